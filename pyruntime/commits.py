@@ -2,7 +2,7 @@
 """Commits of elastic training on the disk: one safetensors file in a folder of the user's own,
 written as a whole or not at all, and checked when read. For rank 0, on the thread that commits.
 
-Document and checksums are those of torch's checkpoints, and so are the trees.
+The header has a document of trees, in JSON, and the checksums of all tensors.
 """
 
 from __future__ import annotations
@@ -13,57 +13,27 @@ import json
 import os
 import stat
 import struct
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from farandole import trees
 from farandole.errors import CheckpointError
 from farandole.membership.words import NOTHING, Commit
-from farandole.trees import KIND, Flat, Tree
+from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
 
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
-_METADATA = "__metadata__"  # no tensor's name
 _NEW = "commit.new"  # what a killed job leaves is there
 _PICKLED = "elastic.pickle"  # of farandole before it was released
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# Names of safetensors, those of PyTorch and NumPy, and bytes of an element.
-_DTYPES = {
-    "BOOL": ("bool", 1),
-    "U8": ("uint8", 1),
-    "I8": ("int8", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "U16": ("uint16", 2),
-    "I16": ("int16", 2),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "U32": ("uint32", 4),
-    "I32": ("int32", 4),
-    "F32": ("float32", 4),
-    "U64": ("uint64", 8),
-    "I64": ("int64", 8),
-    "F64": ("float64", 8),
-    "C64": ("complex64", 8),
-}
-_CODES = {name: code for code, (name, _) in _DTYPES.items()}
-
-
-class Block(NamedTuple):
-    """A tensor without its framework."""
-
-    dtype: str  # as PyTorch and NumPy name it
-    shape: tuple[int, ...]
-    flat: Flat
 
 
 def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
@@ -97,70 +67,10 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
         raise ValueError(f"{min(changed)} has changed")
 
 
-class Blocks(trees.Elements):
-    """The tensors of a commit, by name; those of PyTorch, and JAX's arrays, among them."""
-
-    keeps_classes = True
-    holds = "tensors of PyTorch, arrays of NumPy and JAX"
-
-    def __init__(self, found: dict[str, Block] | None = None) -> None:
-        self.found = {} if found is None else found
-
-    def put(self, path: str, flat: Flat) -> str:
-        """Keeps bytes as a block of uint8; returns its name."""
-        return self._put(path, Block("uint8", (flat.size,), flat))
-
-    def take(self, name: str) -> Flat:
-        """The bytes of the block of this name. Raises KeyError."""
-        return self.found[name].flat
-
-    def encode(self, path: str, value: Any) -> Tree | None:
-        """The tree of a tensor or a JAX array; None for all else, and if nobody has imported its
-        framework."""
-        torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-        if torch is not None and isinstance(value, torch.Tensor):
-            from farandole.torch.blocks import as_block, held
-
-            block = Block(*as_block(held(value, path)))
-            if block.dtype not in _CODES:
-                raise TypeError(f"state, {path}: safetensors has no {block.dtype}")
-            return {KIND: "tensor", "name": self._put(path, block)}
-        if jax is not None and isinstance(value, jax.Array):
-            return {KIND: "jax", "array": trees.encode(_as_numpy(value, path), path, self)}
-        return None
-
-    def decode(self, tree: dict[str, Any]) -> Any:
-        """The tensor or JAX array of such a tree."""
-        if tree[KIND] == "tensor":
-            from farandole.torch.blocks import of_block
-
-            return of_block(*self.found[tree["name"]])
-        if tree[KIND] == "jax":
-            import jax.numpy
-
-            return jax.numpy.asarray(trees.decode(tree["array"], self))
-        raise TypeError(f"unknown kind {tree[KIND]!r}")
-
-    def _put(self, path: str, block: Block) -> str:
-        while path in self.found or path == _METADATA:
-            path += "'"
-        self.found[path] = block
-        return path
-
-
-def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as reason:  # a key, say, or a deleted array
-        raise TypeError(f"state, {path}: {reason}") from reason
-
-
 # ---- a commit
 
 
-def write_commit(
-    folder: Path, values: dict[str, Any], ranks: int, commit: Commit = NOTHING
-) -> None:
+def write_commit(folder: Path, values: dict[str, Any], commit: Commit = NOTHING) -> None:
     """Replaces the folder's commit, whatever is killed when.
 
     Raises CheckpointError for a folder that another user may write to, and where the disk fails;
@@ -170,9 +80,7 @@ def write_commit(
     try:
         shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
         digests = {name: digest(*block) for name, block in blocks.found.items()}
-        document = {"ranks": ranks, "shared": shared, "digests": digests, "own": [{}] * ranks}
-        document["commit"] = list(commit)
-        metadata = metadata_of(document)
+        metadata = metadata_of({"shared": shared, "digests": digests, "commit": list(commit)})
     except RecursionError:
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
     header = _header(metadata, blocks.found)
@@ -193,13 +101,13 @@ class Writer:
         self._error: Exception | None = None
         self._newest: Commit | None = None  # that is on the disk
 
-    def write(self, values: dict[str, Any], ranks: int, commit: Commit) -> None:
+    def write(self, values: dict[str, Any], commit: Commit) -> None:
         """Calls write_commit(), unless this commit is on the disk already."""
         if commit != self._newest:
-            write_commit(self._folder, values, ranks, commit)
+            write_commit(self._folder, values, commit)
             self._newest = commit
 
-    def begin(self, values: dict[str, Any], ranks: int, commit: Commit) -> None:
+    def begin(self, values: dict[str, Any], commit: Commit) -> None:
         """Begins to write `values`, which must not change any more. Raises the error of the one
         before; where that is not written yet, it goes on instead."""
         if self._thread is not None and self._thread.is_alive():
@@ -208,7 +116,7 @@ class Writer:
 
         def work() -> None:
             try:
-                self.write(values, ranks, commit)
+                self.write(values, commit)
             except Exception as reason:
                 self._error = reason
 
@@ -260,7 +168,7 @@ def newest_commit(folder: Path) -> Commit:
         try:
             with _opened(each, make=False) as place:
                 header, _ = _header_of(_bytes_of(place, each / FILE))
-            told = document_of(header[_METADATA]).get("commit", [0, 1])
+            told = document_of(header[METADATA]).get("commit", [0, 1])
             found = max(found, Commit(int(told[0]), int(told[1])))
         except FileNotFoundError:
             continue
@@ -270,12 +178,12 @@ def newest_commit(folder: Path) -> Commit:
 
 
 def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
-    header: dict[str, Any] = {_METADATA: metadata}
+    header: dict[str, Any] = {METADATA: metadata}
     begin = 0
     for name, block in found.items():
         place = [begin, begin + block.flat.nbytes]
         header[name] = {
-            "dtype": _CODES[block.dtype],
+            "dtype": CODES[block.dtype],
             "shape": block.shape,
             "data_offsets": place,
         }
@@ -287,10 +195,10 @@ def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
 def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
     """Document and tensors of a file. Raises ValueError, and errors of Python's own."""
     header, begin = _header_of(data)
-    document = document_of(header.pop(_METADATA))
+    document = document_of(header.pop(METADATA))
     found = {}
     for name, told in header.items():
-        dtype, size = _DTYPES[told["dtype"]]
+        dtype, size = DTYPES[told["dtype"]]
         shape = tuple(int(n) for n in told["shape"])
         first, last = (begin + int(n) for n in told["data_offsets"])
         if min(shape, default=0) < 0 or not begin <= first <= last <= len(data):

@@ -190,7 +190,7 @@ class ObjectState(State):
         and TypeError for an attribute that a file without code can't hold.
         """
         writer = Writer(folder)
-        _by_rank_0(lambda: writer.write(self.saved(), topology.size(), self._number()), "write")
+        _by_rank_0(lambda: writer.write(self.saved(), self._number()), "write")
 
     def _number(self) -> Commit:
         return Commit(runtime.world(), self._commits)
@@ -279,13 +279,13 @@ class _Call:
             return
 
         writer = self._writer
-        _by_rank_0(lambda: writer.begin(state.saved(), topology.size(), state._number()), "write")
+        _by_rank_0(lambda: writer.begin(state.saved(), state._number()), "write")
 
     def end(self, state: State) -> None:
         """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
             self._writer.join()
-            self._writer.write(state.saved(), topology.size(), state._number())
+            self._writer.write(state.saved(), state._number())
 
     def read(self, state: State) -> None:
         """Restores what is on the disk, where some rank wants that; collective."""

@@ -39,13 +39,8 @@ class LibraryError(FarandoleError):
 
 
 class CheckpointError(FarandoleError):
-    """A checkpoint, or a commit of elastic training, could not be written, or is damaged, missing,
-    foreign, or another user may write to it; the text says which."""
-
-    def __init__(self, text: str, previous: str | None = None) -> None:
-        """`previous`: the file to load in place of a damaged one."""
-        super().__init__(text)
-        self.previous = previous
+    """A commit of elastic training could not be written, or is damaged, missing or foreign, or
+    another user may write to it; the text says which."""
 
 
 # Errors after which elastic training may go on; not the program's own, such as MismatchError.

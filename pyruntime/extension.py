@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from farandole import trees
 from farandole.arrays.buffers import EMPTY
 from farandole.calls import leases
-from farandole.calls.arguments import COUNT, FLAG, Argument, check, integer, is_factor
+from farandole.calls.arguments import Argument, check, integer, is_factor
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import done_within, is_absent, wait_until
 from farandole.calls.public_call import collective_then, heard_by_all
@@ -26,15 +25,14 @@ from farandole.calls.requests import (
     refuse_all,
     submit,
 )
-from farandole.commits import DOCUMENT, check_digests, document_of, metadata_of
 from farandole.config import setting
 from farandole.errors import ranks_text
 from farandole.members import members_of, set_id
 
-__all__ = ["COUNT", "DOCUMENT", "FLAG", "Argument", "Call", "Op", "Scope", "check"]
-__all__ += ["check_digests", "collective_then", "document_of", "done_within", "generation"]
-__all__ += ["heard_by_all", "integer", "is_factor", "metadata_of", "on_leave", "ranks_text"]
-__all__ += ["refuse", "refuse_all", "set_id", "setting", "trees"]
+__all__ = ["Argument", "Call", "Op", "Scope", "check"]
+__all__ += ["collective_then", "done_within", "generation"]
+__all__ += ["heard_by_all", "integer", "is_factor", "on_leave", "ranks_text"]
+__all__ += ["refuse", "refuse_all", "set_id", "setting"]
 __all__ += ["EMPTY", "GpuHandle", "is_absent", "leases", "members_of", "submit", "wait_until"]
 
 

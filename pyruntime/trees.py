@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as JSON and named arrays, so that reading them runs no code. For checkpoints and the
-commits of elastic training, on the thread that writes or reads."""
+"""Values as JSON and named blocks of bytes, so that reading them runs no code. For commits.py, on
+the thread that writes or reads."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import sys
 from collections import Counter, OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,27 @@ Tree = Any  # what JSON holds; KIND marks what it has no form for
 Flat = np.ndarray[Any, np.dtype[np.uint8]]  # of one dimension
 
 KIND = "$"
+METADATA = "__metadata__"  # of a file: no block's name
+# Names of safetensors, those of PyTorch and NumPy, and bytes of an element.
+DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+CODES = {name: code for code, (name, _) in DTYPES.items()}
 _PLAIN = (bool, int, float, str, type(None))
 _GROUPS: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _DICTS: dict[str, type[dict[Any, Any]]] = {
@@ -25,118 +46,184 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-class Elements(ABC):
-    """Keeps the elements of arrays while a tree stands for their owner."""
+class Block(NamedTuple):
+    """A tensor without its framework."""
 
-    keeps_classes = False  # whether decode() is given the value whose place a tree takes
-    holds = "tensors, NumPy's arrays"  # beside what all hold, for errors
+    dtype: str  # as PyTorch and NumPy name it
+    shape: tuple[int, ...]
+    flat: Flat
 
-    @abstractmethod
+
+class Blocks:
+    """The elements of arrays and tensors, by name, while a tree stands for their owner."""
+
+    def __init__(self, found: dict[str, Block] | None = None) -> None:
+        self.found = {} if found is None else found
+
     def put(self, path: str, flat: Flat) -> str:
-        """Keeps bytes, under a name like `path`; returns the name."""
+        """Keeps bytes as a block of uint8, under a name like `path`; returns the name."""
+        return self._put(path, Block("uint8", (flat.size,), flat))
 
-    @abstractmethod
     def take(self, name: str) -> Flat:
-        """The bytes of a name. Raises KeyError."""
+        """The bytes of the block of this name. Raises KeyError."""
+        return self.found[name].flat
 
-    @abstractmethod
     def encode(self, path: str, value: Any) -> Tree | None:
-        """The tree of a framework's array; None for all else. Raises TypeError, ValueError."""
+        """The tree of a tensor or a JAX array; None for all else, and if nobody has imported its
+        framework."""
+        torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return {KIND: "tensor", "name": self._put(path, _block_of(value, path))}
+        if jax is not None and isinstance(value, jax.Array):
+            return {KIND: "jax", "array": encode(_as_numpy(value, path), path, self)}
+        return None
 
-    @abstractmethod
     def decode(self, tree: dict[str, Any]) -> Any:
-        """The framework's array of such a tree."""
+        """The tensor or JAX array of such a tree."""
+        if tree[KIND] == "tensor":
+            return _tensor_of(self.found[tree["name"]])
+        if tree[KIND] == "jax":
+            import jax.numpy
+
+            return jax.numpy.asarray(decode(tree["array"], self))
+        raise TypeError(f"unknown kind {tree[KIND]!r}")
+
+    def _put(self, path: str, block: Block) -> str:
+        while path in self.found or path == METADATA:
+            path += "'"
+        self.found[path] = block
+        return path
 
 
-def encode(value: Any, path: str, elements: Elements) -> Tree:
-    """The value as a tree; its arrays go to `elements`, by names like `path`.
+def _block_of(x: Any, path: str) -> Block:
+    """A tensor of torch as a block. Raises TypeError or ValueError, with the path, for one that no
+    file holds."""
+    import torch
+
+    from farandole.torch.kind import check
+
+    try:
+        check(x)
+        if x.dtype is torch.complex128:
+            raise TypeError("safetensors does not support complex128: save torch.view_as_real(x)")
+    except (TypeError, ValueError) as reason:
+        raise type(reason)(f"state, {path}: {reason}") from reason
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in CODES:
+        raise TypeError(f"state, {path}: safetensors has no {name}")
+    x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = np.empty(0, np.uint8)
+    if x.numel():  # x.numpy() would forbid storage.resize_() for good
+        flat = np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
+    return Block(name, tuple(x.shape), flat)
+
+
+def _tensor_of(block: Block) -> Any:
+    """The inverse of _block_of(), over the same memory; on the CPU."""
+    import torch
+
+    dtype = getattr(torch, block.dtype)
+    if not block.flat.size:
+        return torch.empty(block.shape, dtype=dtype)
+    return torch.from_numpy(block.flat).view(dtype).reshape(block.shape)
+
+
+def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as reason:  # a key, say, or a deleted array
+        raise TypeError(f"state, {path}: {reason}") from reason
+
+
+def encode(value: Any, path: str, blocks: Blocks) -> Tree:
+    """The value as a tree; its arrays go to `blocks`, by names like `path`.
 
     Raises TypeError, with the path, for what no tree stands for.
     """
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if (tree := elements.encode(path, value)) is not None:
+    if (tree := blocks.encode(path, value)) is not None:
         return tree
     if isinstance(value, (np.ndarray, np.generic)) and _name_of(value.dtype):
-        return _array(value, path, elements)
+        return _array(value, path, blocks)
     if kind is bytes or kind is bytearray:
         flat = np.array(bytearray(value), np.uint8)
-        return {KIND: kind.__name__, "name": elements.put(path, flat)}
+        return {KIND: kind.__name__, "name": blocks.put(path, flat)}
     if kind is complex:
         return {KIND: "complex", "parts": [value.real, value.imag]}
     if kind is list or kind in _GROUPS.values():
         ordered = sorted(value, key=repr) if kind in (set, frozenset) else value  # as on all ranks
-        members = [encode(x, f"{path}.{i}", elements) for i, x in enumerate(ordered)]
+        members = [encode(x, f"{path}.{i}", blocks) for i, x in enumerate(ordered)]
         return members if kind is list else {KIND: kind.__name__, "members": members}
-    if elements.keeps_classes and _is_named_tuple(kind):
+    if _is_named_tuple(kind):
         fields = zip(kind._fields, value, strict=True)
-        members = [encode(x, f"{path}.{name}", elements) for name, x in fields]
+        members = [encode(x, f"{path}.{name}", blocks) for name, x in fields]
         return {KIND: "named", "class": kind.__name__, "members": members}
     if kind is dict and KIND not in value and all(type(key) is str for key in value):
-        return {key: encode(x, f"{path}.{key}", elements) for key, x in value.items()}
+        return {key: encode(x, f"{path}.{key}", blocks) for key, x in value.items()}
     if kind in _DICTS.values():
         pairs = [
-            [encode(key, f"{path}.key", elements), encode(x, f"{path}.{key}", elements)]
+            [encode(key, f"{path}.key", blocks), encode(x, f"{path}.{key}", blocks)]
             for key, x in value.items()
         ]
         tree = {KIND: kind.__name__, "pairs": pairs}
         if hasattr(value, "_metadata"):  # of a model's state: the versions of its modules
-            tree["metadata"] = encode(value._metadata, f"{path}.metadata", elements)
+            tree["metadata"] = encode(value._metadata, f"{path}.metadata", blocks)
         return tree
     raise TypeError(
         f"state, {path}, is of type {kind.__name__}, which a file without code can't hold; it can "
-        f"hold objects with state_dict() and load_state_dict(), {elements.holds}, numbers, texts, "
-        "bytes, None, and dicts, lists, tuples and sets of these"
+        "hold objects with state_dict() and load_state_dict(), tensors of PyTorch, arrays of NumPy "
+        "and JAX, numbers, texts, bytes, None, and dicts, lists, tuples and sets of these"
     )
 
 
-def decode(tree: Tree, elements: Elements, like: Any = None) -> Any:
+def decode(tree: Tree, blocks: Blocks, like: Any = None) -> Any:
     """The value of a tree; `like`: the value whose place it takes, with its classes.
 
     Raises one of Python's own errors if `tree` is not a tree.
     """
     if isinstance(tree, list):
-        return [decode(x, elements, _member(like, i)) for i, x in enumerate(tree)]
+        return [decode(x, blocks, _member(like, i)) for i, x in enumerate(tree)]
     if not isinstance(tree, dict):
         return tree
     kind = tree.get(KIND)
     if kind is None:
-        return {key: decode(x, elements, _entry(like, key)) for key, x in tree.items()}
+        return {key: decode(x, blocks, _entry(like, key)) for key, x in tree.items()}
     if kind in ("array", "number"):
-        flat = elements.take(tree["name"]).view(_dtype(tree["dtype"]))
+        flat = blocks.take(tree["name"]).view(_dtype(tree["dtype"]))
         array = flat.reshape(tree["shape"])
         return array if kind == "array" else array[()]
     if kind in ("bytes", "bytearray"):
-        data = elements.take(tree["name"]).tobytes()
+        data = blocks.take(tree["name"]).tobytes()
         return data if kind == "bytes" else bytearray(data)
     if kind == "complex":
         return complex(*tree["parts"])
     if kind in _GROUPS:
         return _GROUPS[kind](
-            decode(x, elements, _member(like, i)) for i, x in enumerate(tree["members"])
+            decode(x, blocks, _member(like, i)) for i, x in enumerate(tree["members"])
         )
     if kind == "named":
-        return _named(tree, elements, like)
+        return _named(tree, blocks, like)
     if kind in _DICTS:
-        return _dict(tree, elements, like)
-    return elements.decode(tree)
+        return _dict(tree, blocks, like)
+    return blocks.decode(tree)
 
 
-def _dict(tree: dict[str, Any], elements: Elements, like: Any) -> Any:
-    keys = [decode(key, elements) for key, _ in tree["pairs"]]
+def _dict(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
+    keys = [decode(key, blocks) for key, _ in tree["pairs"]]
     pairs = [
-        (key, decode(x, elements, _entry(like, key)))
+        (key, decode(x, blocks, _entry(like, key)))
         for key, (_, x) in zip(keys, tree["pairs"], strict=True)
     ]
     kind = tree[KIND]
     value = _DICTS[kind](pairs if kind != "Counter" else dict(pairs))
     if "metadata" in tree:
-        value._metadata = decode(tree["metadata"], elements)  # type: ignore[attr-defined]
+        value._metadata = decode(tree["metadata"], blocks)  # type: ignore[attr-defined]
     return value
 
 
-def _named(tree: dict[str, Any], elements: Elements, like: Any) -> Any:
+def _named(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
     """A named tuple, of the class that the value before it has."""
     members = tree["members"]
     kind = type(like)
@@ -146,12 +233,12 @@ def _named(tree: dict[str, Any], elements: Elements, like: Any) -> Any:
             f"the file has a {tree['class']}, a named tuple, and the program a "
             f"{kind.__name__}: start with a value of the same class"
         )
-    return kind(*(decode(x, elements, like[i]) for i, x in enumerate(members)))
+    return kind(*(decode(x, blocks, like[i]) for i, x in enumerate(members)))
 
 
-def _array(value: Any, path: str, elements: Elements) -> Tree:
+def _array(value: Any, path: str, blocks: Blocks) -> Tree:
     array = np.array(value, order="C")
-    name = elements.put(path, array.reshape(-1).view(np.uint8))
+    name = blocks.put(path, array.reshape(-1).view(np.uint8))
     what = "array" if isinstance(value, np.ndarray) else "number"
     shape = [int(n) for n in array.shape]
     return {KIND: what, "dtype": _name_of(array.dtype), "shape": shape, "name": name}

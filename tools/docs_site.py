@@ -35,7 +35,6 @@ _GROUPS = (
     ("Collectives", "ops collectives mpi_ops objects calls"),
     ("State and parameters", "elastic functions parameters parameter_server sampler"),
     ("Compression", "compression feedback"),
-    ("Checkpoints", "checkpoints"),
     ("Messages", "messages"),
     ("Process sets", "members process_sets"),
     ("Memory", "arrays memory"),

@@ -36,12 +36,6 @@ from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 
 if TYPE_CHECKING:
-    from farandole.extras.checkpoints import (
-        CheckpointWrite,
-        ResumableLoader,
-        load_checkpoint,
-        save_checkpoint,
-    )
     from farandole.extras.feedback import FeedbackCompressor
     from farandole.extras.sharded import merge_sharded_state_dicts
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -50,7 +44,6 @@ else:  # they import this package
         __name__,
         {
             "adasum": "AdasumOptimizer",
-            "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
             "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
             "sharded": "Division merge_sharded_state_dicts",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
@@ -59,7 +52,6 @@ else:  # they import this package
 
 __all__ = [
     "CheckpointError",
-    "CheckpointWrite",
     "Compression",
     "DistributedOptimizer",
     "FarandoleError",
@@ -68,7 +60,6 @@ __all__ = [
     "MismatchError",
     "PeerError",
     "ReducingOptimizer",
-    "ResumableLoader",
     "ShutdownError",
     "StallError",
     "SyncBatchNorm",
@@ -79,11 +70,9 @@ __all__ = [
     "convert_sync_batchnorm",
     "elastic",
     "empty",
-    "load_checkpoint",
     "log_metrics",
     "merge_sharded_state_dicts",
     "metrics",
-    "save_checkpoint",
 ]
 __all__ += _calls
 

@@ -210,13 +210,7 @@ _ARRAYS = Argument(
 _FACTOR = "pass a number that is not NaN"
 
 
-def _is_flag(value: Any) -> Fault:
-    return None if isinstance(value, bool) else TypeError
-
-
-# Rows that several have.
-COUNT = Argument("pass an int, 1 at least", _is_passes)
-FLAG = Argument("pass True or False", _is_flag)
+_COUNT = Argument("pass an int, 1 at least", _is_passes)
 
 
 def _checked_later(means: str) -> Argument:
@@ -301,8 +295,8 @@ OPTIONS: dict[str, Argument] = {
         lambda value: TypeError if value is None else _is_op(value),
     ),
     "process_set": ARGUMENTS["process_set"],
-    "backward_passes_per_step": COUNT,
-    "every": COUNT,
+    "backward_passes_per_step": _COUNT,
+    "every": _COUNT,
     "verify_every": Argument(
         "pass a number of steps, 0 for never", lambda value: integer(value, 0)
     ),

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from farandole.calls.arguments import ARGUMENTS, Argument, shown, wrong
+from farandole.calls.arguments import ARGUMENTS, shown, wrong
 from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.calls.sites import begin, end
@@ -63,17 +63,16 @@ def collective_then(
     unnamed: str | None = None,
     tell: Callable[[list[Call], Exception], None] = refuse_all,
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
-    rows: Mapping[str, Argument] = ARGUMENTS,
 ) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
     """Decorates functions that only prepare, and return a function that makes the calls.
 
     Errors in that second function are reported by the calls it makes. `tell` reports errors to the
-    peers; it gets several calls if it can't be known which one they make. `rows`: of arguments that
-    the table has not. The other arguments are those of collective().
+    peers; it gets several calls if it can't be known which one they make. The other arguments are
+    those of collective().
     """
 
     def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        checks = _Checks(prepare, op, first, unnamed, tell, calls, {**ARGUMENTS, **rows})
+        checks = _Checks(prepare, op, first, unnamed, tell, calls)
 
         @functools.wraps(prepare)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -125,7 +124,6 @@ class _Checks:
         unnamed: str | None,
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
-        rows: Mapping[str, Argument] = ARGUMENTS,
     ) -> None:
         # The name for errors, whichever form of the call was used.
         plain = function.__name__.strip("_").removesuffix("_async")
@@ -137,14 +135,13 @@ class _Checks:
         self._calls = calls or self._named
         self._signature = inspect.signature(function)
         self._order = list(self._signature.parameters)
-        unknown = [name for name in self._order if name not in rows]
+        unknown = [name for name in self._order if name not in ARGUMENTS]
         if unknown:
             raise TypeError(
                 f"{self._name}: give {', '.join(unknown)} a row in farandole.calls.arguments"
             )
         self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # these are calls of the world
-        self._rows = rows
-        self._faults = {name: rows[name].fault for name in self._order}
+        self._faults = {name: ARGUMENTS[name].fault for name in self._order}
         if self._about_sets:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
@@ -152,7 +149,7 @@ class _Checks:
     def documented(self, function: Any) -> str:
         """The function's docstring, with its arguments and errors."""
         arguments = [] if self._about_sets else self._order  # theirs is no set of the call's
-        return complete(function.__doc__ or "", arguments, self._rows)
+        return complete(function.__doc__ or "", arguments, ARGUMENTS)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises the error of the first wrong argument; what does not fit raises by itself."""
@@ -161,14 +158,14 @@ class _Checks:
                 return
             fault = self._in_order[i](value)
             if fault is not None:
-                raise wrong(self._order[i], value, self._rows[self._order[i]], fault)
+                raise wrong(self._order[i], value, ARGUMENTS[self._order[i]], fault)
         for name, value in kwargs.items():
             check = self._faults.get(name)
             if check is None:
                 return
             fault = check(value)
             if fault is not None:
-                raise wrong(name, value, self._rows[name], fault)
+                raise wrong(name, value, ARGUMENTS[name], fault)
 
     def _unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
         """The error if they do not fit the signature."""

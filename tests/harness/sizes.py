@@ -26,7 +26,6 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
         "blocks, stripes, halving, sets and own states come out differently for each",
     ),
     ((2, 3, 4), "horovod_defects torch_sparse", "so were the defects that they remember"),
-    ((1, 4), "torch_checkpoint", "from one to many, and from many to one"),
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
     (
         (2, 4),

@@ -21,8 +21,6 @@ import farandole.numpy as fnp
 import farandole.torch as hvd
 from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.public_call import is_collective
-from farandole.extras.checkpoints.checkpoint import ARGUMENTS as OF_CHECKPOINTS
-from harness import checkpoints
 from harness.ranks import last, restarted
 
 pytestmark = pytest.mark.ranks(2, 4)
@@ -94,8 +92,6 @@ def _goods() -> dict[str, Good]:
     }
     goods["hvd.broadcast_parameters"] = lambda: {"params": params(), "root_rank": 0}
     goods["hvd.broadcast_optimizer_state"] = lambda: {"optimizer": trained(), "root_rank": last()}
-    goods["hvd.save_checkpoint"] = lambda: checkpoints.good("folder", trained())
-    goods["hvd.load_checkpoint"] = lambda: checkpoints.good("path", trained())
     goods["fnp.broadcast_parameters"] = lambda: {"params": arrays(), "root_rank": 0}
     goods["fnp.average_gradients"] = lambda: {"grads": arrays()}
     return {call: good for call, good in goods.items() if hasattr(*_split(call))}
@@ -186,7 +182,7 @@ WRONG: dict[str, list[Any]] = {
     "optimizer": [None, 5, "sgd", object, tensor, lambda: torch.nn.Linear(1, 1)],
     "grads": [None, 5, "text", object, lambda: {"w": object()}, lambda: {"w": [1.0]}],
 }
-WRONG |= checkpoints.WRONG | {"postscale_factor": WRONG["prescale_factor"]}
+WRONG |= {"postscale_factor": WRONG["prescale_factor"]}
 MESSAGES = {"destination", "source", "tag"}  # of the calls ELSEWHERE: test_point_to_point.py
 FRAMEWORKS = {"tree", "variables", "keras_model"}  # tests/with_jax, with_tensorflow, with_keras
 ANYTHING = {"device", "model", "device_dense", "device_sparse", "ignore_name_scope", "inplace"}
@@ -211,8 +207,6 @@ def _is_right(call: str, argument: str, value: Any) -> bool:
     """What is wrong for most calls, but not for this one."""
     if call == "hvd.sparse_allreduce_async" and argument == "tensor":
         return value is WRONG["tensor"][-1]
-    if call == "hvd.load_checkpoint" and argument == "state":
-        return value in WRONG["state"][-5:]  # only objects are looked at
     if argument == "op" and value is True:
         return False
     return call.startswith("fnp.") and argument == "params" and value is tensor
@@ -386,4 +380,4 @@ def test_every_call_that_takes_a_process_set_tells_its_peers() -> None:
 
 
 def test_every_argument_has_wrong_values_here() -> None:
-    assert (ARGUMENTS | OF_CHECKPOINTS).keys() - ANYTHING - MESSAGES - FRAMEWORKS == WRONG.keys()
+    assert ARGUMENTS.keys() - ANYTHING - MESSAGES - FRAMEWORKS == WRONG.keys()

@@ -68,7 +68,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_values_come_back_with_their_types(folder: Path) -> None:
-    write_commit(folder, VALUES, 2)
+    write_commit(folder, VALUES)
     found = read_commit(folder, VALUES)
     assert found is not None
     assert found.keys() == VALUES.keys()
@@ -89,7 +89,7 @@ def test_tensors_and_states_of_torch(folder: Path) -> None:
         "tensors": [torch.randn(4, 3).T, torch.arange(3).bfloat16(), torch.empty(0, 2)],
         "more": (torch.tensor(True), torch.tensor([1 + 2j], dtype=torch.complex64)),
     }
-    write_commit(folder, values, 2)
+    write_commit(folder, values)
     found = read_commit(folder, {})
     assert found is not None
     for name, value in values.items():
@@ -97,18 +97,13 @@ def test_tensors_and_states_of_torch(folder: Path) -> None:
     assert found["model"]._metadata == values["model"]._metadata
 
 
-def test_the_format_is_that_of_checkpoints(folder: Path) -> None:
-    """The library reads it, and so does load_checkpoint's reader, which compares all checksums."""
+def test_the_format_is_that_of_safetensors(folder: Path) -> None:
+    """The library reads it."""
     from safetensors.numpy import load_file
 
-    from farandole.extras.checkpoints.file import Checkpoint, read
-
     values = {"weights": torch.arange(6.0).reshape(2, 3), "step": 7, "seen": np.arange(3)}
-    write_commit(folder, values, 2)
+    write_commit(folder, values)
     assert load_file(folder / FILE)["weights"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    found = read(folder / FILE)
-    assert isinstance(found, Checkpoint)
-    assert found.document["shared"]["step"] == 7
     assert (folder / FILE).stat().st_size % 8 == 0
 
 
@@ -133,14 +128,14 @@ CYCLE.append(CYCLE)
     ],
 )
 def test_what_no_file_holds(folder: Path, value: Any, text: str) -> None:
-    write_commit(folder, {"step": 3}, 2)
+    write_commit(folder, {"step": 3})
     with pytest.raises(TypeError, match=text):
-        write_commit(folder, {"step": {"a": [1, value]}}, 2)
+        write_commit(folder, {"step": {"a": [1, value]}})
     assert read_commit(folder, {}) == {"step": 3}, "the one before is whole"
 
 
 def test_a_named_tuple_needs_its_class(folder: Path) -> None:
-    write_commit(folder, {"point": Point(1, 2)}, 1)
+    write_commit(folder, {"point": Point(1, 2)})
     for like in ({}, {"point": (1, 2)}, {"point": namedtuple("Point", "x y z")(1, 2, 3)}):
         with pytest.raises(fd.CheckpointError, match="a Point, a named tuple"):
             read_commit(folder, like)
@@ -178,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("which", ["kept", "call-1", FILE])
 def test_what_others_may_write_to(folder: Path, which: str, how: str) -> None:
     """It is refused by the reader; a folder by the writer too, who replaces files."""
-    write_commit(folder, {"step": 3}, 2)
+    write_commit(folder, {"step": 3})
     change, text = REFUSED[how]
     path = {"kept": folder.parent, "call-1": folder, FILE: folder / FILE}[which]
     change(path)
@@ -186,9 +181,9 @@ def test_what_others_may_write_to(folder: Path, which: str, how: str) -> None:
         read_commit(folder, {})
     if which != FILE:
         with pytest.raises(fd.CheckpointError, match=f"{path}, which .*{text}"):
-            write_commit(folder, {"step": 4}, 2)
+            write_commit(folder, {"step": 4})
     else:
-        write_commit(folder, {"step": 4}, 2)
+        write_commit(folder, {"step": 4})
         assert read_commit(folder, {}) == {"step": 4}
 
 
@@ -196,14 +191,14 @@ def test_a_sticky_folder_is_no_danger(folder: Path) -> None:
     """As /tmp: others may add to it, and replace nothing."""
     folder.parent.mkdir()
     folder.parent.chmod(0o1777)
-    write_commit(folder, {"step": 3}, 2)
+    write_commit(folder, {"step": 3})
     assert read_commit(folder, {}) == {"step": 3}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
 
 
 def test_a_sticky_file_is_one(folder: Path) -> None:
-    write_commit(folder, {"step": 3}, 2)
+    write_commit(folder, {"step": 3})
     (folder / FILE).chmod(0o1666)
     with pytest.raises(fd.CheckpointError, match="chmod go-w"):
         read_commit(folder, {})
@@ -211,11 +206,11 @@ def test_a_sticky_file_is_one(folder: Path) -> None:
 
 def test_a_link_where_the_new_file_is_written(folder: Path, tmp_path: Path) -> None:
     """It goes; what it leads to stays as it is."""
-    write_commit(folder, {"step": 3}, 2)
+    write_commit(folder, {"step": 3})
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (folder / "commit.new").symlink_to(victim)
-    write_commit(folder, {"step": 4}, 2)
+    write_commit(folder, {"step": 4})
     assert victim.read_text() == "kept"
     assert read_commit(folder, {}) == {"step": 4}
 
@@ -323,7 +318,7 @@ def test_a_made_file_can_be_read(folder: Path) -> None:
 
 def test_every_flipped_byte_is_noticed(folder: Path) -> None:
     """Or changes nothing, as one in the header's spaces."""
-    write_commit(folder, VALUES, 2)
+    write_commit(folder, VALUES)
     data = (folder / FILE).read_bytes()
     draw = random.Random(3)
     for place in draw.sample(range(len(data)), 300):
@@ -338,7 +333,7 @@ def test_every_flipped_byte_is_noticed(folder: Path) -> None:
 
 
 def test_every_cut_is_noticed(folder: Path) -> None:
-    write_commit(folder, VALUES, 2)
+    write_commit(folder, VALUES)
     data = (folder / FILE).read_bytes()
     for length in random.Random(3).sample(range(len(data)), 300):
         (folder / FILE).write_bytes(data[:length])
@@ -348,14 +343,14 @@ def test_every_cut_is_noticed(folder: Path) -> None:
 
 def test_a_disk_that_is_full(folder: Path) -> None:
 
-    write_commit(folder, {"x": 3}, 2)
+    write_commit(folder, {"x": 3})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(fd.CheckpointError, match="no commit was written to"):
-            write_commit(folder, {"x": np.arange(1000)}, 2)
+            write_commit(folder, {"x": np.arange(1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)

@@ -27,7 +27,7 @@ def test_arrays_and_states_come_back(tmp_path: Path) -> None:
     gradients = jax.tree.map(lambda x: x + 1, params)
     _, trained = optimizer.update(gradients, first, params)
     values = {"params": params, "optimizer": trained, "step": 3}
-    write_commit(tmp_path / "kept" / "call-1", values, 2)
+    write_commit(tmp_path / "kept" / "call-1", values)
     found = read_commit(tmp_path / "kept" / "call-1", {"params": params, "optimizer": first})
     assert found is not None
     assert jax.tree.structure(found) == jax.tree.structure(values)
@@ -40,4 +40,4 @@ def test_arrays_and_states_come_back(tmp_path: Path) -> None:
 @pytest.mark.ranks(1)
 def test_a_key_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="state, key: "):
-        write_commit(tmp_path / "kept" / "call-1", {"key": jax.random.key(1)}, 2)
+        write_commit(tmp_path / "kept" / "call-1", {"key": jax.random.key(1)})
