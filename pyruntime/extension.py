@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from farandole.arrays.buffers import EMPTY
 from farandole.calls import leases
 from farandole.calls.arguments import Argument, check, integer, is_factor
-from farandole.calls.gpu_handle import GpuHandle
-from farandole.calls.handles import done_within, is_absent, wait_until
+from farandole.calls.handles import done_within, is_absent
 from farandole.calls.public_call import collective_then, heard_by_all
 from farandole.calls.requests import (
     Call,
@@ -33,7 +31,7 @@ __all__ = ["Argument", "Call", "Op", "Scope", "check"]
 __all__ += ["collective_then", "done_within", "generation"]
 __all__ += ["heard_by_all", "integer", "is_factor", "on_leave", "ranks_text"]
 __all__ += ["refuse", "refuse_all", "set_id", "setting"]
-__all__ += ["EMPTY", "GpuHandle", "is_absent", "leases", "members_of", "submit", "wait_until"]
+__all__ += ["is_absent", "leases", "members_of", "submit"]
 
 
 def late(module: str, extras: Mapping[str, str]) -> Callable[[str], Any]:

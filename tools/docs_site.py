@@ -31,7 +31,7 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 # Headings of a reference: what is defined in these modules, below farandole or its adapter.
 _GROUPS = (
     ("Start and stop", "runtime launch topology"),
-    ("Training", "optimizer sync_batch_norm sharded"),
+    ("Training", "optimizer sync_batch_norm"),
     ("Collectives", "ops collectives mpi_ops objects calls"),
     ("State and parameters", "elastic functions parameters parameter_server sampler"),
     ("Compression", "compression feedback"),

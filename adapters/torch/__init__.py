@@ -37,7 +37,6 @@ from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 
 if TYPE_CHECKING:
     from farandole.extras.feedback import FeedbackCompressor
-    from farandole.extras.sharded import merge_sharded_state_dicts
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 else:  # they import this package
     __getattr__ = _late(
@@ -45,7 +44,6 @@ else:  # they import this package
         {
             "adasum": "AdasumOptimizer",
             "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
-            "sharded": "Division merge_sharded_state_dicts",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
         },
     )
@@ -71,7 +69,6 @@ __all__ = [
     "elastic",
     "empty",
     "log_metrics",
-    "merge_sharded_state_dicts",
     "metrics",
 ]
 __all__ += _calls

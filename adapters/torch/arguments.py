@@ -40,20 +40,12 @@ class Settings:
     verify: Interval  # of comparisons of the ranks' models
 
 
-def check_options(op: int, accumulate: str, views: bool, shard_state: bool | str) -> None:
+def check_options(op: int, accumulate: str, views: bool) -> None:
     """Raises ValueError for options that are none, or do not go together."""
     if accumulate not in ("sum", "mean"):
         raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
-    if shard_state not in (False, True, "elementwise"):
-        raise ValueError(f"shard_state is True, False or 'elementwise', not {shard_state!r}")
     if op == Adasum and views:
         raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
-    if op == Adasum and shard_state:
-        raise ValueError("shard_state does not work with Adasum: each rank makes its own step")
-    if views and shard_state:
-        raise ValueError(
-            "gradient_as_bucket_view does not work with shard_state: no rank keeps them"
-        )
 
 
 # ---- names

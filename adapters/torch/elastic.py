@@ -71,15 +71,7 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
 
 
 class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
-    """An optimizer, distributed or not. Raises ValueError for one whose state is divided."""
-
-    def __init__(self, value: torch.optim.Optimizer) -> None:
-        if getattr(value, "state_is_divided", False):
-            raise ValueError(
-                "shard_state=True does not work with elastic training: the parts of ranks that are "
-                "lost would be lost with them"
-            )
-        super().__init__(value)
+    """An optimizer, distributed or not."""
 
     def restore(self) -> None:
         """Restores the last copy, abandons reductions under way and resets the gradients."""

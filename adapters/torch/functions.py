@@ -131,11 +131,6 @@ def broadcast_optimizer_state(
             f"optimizer is {shown(optimizer)}, of type {type(optimizer).__name__}: pass an "
             "optimizer of torch"
         )
-    if getattr(optimizer, "state_is_divided", False) and optimizer.state:
-        raise ValueError(
-            "each rank keeps a part of this optimizer's state (shard_state=True), so no rank has "
-            "the whole to send: let all ranks load it, optimizer.load_state_dict()"
-        )
     chosen = root_in(root_rank, process_set)
     root = topology.rank() == chosen
     tensors: list[Tensor] = []

@@ -253,16 +253,13 @@ def prepare(
     group: tuple[str | None, int],
     in_place: bool,
     place: tuple[int, int] = NOWHERE,
-    shape: Shape | None = None,
 ) -> PreparedCall:
     """Prepares a call on tensors such as `x`.
 
-    `group`: the group's name in calls and its number of members; `place`: as in Buffer; `shape`:
-    theirs, if not that of `x`. Errors as in Kind.describe.
+    `group`: the group's name in calls and its number of members; `place`: as in Buffer. Errors as
+    in Kind.describe.
     """
     buffer = replace(describe(x, in_place), place=place)
-    if shape is not None:
-        buffer = replace(buffer, shape=shape)
     current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
     return PreparedCall(call, buffer, *group, current=current)
 

@@ -20,8 +20,8 @@ _BROADCAST = "broadcast_parameters(model.state_dict(), root_rank="
 REMEDIES = Remedies(
     f"call {_BROADCAST}0)",
     f"call {_BROADCAST}last) and broadcast_optimizer_state(optimizer, root_rank=last)",
-    "load the same checkpoint on all ranks; without shard_state=True you may call "
-    "broadcast_optimizer_state(optimizer, root_rank=0)",
+    "load the same checkpoint on all ranks, or call broadcast_optimizer_state(optimizer, "
+    "root_rank=0)",
 )
 # How a step is computed, not what it computes; torch chooses by the device.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
@@ -30,18 +30,15 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 @without_grad
 def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
     """These parameters and this optimizer, as they are now."""
-    # One whose state is divided compares its settings in each step().
-    told_apart = getattr(optimizer, "state_is_divided", False)
-    groups = [] if optimizer is None or told_apart else optimizer.param_groups
+    groups = [] if optimizer is None else optimizer.param_groups
     settings = {
         f"{key} of group {number}": text
         for number, group in enumerate(groups)
         for key, value in group.items()
         if key not in _MEANS and (text := _text(value))
     }
-    held: Any = getattr(optimizer, "own_state", dict)()
-    without = "" if told_apart else "none"
-    state = {name: _state(held[x]) if x in held else without for name, x in named}
+    held: Any = {} if optimizer is None else optimizer.state
+    state = {name: _state(held[x]) if x in held else "none" for name, x in named}
     return Model({name: _fingerprint(x) for name, x in named}, settings, state)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
-from farandole.calls.public_call import heard_by_all
 from farandole.calls.requests import Scope
 from farandole.equality import Interval
 from farandole.members import ProcessSet, global_process_set, set_id
@@ -59,7 +58,6 @@ def DistributedOptimizer(
     *,
     accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
-    shard_state: bool | Literal["elementwise"] = False,
     verify_every: int | None = None,
     verify: Literal["warn", "raise"] = "warn",
 ) -> ReducingOptimizer[Wrapped]:
@@ -92,16 +90,6 @@ def DistributedOptimizer(
             copied there on the CPU; on a GPU its result is written there. The tensor there becomes
             `.grad`. A tensor kept from `.grad` changes with the next step; clone it. Not with
             Adasum.
-        shard_state: each rank keeps the state of its part of every parameter, 1 / size() of it, and
-            updates that part (ZeRO stages 1 and 2, Rajbhandari et al., 2020): gradients are
-            reduce-scattered in the backward pass and step() gathers the parameters. Making it is
-            collective. For optimizers that update each element by itself, as SGD, Adam and AdamW
-            do; 'elementwise' says that one which is not of torch.optim does so. After backward() a
-            `.grad` can be scaled, clamped and zeroed; what needs all of it raises RuntimeError, so
-            clip by the method clip_grad_norm_().
-            state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
-            gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
-            add_param_group(), join() and elastic training.
         verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers
             in `param_groups`, and of the state its names and numbers, as the count of steps, are
             compared, in the first backward pass that reduces, with op Adasum in step(); 0: never.
@@ -130,35 +118,29 @@ def DistributedOptimizer(
         >>> optimizer.step()
         >>> optimizer.zero_grad()
     """
-    extras: Any = import_module("farandole.torch")  # shows them; they import this module
-    with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
-        before, after = factors_of(op, gradient_predivide_factor, process_set)
-        check(backward_passes_per_step=backward_passes_per_step)
-        interval = Interval.of(verify_every, verify)
-        _check(optimizer)
-        check_options(op, accumulate, gradient_as_bucket_view, shard_state)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        names = parameter_names(optimizer, named_parameters)
-        for parameter, name in zip(parameters, names, strict=True):
-            if parameter.requires_grad:
-                check_parameter(parameter, name)
-        alone = not process_set.included() or (process_set.size() == 1 and not may_grow())
-        settings = Settings(
-            process_set=set_id(process_set),
-            reduce_op=ReduceOp(op),
-            prescale=before,
-            postscale=after,
-            compressor_of=chooser(compression),
-            sparse_as_dense=sparse_as_dense,
-            groups=assign(parameters, groups, num_groups),
-            views=gradient_as_bucket_view,
-            ranks=process_set,
-            verify=Interval(0, False) if alone else interval,
-        )
-        if shard_state:
-            vouched = shard_state == "elementwise"
-            options = settings.compressor_of, process_set, vouched
-            division = extras.Division(optimizer, names, *options)
+    before, after = factors_of(op, gradient_predivide_factor, process_set)
+    check(backward_passes_per_step=backward_passes_per_step)
+    interval = Interval.of(verify_every, verify)
+    _check(optimizer)
+    check_options(op, accumulate, gradient_as_bucket_view)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    names = parameter_names(optimizer, named_parameters)
+    for parameter, name in zip(parameters, names, strict=True):
+        if parameter.requires_grad:
+            check_parameter(parameter, name)
+    alone = not process_set.included() or (process_set.size() == 1 and not may_grow())
+    settings = Settings(
+        process_set=set_id(process_set),
+        reduce_op=ReduceOp(op),
+        prescale=before,
+        postscale=after,
+        compressor_of=chooser(compression),
+        sparse_as_dense=sparse_as_dense,
+        groups=assign(parameters, groups, num_groups),
+        views=gradient_as_bucket_view,
+        ranks=process_set,
+        verify=Interval(0, False) if alone else interval,
+    )
     adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
     for parameter, name in zip(parameters, names, strict=True):
         compressor = settings.compressor_of(name, parameter)
@@ -167,21 +149,18 @@ def DistributedOptimizer(
     if op == Adasum:
         if alone:
             return adopt(None, kind=ReducingOptimizer)
-        kind, scope = extras.AdasumOptimizer, Scope("adasum optimizer", process_set)
+        kind: Any = import_module("farandole.torch").AdasumOptimizer  # it imports this module
+        scope = Scope("adasum optimizer", process_set)
         compare = comparison(optimizer, kind.named, process_set, interval)
         fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
         return adopt(None, kind=kind, _before_step=compare, **fields)
     kept: dict[str, dict[str, Tensor]] = {}
     make = partial(sending, settings, kept)
-    if shard_state and not alone:
-        make = partial(division.meet(), settings.sparse_as_dense)
     reducer: Reducer | None = None
     if process_set.included() and (accumulate == "mean" or not alone):
         passes = Passes(backward_passes_per_step, accumulate == "mean")
         reducer = Reducer(settings, passes, make, optimizer)
         reducer.add(parameters, names)
-    if shard_state:
-        return adopt(reducer, kind=division.kind, _update=division.begin())
     return adopt(reducer, kind=ReducingOptimizer, _kept=kept)
 
 
@@ -267,15 +246,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _passes: int
     _kept: Mapping[str, dict[str, Tensor]] = MappingProxyType({})  # of Senders
     _followed: list[Tensor]  # the parameters that were in the groups last
-
-    @property
-    def state_is_divided(self) -> bool:
-        """Whether each rank has a part of its state only."""
-        return False
-
-    def own_state(self) -> dict[Any, Any]:
-        """The state that every rank has a part of, by parameter; not a copy."""
-        return self.state
 
     def _reduces(self) -> bool:
         """Whether its copies would need other ranks, too."""
@@ -379,10 +349,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         self.synchronize()
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state; raises ValueError unless made with shard_state=True."""
-        raise ValueError("this optimizer is not sharded: save state_dict()")
 
     def set_weight(self, weight: float) -> None:
         """Makes the average a weighted one from the next backward pass on, as for unequal batches.

@@ -140,15 +140,6 @@ def end(numbers: Any) -> None:
         raise
 
 
-def narrow(number: int, memory: object) -> bool:
-    """Keeps only `memory` of what was lent to a handle, if that is settled; returns whether."""
-    if lib.farandole_settled(number) == 0:
-        return False
-    if number in _held:
-        _held[number] = memory
-    return True
-
-
 def taken(number: int) -> list[Any]:
     """What was taken of a handle's result; empty at first. Kept until the handle ends, since it can
     be taken once only, and a signal handler's exception may come before it is used."""

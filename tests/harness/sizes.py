@@ -22,7 +22,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
         (1, 2, 3, 4),
         "adasum elastic join lifecycle parameter_server process_sets scatter torch_optimizer "
-        "torch_sharded torch_sharded_state torch_sharded_strangers uneven",
+        "uneven",
         "blocks, stripes, halving, sets and own states come out differently for each",
     ),
     ((2, 3, 4), "horovod_defects torch_sparse", "so were the defects that they remember"),

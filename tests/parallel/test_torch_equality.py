@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import farandole.torch as hvd
 from farandole.observe import flight
-from farandole.torch.gradients import reducer
 from harness.ranks import last, restarted
 from harness.toys import batch, loss_of, network, train
 
@@ -64,10 +62,9 @@ def test_another_seed() -> None:
     assert len(set(map(tuple, hidden))) == hvd.size()
 
 
-@pytest.mark.parametrize("shard_state", [False, True])
-def test_a_flipped_bit(shard_state: bool) -> None:
+def test_a_flipped_bit() -> None:
     model = network()
-    optimizer = made(model, shard_state=shard_state)
+    optimizer = made(model)
     for number in range(2):
         step(model, optimizer, number)
     name, p = next(iter(model.named_parameters()))
@@ -266,41 +263,6 @@ def test_the_setting_is_the_interval() -> None:
         step(model, optimizer, 2)
 
 
-def test_a_rank_that_loads_an_older_part_of_a_sharded_state() -> None:
-    model = network()
-    inner = torch.optim.Adam(model.parameters(), lr=0.1)
-    options: Any = {"verify_every": 1, "verify": "raise", "shard_state": True}
-    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
-    step(model, optimizer)
-    older = copy.deepcopy(optimizer.sharded_state_dict())
-    for number in range(1, 3):
-        step(model, optimizer, number)
-    if hvd.rank() == last():
-        optimizer.load_state_dict(older)
-    text = r"after 3 steps: state of 0\.weight is exp_avg, exp_avg_sq, step 3\.0 on rank"
-    with pytest.raises(hvd.MismatchError, match=text) as raised:
-        step(model, optimizer, 3)
-    assert f"step 1.0 on rank {last()}" in str(raised.value)
-    assert "The parameters are equal: load the same checkpoint on all ranks" in str(raised.value)
-
-
-def test_equal_sharded_states_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters of fewer elements than ranks among them, which the first rank keeps whole."""
-    described: list[Any] = []
-    model_of = reducer.model_of
-    monkeypatch.setattr(reducer, "model_of", lambda *a: described.append(a) or model_of(*a))
-    model = nn.Linear(4, 1)
-    inner = torch.optim.Adam(model.parameters(), lr=0.1)
-    options: Any = {"verify_every": 1, "verify": "raise", "shard_state": True}
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
-    for number in range(1, 4):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        assert len(described) == number
-
-
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])
 def test_a_state_that_nobody_broadcast(kind: str) -> None:
     """Rank 0 alone has loaded a checkpoint, and the model only was broadcast after it."""
@@ -326,14 +288,6 @@ def test_a_state_that_nobody_broadcast(kind: str) -> None:
     hvd.broadcast_optimizer_state(optimizer, 0)
     step(model, optimizer)
     step(model, optimizer)
-
-
-def test_sharded_settings_are_compared_by_the_step_alone() -> None:
-    model = network()
-    optimizer = made(model, 0.1 + hvd.rank(), shard_state=True)
-    loss_of(model, batch(hvd.rank(), 0)).backward()
-    with pytest.raises(hvd.MismatchError, match="lr: "):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])

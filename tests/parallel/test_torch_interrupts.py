@@ -31,7 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sum": {"op": hvd.Sum},
     "mean": {"accumulate": "mean"},
     "half": {"compression": hvd.Compression.fp16},
-    "sharded": {"shard_state": True},
 }
 
 
@@ -162,7 +161,7 @@ class InterruptedAfter:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("hear", [signal.default_int_handler, handler], ids=["Ctrl-C", "own"])
-@pytest.mark.parametrize("options", ["plain", "views", "groups", "sharded", "feedback"])
+@pytest.mark.parametrize("options", ["plain", "views", "groups", "feedback"])
 def test_a_signal_after_any_call_of_synchronize(options: str, hear: Any) -> None:
     """Nothing is lost, and nothing sent twice: the next synchronize() goes on from there."""
     given = {"feedback": FEEDBACK, **OPTIONS}[options]
@@ -282,7 +281,7 @@ def interrupt(_self: object) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("options", ["plain", "groups", "sharded", "feedback"])
+@pytest.mark.parametrize("options", ["plain", "groups", "feedback"])
 def test_a_signal_after_any_call_of_giving_up(options: str) -> None:
     """Nothing is refused twice: the next round is whole."""
     given = {"feedback": FEEDBACK, **OPTIONS}[options]

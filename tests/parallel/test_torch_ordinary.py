@@ -147,16 +147,6 @@ def test_too_late_for_a_sum() -> None:
     grad_is(new, total(hvd.Sum, [0]))
 
 
-@pytest.mark.parametrize("who", ["all", "rank 0"])
-def test_too_late_for_a_sharded_one(who: str) -> None:
-    (p,), optimizer = toys(shard_state=True)
-    push(p)
-    if who == "all" or hvd.rank() == 0:
-        optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(3)))
-    with pytest.raises(RuntimeError, match=r"shape \(3,\) has come into the optimizer's groups"):
-        optimizer.step()
-
-
 def test_an_assigned_state_dict() -> None:
     model = network()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -186,9 +176,7 @@ class Slotted(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [Interface, Parametric, Slotted])
-@pytest.mark.parametrize(
-    "options", [{}, {"shard_state": "elementwise"}, {"op": hvd.Adasum}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"op": hvd.Adasum}], ids=str)
 def test_any_base_class(kind: type[torch.optim.SGD], options: dict[str, Any]) -> None:
     models = [network() for _ in range(2)]
     kinds = [kind, torch.optim.SGD]

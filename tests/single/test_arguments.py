@@ -171,7 +171,6 @@ def test_every_other_call_with_arguments_is_here() -> None:
             "start_timeline",
             "log_metrics",
         ),  # test_lifecycle.py, test_timeline.py, duck-typed
-        "merge_sharded_state_dicts",  # test_torch_sharded_state.py
     }
     here = {
         *("DistributedOptimizer", "convert_sync_batchnorm", "poll", "synchronize"),

@@ -83,7 +83,6 @@ EXTRAS = {
     "adasum": ("farandole", "farandole.torch"),
     "feedback": ("farandole", "farandole.torch"),
     "parameter_server": ("farandole",),
-    "sharded": ("farandole", "farandole.torch"),
     "sync_batch_norm": ("farandole", "farandole.torch"),
 }
 # Parts of the package that describe a framework's arrays; none knows another.

@@ -71,8 +71,6 @@ class LoopRunner:
     def _distributed(self, named: list[tuple[str, Any]]) -> Any:
         loop = self._loop
         options: dict[str, Any] = {"gradient_as_bucket_view": loop.views}
-        if loop.kind == "sharded":
-            options = {"shard_state": True}
         if loop.kind == "feedback" and loop.op != "Min":
             options = {"compression": hvd.Compression.topk(1.0)}  # loses nothing
         if loop.kind == "compressed" and loop.op != "Min":
@@ -218,9 +216,8 @@ class LoopRunner:
     def _tell(self) -> None:
         parameters = list(self._net.parameters())
         state: State = [p.detach().numpy().copy() for p in parameters]
-        if self._loop.kind != "sharded":
-            grads = [p.grad for p in parameters]
-            state += [None if g is None else np.array(g.to_dense().numpy()) for g in grads]
+        grads = [p.grad for p in parameters]
+        state += [None if g is None else np.array(g.to_dense().numpy()) for g in grads]
         self.found.append(("state", state))
 
     def _look(self) -> None:

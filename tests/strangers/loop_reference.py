@@ -130,8 +130,7 @@ class _Model:
         ]
         self._count_anew()
         state: State = [p.detach().numpy().copy() for p in parameters]
-        if self._loop.kind != "sharded":  # else each rank has a part of them
-            state += [None if p.grad is None else p.grad.numpy().copy() for p in parameters]
+        state += [None if p.grad is None else p.grad.numpy().copy() for p in parameters]
         self._seen.append(state)
 
 

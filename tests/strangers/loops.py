@@ -22,13 +22,12 @@ FEATURES = (
     *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
     *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
     *("loop:late", "loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum"),
-    *("op:Min", "groups", "kind:sharded", "kind:split", "kind:compressed", "kind:feedback"),
+    *("op:Min", "groups", "kind:split", "kind:compressed", "kind:feedback"),
     *("table:rows", "table:dense"),
 )
 
 _ENDS = (["zero"], ["drop"])  # forms of raise
 _INSTEAD = {
-    "sharded": {"clip": "clip_own", "timeout_drop": "timeout"},
     "split": {"clip_own": "clip", "closure": "plain"},
 }
 _PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
@@ -57,13 +56,13 @@ class Loop:
 
     @property
     def dense(self) -> bool:
-        """sparse_as_dense: rows can't be divided, and have no minimum."""
-        return self.table == "dense" or self.op == "Min" or self.kind == "sharded"
+        """sparse_as_dense: rows have no minimum."""
+        return self.table == "dense" or self.op == "Min"
 
     @property
     def sparse(self) -> bool:
         """Whether `.grad` of the table is sparse: torch can't clip it, and Adam not step."""
-        return self.table != "" and self.kind != "sharded"
+        return self.table != ""
 
     def text(self) -> str:
         """One line of JSON."""
@@ -153,17 +152,15 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     """The moves that mean something, in the same words.
 
     What can't be told from a reduction's result comes after the step only, and gradients of another
-    op than Average are reset between steps, as farandole says. A sharded optimizer's state and
-    gradients are not copied; two optimizers are not clipped by one of them, and take no closure.
-    Sparse gradients are not clipped, and sparse momentum is not broadcast. No rank gives up a step
-    that may take a second round for them, in which the others wait for it.
+    op than Average are reset between steps, as farandole says. Two optimizers are not clipped by
+    one of them, and take no closure. Sparse gradients are not clipped, and sparse momentum is not
+    broadcast. No rank gives up a step that may take a second round for them, in which the others
+    wait for it.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
     reduced = False  # since the last step or reset
     for word, *arguments in loop.moves:
-        if word in ("copy", "broadcast") and loop.kind == "sharded":
-            continue
         if word == "broadcast" and loop.sparse and loop.optimizer == "momentum":
             continue
         if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):

@@ -43,16 +43,12 @@ class Sending(ABC):
     grouped = False  # reduced with the other members of a group or not at all
     adds = True  # averages to which gradients were added can be averaged again
     unfinished = False  # another call, or the end, follows that under way
-    in_place = True  # reduced in the gradient's own memory; else that is freed once it is reduced
     # (input address, output address, what keeps them alive, `made` of lend()) -> handle
     submit: Callable[[int, int, object, list[int]], int]
 
     def carries(self, _grad: Tensor) -> bool:
         """Whether it has the same form as the last one, which was sent unchanged."""
         return False
-
-    def set_aside(self) -> None:  # noqa: B027
-        """Called before `.grad` is taken: takes away what is not to be sent."""
 
     @abstractmethod
     def encode(self, grad: Tensor) -> Tensor | None:
@@ -61,10 +57,6 @@ class Sending(ABC):
     @abstractmethod
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for the result, if this rank sends nothing."""
-
-    def target(self, sent: Tensor) -> Tensor:
-        """A tensor for the result of what is sent."""
-        return sent
 
     def proceed(self, handle: int) -> int:
         """Goes on after a call that is done. Returns the next call's handle, or the same one."""

@@ -93,7 +93,6 @@ class Gradient:
     def take(self) -> None:
         """Takes `.grad`, if there is one, before a round closes."""
         if self.grad is None:
-            self.encoding.set_aside()
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
@@ -130,7 +129,7 @@ class Gradient:
             ):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
-            if self.encoding.in_place and self.view is None:
+            if self.view is None:
                 self.reducer.now.claim(address, self)
             self.grad = grad
         scale = self.reducer.now.scale
@@ -143,10 +142,8 @@ class Gradient:
             encoded = view.ready(encoded)
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
                 self.grad = sent = encoded.copy_(sent)
-        self.encoded = encoded = self.encoding.target(encoded)
+        self.encoded = encoded
         self._submit(address_of(sent), encoded, (encoded.untyped_storage(), sent.untyped_storage()))
-        if not self.encoding.in_place:
-            self.grad = encoded
 
     def _submit(self, input: int, output: Tensor, memory: object) -> None:
         made: list[int] = []
