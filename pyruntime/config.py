@@ -4,9 +4,12 @@ the modules that need one."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from farandole._library import check_count, ffi, lib, text
 
@@ -79,6 +82,28 @@ def without_effect(environment: Mapping[str, str]) -> str:
 def setting(name: str) -> str:
     """The value in force of one variable."""
     return next(variable.value for variable in config() if variable.name == name)
+
+
+def usual_file(name: str) -> Path | None:
+    """The file of that name in the user's configuration directory; None for a user without a home:
+    neither HOME nor a passwd entry, as in containers that run under any user id."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises
+    return None if folder.startswith("~") else Path(folder, "farandole", name)
+
+
+@contextlib.contextmanager
+def home_for_mpi() -> Iterator[None]:
+    """A context in which a user without a home has HOME=/, as container runtimes set it: Open MPI
+    ends every process that has none."""
+    missing = os.path.expanduser("~") == "~"  # noqa: PTH111
+    if missing:
+        os.environ["HOME"] = "/"
+    try:
+        yield
+    finally:
+        if missing:
+            del os.environ["HOME"]
 
 
 def config() -> list[Variable]:

@@ -10,13 +10,13 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from farandole.launch.agent import OCCUPIED, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
+from farandole.launch.programs import apart, own
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
@@ -100,9 +100,8 @@ class Agents:
         if now >= each.next and not each.preempted:
             # By ssh, too: it sends all words as one line.
             each.process = subprocess.Popen(
-                [*command, *["--replace"] * each.replaces],
+                apart([*command, *["--replace"] * each.replaces]),
                 stdin=subprocess.DEVNULL,
-                preexec_fn=os.setpgrp,  # what Ctrl-C or timeout(1) signals is the supervisor alone
                 env=outer_environment(self._job),
             )
             each.replaces = False
@@ -122,7 +121,7 @@ class Agents:
     # ---- commands
 
     def _here(self, name: str, slots: int) -> list[str]:
-        words = [sys.executable, "-m", "farandole", "agent", str(self._folder)]
+        words = own("farandole", "agent", str(self._folder))
         return [*words, "--slots", str(slots), *(["--host", name] if name else [])]
 
     def _command(self, host: Host) -> list[str]:

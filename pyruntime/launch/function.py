@@ -19,9 +19,11 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
+from farandole.config import home_for_mpi
 from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
 from farandole.launch.commands import find
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
+from farandole.launch.programs import own
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")
@@ -83,9 +85,11 @@ def run(
     how = find(launcher)
     work = pickle.dumps((sys.path, cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))))
     with ResultServer(np, work, job.here) as server:
-        words = (executable or sys.executable, "-m", "farandole.launch.rank", server.address)
-        job = replace(job, command=words, environment={**job.environment, KEY: server.key})
-        code = _start(how.command(job), outer_environment(job), server, start_timeout, verbose)
+        words = own("farandole.launch.rank", server.address, python=executable or sys.executable)
+        job = replace(job, command=tuple(words), environment={**job.environment, KEY: server.key})
+        with home_for_mpi():
+            outer = outer_environment(job)
+        code = _start(how.command(job), outer, server, start_timeout, verbose)
         server.wait(_GRACE)
         return _results(server.outcomes, np, code)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What farandole.run() starts on each rank: `python -m farandole.launch.rank ADDRESS`."""
+"""What farandole.run() starts on each rank, with the address of its server as the argument."""
 
 from __future__ import annotations
 

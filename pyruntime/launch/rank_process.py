@@ -5,7 +5,6 @@ threads of each process copy its output and wait for its end."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -16,13 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from farandole.launch.programs import apart
 from farandole.membership.words import End
 from farandole.start.siblings import stat
 
-_PDEATHSIG = 1  # of prctl
 _CHUNK = 1 << 16
 _STOPPED = "T"  # by a signal; "t", under a debugger, is somebody's will
-_libc = ctypes.CDLL(None)
 _writing = threading.Lock()
 
 
@@ -46,21 +44,12 @@ class RankProcess:
         self.code: int | None = None  # it has ended so
         self.stopped = 0.0  # seconds, without a break
         self.pid = 0  # of the program that has called; 0: none has
-        parent = os.getpid()
-
-        def before_exec() -> None:
-            os.setpgrp()
-            _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it has died meanwhile
-                os.kill(os.getpid(), signal.SIGKILL)
-
         self._process = subprocess.Popen(
-            command,
+            apart(command, dies=True),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=before_exec,
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -77,8 +66,11 @@ class RankProcess:
 
     def kill(self) -> None:
         """Ends it, and all of its process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(PermissionError):
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not made its group yet, or is gone
+                self._process.kill()
 
     def preempt(self) -> None:
         """Tells its program that this host will be taken away."""

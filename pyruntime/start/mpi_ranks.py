@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from farandole._library import check_count, ffi, lib
+from farandole.config import home_for_mpi
 from farandole.errors import FarandoleError, LibraryError
 from farandole.start import leaving, limits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
@@ -286,7 +287,7 @@ def load(promised: int, seconds: float) -> Any:
         if ours:
             mpi4py.rc.finalize = False
         others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
-        with _bounded(seconds, promised, loaded, others):
+        with _bounded(seconds, promised, loaded, others), home_for_mpi():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         raise ImportError(str(reason)) from reason
@@ -302,7 +303,8 @@ def load(promised: int, seconds: float) -> Any:
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
     if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
-        with _bounded(seconds, promised, False, siblings.Siblings().wait_for_birth()):
+        others = siblings.Siblings().wait_for_birth()
+        with _bounded(seconds, promised, False, others), home_for_mpi():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 

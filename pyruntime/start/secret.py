@@ -10,10 +10,11 @@ import os
 import stat
 from pathlib import Path
 
-from farandole.config import setting
+from farandole.config import setting, usual_file
 from farandole.errors import LibraryError
 
 SECRET, SECRET_FILE = "FARANDOLE_JOB_SECRET", "FARANDOLE_JOB_SECRET_FILE"
+_FILE = "job-secret"  # if no variable names one
 _LEAST = 16  # characters
 _MOST = 4096  # bytes of a file
 _TAG = 32  # bytes
@@ -29,7 +30,9 @@ def job_secret() -> bytes:
     named = setting(SECRET_FILE)
     if named == "none":
         return b""
-    path = Path(named).expanduser() if named else usual_file()
+    path = Path(os.path.expanduser(named)) if named else usual_file(_FILE)  # noqa: PTH111
+    if path is None:
+        return b""
     try:
         return _long_enough(_read(path), str(path))
     except FileNotFoundError as reason:
@@ -42,19 +45,16 @@ def job_secret() -> bytes:
 
 def remedy() -> str:
     """How to give a job a secret, for errors."""
-    path = usual_file()
+    path, where = usual_file(_FILE), f"that {SECRET_FILE} names"
+    if path is not None:
+        where = (
+            f"`(umask 077; mkdir -p {path.parent} && openssl rand -hex 32 > {path})`, which a "
+            "shared home folder brings to all"
+        )
     return (
-        f"remedy: the same secret on every host, in a file `(umask 077; mkdir -p {path.parent} && "
-        f"openssl rand -hex 32 > {path})`, which a shared home folder brings to all, or in "
-        f"{SECRET}; or start with mpirun; or, if nobody but the job reaches this network, "
-        "FARANDOLE_TRUST_NETWORK=1"
+        f"remedy: the same secret on every host, in a file {where}, or in {SECRET}; or start with "
+        "mpirun; or, if nobody but the job reaches this network, FARANDOLE_TRUST_NETWORK=1"
     )
-
-
-def usual_file() -> Path:
-    """The file of the secret if no variable names one."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(folder).expanduser() / "farandole" / "job-secret"
 
 
 def _read(path: Path) -> bytes:

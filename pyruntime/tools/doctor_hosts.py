@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from farandole.config import home_for_mpi
 from farandole.installed import addresses, loaded_mpi, mpi_library, version
 from farandole.start.families import FAMILIES, UNKNOWN, family
 from farandole.tools.doctor_checks import Check, Finding, error, numbers, ok, read, warning
@@ -67,7 +68,8 @@ def _mpirun(library: str) -> Iterator[Finding]:
         yield warning("mpirun", "not on PATH", remedy)
         return
     command = [path, "--version"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    with home_for_mpi():
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     said = (answer.stdout + answer.stderr).strip()
     kind = family(library)
     hits = [(re.search(pattern, said), starts) for pattern, starts in _STARTERS]

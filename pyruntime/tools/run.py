@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import farandole
-from farandole.config import setting
+from farandole.config import home_for_mpi, setting
 from farandole.errors import said
 from farandole.launch.agent import BEAT
 from farandole.launch.commands import find
@@ -239,7 +239,8 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     sys.stdout.flush()
-    return os.execve(command[0], command, outer_environment(job))
+    with home_for_mpi():
+        return os.execve(command[0], command, outer_environment(job))
 
 
 def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:

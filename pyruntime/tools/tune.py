@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import farandole
+from farandole.config import usual_file
 from farandole.errors import said
 from farandole.output import console, seconds, why_not
 from farandole.tools.bench_timing import begin, is_refused
@@ -29,18 +30,13 @@ environment hold against it, and rank 0's values hold for all ranks. Tune on an 
 """
 
 
-def usual_path() -> Path:
-    """The tuning file that init() reads if FARANDOLE_TUNING names none."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "farandole" / "tuning.conf"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
     add("--seconds", type=seconds, default=60.0, metavar="S", help="how long to search (60)")
-    text = f"the file to write ({usual_path()})"
-    add("--output", type=Path, default=usual_path(), metavar="FILE", help=text)
+    path = usual_file("tuning.conf")  # which init() reads if FARANDOLE_TUNING names none
+    text = f"the file to write ({path or 'none: this user has no home folder'})"
+    add("--output", type=Path, default=path, metavar="FILE", help=text)
     text = "write settings only if they are this much faster than the defaults (0.03)"
     add("--least-gain", type=float, default=0.03, metavar="PART", help=text)
     add("--dry-run", action="store_true", help="write nothing")
@@ -80,6 +76,8 @@ def _refusal(options: argparse.Namespace) -> str:
     """Why rank 0 can't write the file; "" if it can."""
     if options.dry_run:
         return ""
+    if options.output is None:
+        return "this user has no home folder; remedy: pass --output FILE, or set HOME"
     try:
         options.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:

@@ -41,7 +41,7 @@ def agent_of(job: SupervisedJob) -> int:
     (pid,) = (
         process.pid
         for process in processes_of_sessions({job.process.pid})
-        if process.command.split("\0")[1:4] == ["-m", "farandole", "agent"]
+        if process.command.split("\0")[3:5] == ["farandole", "agent"]
     )
     return pid
 

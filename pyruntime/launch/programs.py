@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines for farandole's helper processes, and for programs that lead a process group. For
+launchers and agents."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+# Python's -m and -c put the working folder first, where a stranger may have left a package of that
+# name; -P, which does not, is of Python 3.11.
+_OWN = (
+    "import sys; sys.path[0] or sys.path.pop(0); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+# Not by preexec_fn, which may deadlock between fork and exec where other threads run.
+_APART = """
+import os, signal, sys
+parent, *command = sys.argv[1:]
+os.setpgid(0, 0)
+if int(parent):
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):  # it has died meanwhile
+        os._exit(1)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.execvp(command[0], command)
+except OSError as reason:
+    sys.stderr.write(f"farandole: {command[0]} can't be started: {reason.strerror}\\n")
+    sys.exit(127)
+"""
+
+
+def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a helper module as `python -m` does, but never imports from the working
+    folder."""
+    return [python, "-c", _OWN, module, *arguments]
+
+
+def apart(command: Sequence[str], dies: bool = False) -> list[str]:
+    """`command`, as the leader of a new process group: what Ctrl-C or timeout(1) signals is not in
+    it. `dies`: it is killed when the thread that starts it ends."""
+    parent = os.getpid() if dies else 0
+    return [sys.executable, "-I", "-S", "-c", _APART, str(parent), *command]
