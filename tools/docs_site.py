@@ -34,7 +34,7 @@ _GROUPS = (
     ("Training", "optimizer sync_batch_norm"),
     ("Collectives", "ops collectives mpi_ops objects calls"),
     ("State and parameters", "elastic functions parameters parameter_server sampler"),
-    ("Compression", "compression feedback"),
+    ("Compression", "compression"),
     ("Messages", "messages"),
     ("Process sets", "members process_sets"),
     ("Memory", "arrays memory"),

@@ -36,14 +36,12 @@ from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 
 if TYPE_CHECKING:
-    from farandole.extras.feedback import FeedbackCompressor
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 else:  # they import this package
     __getattr__ = _late(
         __name__,
         {
             "adasum": "AdasumOptimizer",
-            "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
         },
     )
@@ -53,7 +51,6 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "FarandoleError",
-    "FeedbackCompressor",
     "LibraryError",
     "MismatchError",
     "PeerError",

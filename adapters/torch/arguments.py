@@ -19,7 +19,7 @@ from farandole.calls.arguments import number, shown
 from farandole.equality import Interval
 from farandole.members import ProcessSet
 from farandole.ops import Adasum
-from farandole.torch.compression import AnyCompressor
+from farandole.torch.compression import Compressor
 
 Groups = int | Sequence[Sequence[Tensor]] | None
 
@@ -32,7 +32,7 @@ class Settings:
     reduce_op: int
     prescale: float
     postscale: float
-    compressor_of: Callable[[str, Tensor], AnyCompressor]
+    compressor_of: Callable[[str, Tensor], Compressor]
     sparse_as_dense: bool
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
     views: bool  # gradient_as_bucket_view

@@ -4,21 +4,15 @@ users, and for the calls and optimizers that take one."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from farandole.compression import Cast, Identity
 from farandole.torch.kind import check
-
-if TYPE_CHECKING:
-    from farandole.calls.requests import Call
-    from farandole.torch.gradients.encoding import Sending
 
 
 class Compressor(Protocol):
@@ -31,27 +25,8 @@ class Compressor(Protocol):
         """The reduced tensor in its original form."""
 
 
-class Sender(ABC):
-    """What `compression` takes as well as Compressors: it sends gradients by its own Sending."""
-
-    @abstractmethod
-    def takes(self, parameter: Tensor) -> bool:
-        """Whether it sends this parameter's gradients, or they go uncompressed; equal on all
-        ranks."""
-
-    @abstractmethod
-    def check(self, name: str, op: int, views: bool, grouped: bool) -> None:
-        """Raises ValueError, with the parameter's name, if it does not work with another option."""
-
-    @abstractmethod
-    def sending(self, call: Call, parameter: Tensor, state: dict[str, Tensor]) -> Sending:
-        """Makes what sends a parameter's gradients, among several ranks. `call` is that of the
-        plain form; `state` is what is kept from step to step, changed in place."""
-
-
-AnyCompressor = Compressor | Sender
 # One compressor for all parameters, or a function (name, parameter) -> compressor.
-Choice = AnyCompressor | Callable[[str, Tensor], AnyCompressor]
+Choice = Compressor | Callable[[str, Tensor], Compressor]
 
 
 def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -63,30 +38,12 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-class _Extra:
-    """A member that an extra package brings, imported when it is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, _: object, _type: type) -> Any:
-        return getattr(import_module("farandole.torch"), self._name)
-
-
 class Compression:
-    """The compressors that come with farandole.
-
-    none, fp16 and bf16 work with all calls. topk(), powersgd(), int8() and onebit() make
-    compressors with error feedback, for DistributedOptimizer.
-    """
+    """The compressors that come with farandole: unchanged, or cast to 16 bits."""
 
     none = Identity
     fp16 = Cast(torch.float16, _shortens, _cast)
     bf16 = Cast(torch.bfloat16, _shortens, _cast)
-    topk = _Extra("TopK")
-    powersgd = _Extra("PowerSGD")
-    int8 = _Extra("Int8")
-    onebit = _Extra("OneBit")
 
 
 def compressed(
@@ -122,39 +79,30 @@ def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
     return encoded
 
 
-def chooser(choice: Choice) -> Callable[[str, Tensor], AnyCompressor]:
-    """The function form of a choice; none for what a compressor with error feedback leaves alone.
+def chooser(choice: Choice) -> Callable[[str, Tensor], Compressor]:
+    """The function form of a choice.
 
     The user's function is asked once for each parameter. Raises TypeError for any other value.
     """
-    if isinstance(choice, Sender):
-        compressor = choice
-        return lambda name, parameter: _taken(compressor, name, parameter)
-    if isinstance(choice, type) and issubclass(choice, Sender):
-        raise TypeError(
-            f"compression is the class {choice.__name__}: pass an object, as {choice.__name__}()"
-        )
-    if hasattr(choice, "compress") and hasattr(choice, "decompress"):
-        plain = choice
+    if _compresses(choice):
+        plain = cast("Compressor", choice)
         return lambda name, parameter: plain
-    if callable(choice):
-        chosen = cast("Callable[[str, Tensor], AnyCompressor]", choice)
-        return cache(lambda name, parameter: _taken(chosen(name, parameter), name, parameter))
-    raise TypeError(
-        f"compression is {choice!r}, of type {type(choice).__name__}: pass a class with "
-        "compress and decompress, a FeedbackCompressor, or a function (name, parameter) -> one"
-    )
-
-
-def _taken(compressor: AnyCompressor, name: str, parameter: Tensor) -> AnyCompressor:
-    if not isinstance(compressor, Sender):
-        if hasattr(compressor, "compress") and hasattr(compressor, "decompress"):
-            return compressor
+    if not callable(choice):
         raise TypeError(
-            f"compression gives {compressor!r} for parameter {name}: a class with compress and "
-            "decompress, or an object that is a FeedbackCompressor"
+            f"compression is {choice!r}, of type {type(choice).__name__}: pass a class with "
+            "compress and decompress, or a function (name, parameter) -> one"
         )
-    if parameter.is_complex():
-        raise TypeError(f"parameter {name} is {parameter.dtype}: {compressor!r} takes real ones")
-    real = parameter.is_floating_point()
-    return compressor if real and compressor.takes(parameter) else Compression.none
+    return cache(lambda name, parameter: _checked(choice(name, parameter), name))
+
+
+def _compresses(value: Any) -> bool:
+    return hasattr(value, "compress") and hasattr(value, "decompress")
+
+
+def _checked(compressor: Compressor, name: str) -> Compressor:
+    if _compresses(compressor):
+        return compressor
+    raise TypeError(
+        f"compression gives {compressor!r} for parameter {name}: give a class with compress and "
+        "decompress"
+    )

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packages built on farandole.torch use in addition to its public names and
-farandole.extension: checks of tensors; and Sending, how
-the gradients of a parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
+farandole.extension. Those in extras/ use nothing else."""
 
 from farandole.errors import of_signal
-from farandole.torch.compression import Sender
 from farandole.torch.functions import broadcast_tensors, largest_flag
 from farandole.torch.grad_mode import without_grad
-from farandole.torch.gradients.encoding import Sending
 from farandole.torch.kind import describe, receive
 
-__all__ = ["Sender", "Sending", "broadcast_tensors", "describe"]
+__all__ = ["broadcast_tensors", "describe"]
 __all__ += ["largest_flag", "of_signal", "receive"]
 __all__ += ["without_grad"]

@@ -5,13 +5,12 @@ it; one thread at a time steps."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import chain
 from operator import is_
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
@@ -34,8 +33,7 @@ from farandole.torch.arguments import (
     parameter_names,
 )
 from farandole.torch.compiling import stay_outside
-from farandole.torch.compression import Choice, Compression, Sender, chooser
-from farandole.torch.gradients.encoding import sending
+from farandole.torch.compression import Choice, Compression, chooser
 from farandole.torch.gradients.reducer import Passes, Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
@@ -70,9 +68,7 @@ def DistributedOptimizer(
     Arguments:
         optimizer: any of torch.optim but LBFGS, or one that derives from them.
         named_parameters: names for error texts; default: numbers of group and parameter.
-        compression: a class with compress and decompress, a FeedbackCompressor, or a function
-            (name, parameter) -> one. With error feedback: op Average or Sum, dense gradients, no
-            groups, no gradient_as_bucket_view; small parameters are sent uncompressed.
+        compression: a class with compress and decompress, or a function (name, parameter) -> one.
         backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
             accumulate.
         accumulate: whether the passes of one reduction are summed, as in plain torch, or averaged.
@@ -143,9 +139,7 @@ def DistributedOptimizer(
     )
     adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
     for parameter, name in zip(parameters, names, strict=True):
-        compressor = settings.compressor_of(name, parameter)
-        if isinstance(compressor, Sender):
-            compressor.check(name, op, gradient_as_bucket_view, id(parameter) in settings.groups)
+        settings.compressor_of(name, parameter)  # raises for what is none
     if op == Adasum:
         if alone:
             return adopt(None, kind=ReducingOptimizer)
@@ -154,14 +148,12 @@ def DistributedOptimizer(
         compare = comparison(optimizer, kind.named, process_set, interval)
         fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
         return adopt(None, kind=kind, _before_step=compare, **fields)
-    kept: dict[str, dict[str, Tensor]] = {}
-    make = partial(sending, settings, kept)
     reducer: Reducer | None = None
     if process_set.included() and (accumulate == "mean" or not alone):
         passes = Passes(backward_passes_per_step, accumulate == "mean")
-        reducer = Reducer(settings, passes, make, optimizer)
+        reducer = Reducer(settings, passes, optimizer)
         reducer.add(parameters, names)
-    return adopt(reducer, kind=ReducingOptimizer, _kept=kept)
+    return adopt(reducer, kind=ReducingOptimizer)
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -244,7 +236,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
     _passes: int
-    _kept: Mapping[str, dict[str, Tensor]] = MappingProxyType({})  # of Senders
     _followed: list[Tensor]  # the parameters that were in the groups last
 
     def _reduces(self) -> bool:
@@ -403,35 +394,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if new:
             reducer.add(new, names)
             reducer.passes.complete = False
-
-    def compression_state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What compressors with error feedback keep on this rank, by parameter name; copies.
-
-        For checkpoints, in addition to state_dict(), which holds none of it. Each rank has its own.
-        """
-        return {name: {k: x.clone() for k, x in one.items()} for name, one in self._kept.items()}
-
-    def load_compression_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Goes on from what compression_state_dict() gave on this rank; between two steps.
-
-        If the number of ranks has changed, a rank may load any one of these, each by one rank; what
-        none loads is lost. A single rank drops it, as nothing is compressed then. Raises ValueError
-        for unknown parameters and for residuals of a different shape; then nothing is changed.
-        """
-        if self._reducer is None:
-            return
-        unknown = sorted(set(state) - set(self._kept))
-        if unknown:
-            raise ValueError(
-                f"there is a residual of {', '.join(unknown)}, which this optimizer does not "
-                "compress with error feedback; it does so with "
-                f"{', '.join(self._kept) or 'no parameter'}"
-            )
-        for gradient in self._reducer.gradients:
-            gradient.encoding.check_state(gradient.name, state.get(gradient.name, {}))
-        for name, mine in self._kept.items():
-            mine.clear()
-            mine.update({key: x.detach().clone() for key, x in state.get(name, {}).items()})
 
     def __repr__(self) -> str:
         return f"farandole.DistributedOptimizer: {super().__repr__()}"

@@ -237,8 +237,7 @@ ARGUMENTS: dict[str, Argument] = {
     "prescale_factor": Argument(_FACTOR, is_factor, "inputs are multiplied by it"),
     "postscale_factor": Argument(_FACTOR, is_factor, "results are multiplied by it"),
     "compression": Argument(
-        "pass Compression.none, fp16 or bf16, or a class with compress and decompress (one with "
-        "error feedback works with DistributedOptimizer, which keeps what it loses)",
+        "pass Compression.none, fp16 or bf16, or a class with compress and decompress",
         _is_compression,
         "in which form tensors are sent",
     ),

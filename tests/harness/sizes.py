@@ -55,7 +55,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
         "torch_ordinary",
         "alone, nothing is reduced",
     ),
-    ((2, 3), "reduce torch_feedback torch_feedback_use", "a pair, and ranks that differ in more"),
+    ((2, 3), "reduce", "a pair, and ranks that differ in more"),
     ((4,), "torch_functions", "some of its sets have two members, some three"),
 )
 

@@ -140,7 +140,6 @@ def test_step_and_synchronize_reduce_nothing_again(op: Any) -> None:
 SECOND: dict[str, tuple[int, dict[str, Any]]] = {
     "sum": (1, {"op": hvd.Sum}),
     "minimum": (1, {"op": hvd.Min}),
-    "feedback": (1, {"compression": hvd.Compression.topk(0.5)}),
     "mean": (2, {"accumulate": "mean", "backward_passes_per_step": 2}),
 }
 

@@ -59,7 +59,6 @@ def test_the_wait_of_a_pass_is_interrupted(options: str, end: str) -> None:
         assert moved == [total(op, [k]), total(op, [k], [0]), 0.0]
 
 
-FEEDBACK = {"compression": hvd.Compression.topk(1.0)}
 SUBMISSION = {"lend", "lend_all", "lend_prepared", "submit"}  # functions of calls/
 
 
@@ -94,10 +93,10 @@ class InterruptedAt:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("options", [*OPTIONS, "batch", "feedback"])
+@pytest.mark.parametrize("options", [*OPTIONS, "batch"])
 def test_a_signal_at_any_bytecode_of_a_submission(options: str) -> None:
     """Nothing is lost, and nothing sent twice: step() goes on from there."""
-    given = {"batch": {}, "feedback": FEEDBACK, **OPTIONS}[options]
+    given = {"batch": {}, **OPTIONS}[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     expected = total(given.get("op", hvd.Average), [1])
@@ -161,10 +160,10 @@ class InterruptedAfter:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("hear", [signal.default_int_handler, handler], ids=["Ctrl-C", "own"])
-@pytest.mark.parametrize("options", ["plain", "views", "groups", "feedback"])
+@pytest.mark.parametrize("options", ["plain", "views", "groups"])
 def test_a_signal_after_any_call_of_synchronize(options: str, hear: Any) -> None:
     """Nothing is lost, and nothing sent twice: the next synchronize() goes on from there."""
-    given = {"feedback": FEEDBACK, **OPTIONS}[options]
+    given = OPTIONS[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     expected = total(given.get("op", hvd.Average), [1])
@@ -252,10 +251,9 @@ def test_a_pass_that_failed_on_one_rank_is_given_up(way: str) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("options", ["plain", "feedback"])
-def test_giving_up_is_interrupted(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the round that was given up is taken for a part of the next."""
-    (p, q), optimizer = toys(2, **{"feedback": FEEDBACK, **OPTIONS}[options])
+    (p, q), optimizer = toys(2)
     push_each((p, 0), (q, 0))
     optimizer.step()
     optimizer.zero_grad()
@@ -281,10 +279,10 @@ def interrupt(_self: object) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("options", ["plain", "groups", "feedback"])
+@pytest.mark.parametrize("options", ["plain", "groups"])
 def test_a_signal_after_any_call_of_giving_up(options: str) -> None:
     """Nothing is refused twice: the next round is whole."""
-    given = {"feedback": FEEDBACK, **OPTIONS}[options]
+    given = OPTIONS[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     for n in count():

@@ -81,7 +81,6 @@ PYTHON_LADDER = (
 # themselves, which show it to users and import it late.
 EXTRAS = {
     "adasum": ("farandole", "farandole.torch"),
-    "feedback": ("farandole", "farandole.torch"),
     "parameter_server": ("farandole",),
     "sync_batch_norm": ("farandole", "farandole.torch"),
 }

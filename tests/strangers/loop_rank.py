@@ -71,8 +71,6 @@ class LoopRunner:
     def _distributed(self, named: list[tuple[str, Any]]) -> Any:
         loop = self._loop
         options: dict[str, Any] = {"gradient_as_bucket_view": loop.views}
-        if loop.kind == "feedback" and loop.op != "Min":
-            options = {"compression": hvd.Compression.topk(1.0)}  # loses nothing
         if loop.kind == "compressed" and loop.op != "Min":
             options |= {"compression": Negated}
         return hvd.DistributedOptimizer(
@@ -80,7 +78,7 @@ class LoopRunner:
             named if loop.named else None,
             backward_passes_per_step=loop.passes,
             op=getattr(hvd, loop.op),
-            num_groups=0 if loop.kind == "feedback" else loop.groups,
+            num_groups=loop.groups,
             accumulate="mean" if loop.mean else "sum",
             sparse_as_dense=loop.dense,
             **options,

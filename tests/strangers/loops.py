@@ -22,7 +22,7 @@ FEATURES = (
     *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
     *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
     *("loop:late", "loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum"),
-    *("op:Min", "groups", "kind:split", "kind:compressed", "kind:feedback"),
+    *("op:Min", "groups", "kind:split", "kind:compressed"),
     *("table:rows", "table:dense"),
 )
 
@@ -52,7 +52,7 @@ class Loop:
     @property
     def linear(self) -> bool:
         """Whether what comes after a reduction can be reduced with its result."""
-        return self.op == "Average" and not self.mean and self.kind != "feedback"
+        return self.op == "Average" and not self.mean
 
     @property
     def dense(self) -> bool:

@@ -131,7 +131,7 @@ def loops(without: frozenset[str] = frozenset()) -> Strategy:
         width=st.sampled_from([4, 1500]),
         optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
         kind=_picked(
-            ["plain", "plain", "split", "compressed", "feedback"],
+            ["plain", "plain", "split", "compressed"],
             _less("kind:", without),
         ),
         table=_picked(["", "", "rows", "dense"], _less("table:", without)),

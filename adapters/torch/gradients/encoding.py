@@ -1,120 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent: Sending, the one way to extend Reducers; and Encoding: unchanged,
-compressed, or made dense and contiguous. On autograd's threads and the one that steps."""
+"""How a Gradient is sent: unchanged, compressed, or made dense and contiguous. On autograd's
+threads and the one that steps."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
-from farandole.calls.handles import is_absent
 from farandole.calls.requests import Call, PreparedCall
-from farandole.members import size_of
 from farandole.ops import Average, Sum
-from farandole.torch.arguments import Settings
-from farandole.torch.compression import Compression, Compressor, Sender
+from farandole.torch.compression import Compression, Compressor
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.kind import prepare
 
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
 
 
-class Sending(ABC):
-    """How the gradients of one parameter are sent and received: all that a Reducer knows of it.
+_Form = tuple[int, torch.dtype | None, int]
+_NONE: _Form = 0, None, -1  # nothing is sent unchanged
 
-    A Reducer is given a function that makes them, a Maker. In each round a Gradient calls encode(),
-    or receive() where it has nothing, and submit(); the Reducer proceed() while `unfinished`; then
-    the Gradient missing(), decode() and end().
+
+class Encoding:
+    """Converts a gradient to the tensor that is sent and back; submits that tensor to the core.
+
+    In each round a Gradient calls encode(), or receive() where it has nothing, then submit(), and
+    decode() at the end.
     """
-
-    __slots__ = ()
-    call: Call  # the next one; to be refused if this rank can't make it
-    # A gradient's share of the bytes that are sent by one call, if those of this form are
-    # reduced in place on the CPU. 0: they are not, or it is not known yet.
-    weight = 0
-    # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
-    form: tuple[int, torch.dtype | None, int] = 0, None, -1
-    stream = 0  # the CUDA stream of the last submission; 0 on the CPU
-    grouped = False  # reduced with the other members of a group or not at all
-    adds = True  # averages to which gradients were added can be averaged again
-    unfinished = False  # another call, or the end, follows that under way
-    # (input address, output address, what keeps them alive, `made` of lend()) -> handle
-    submit: Callable[[int, int, object, list[int]], int]
-
-    def carries(self, _grad: Tensor) -> bool:
-        """Whether it has the same form as the last one, which was sent unchanged."""
-        return False
-
-    @abstractmethod
-    def encode(self, grad: Tensor) -> Tensor | None:
-        """The contiguous tensor to send; None: all ranks have to use rows() instead."""
-
-    @abstractmethod
-    def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor for the result, if this rank sends nothing."""
-
-    def proceed(self, handle: int) -> int:
-        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
-        return handle
-
-    def latest(self, handle: int) -> int:
-        """The handle of the last call that was made, where `handle` is that of the last known."""
-        return handle
-
-    def missing(self, handle: int) -> bool:
-        """Whether no rank had a gradient."""
-        return is_absent(handle)
-
-    @abstractmethod
-    def decode(self, encoded: Tensor, handle: int) -> Tensor:
-        """The result in the gradient's form; may be `encoded` itself. May be called again."""
-
-    def end(self) -> None:  # noqa: B027
-        """Frees what a round has needed."""
-
-    def rows(self, _like: Tensor, _sparse_dim: int) -> Sending:
-        """What to use from now on, once a gradient was sparse on any rank."""
-        return self
-
-    def use_view(self, view: BucketView | None) -> None:  # noqa: B027
-        """Sets the memory where gradients are to be."""
-
-    def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Raises ValueError for a checkpoint's state of another parameter than this, `name`."""
-
-
-_NONE = Sending.form  # nothing is sent unchanged
-
-
-def sending(
-    settings: Settings,
-    kept: dict[str, dict[str, Tensor]],
-    call: Call,
-    group: tuple[str | None, int],
-    parameter: Tensor,
-    name: str,
-) -> Sending:
-    """Makes what sends a parameter's gradients; as a Reducer's Maker, after two arguments.
-
-    `kept`: what Senders keep from step to step, by the parameter's name.
-    """
-    chosen = settings.compressor_of(name, parameter)
-    if isinstance(chosen, Sender):
-        chosen.check(name, settings.reduce_op, settings.views, group[0] is not None)
-        state = kept.setdefault(name, {})
-        if size_of(settings.process_set) > 1:
-            return chosen.sending(call, parameter, state)
-        chosen = Compression.none
-    return Encoding(call, chosen, settings.sparse_as_dense, group)
-
-
-class Encoding(Sending):
-    """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
 
     __slots__ = (
         *("_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
@@ -128,22 +43,28 @@ class Encoding(Sending):
         sparse_as_dense: bool,
         group: tuple[str | None, int],
     ) -> None:
-        """`group`: the group's name in calls and its number of members."""
+        """`group`: the group's name in calls and its number of members; `call` is refused if this
+        rank can't make it."""
         self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
         self._group = group
-        self.grouped = group[0] is not None
+        self.grouped = group[0] is not None  # reduced with all members of the group or not at all
         self._context: Any = None
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
         self.view: BucketView | None = None  # where gradients are to be
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
+        # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
         self.form = _NONE
         self._device: torch.device | None = None  # theirs
+        # A gradient's share of the bytes that are sent by one call, if those of this form are
+        # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0
+        # (input address, output address, what keeps them alive, `made` of lend()) -> handle
+        self.submit: Callable[[int, int, object, list[int]], int]
 
-    def rows(self, like: Tensor, sparse_dim: int) -> Sending:
+    def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
         """The Rows to use from now on; closes the prepared call."""
         from farandole.torch.gradients.rows import Rows  # imported late: it uses this module
 
@@ -201,13 +122,13 @@ class Encoding(Sending):
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """The result, decompressed, and sparse if the gradient was."""
+        """The result, decompressed, and sparse if the gradient was; may be called again."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     @property
-    def stream(self) -> int:  # type: ignore[override]
+    def stream(self) -> int:
         """The CUDA stream of the last submission; 0 on the CPU."""
         return self._prepared.stream if self._prepared else 0
 

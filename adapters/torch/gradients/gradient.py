@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
+from farandole.calls.handles import is_absent
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.bucket_view import BucketView
-from farandole.torch.gradients.encoding import Sending
+from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.round import have_own_memory
 from farandole.torch.kind import address_of
 
@@ -33,7 +34,7 @@ class Gradient:
         *("reducer", "remove", "sparse_dim", "static", "view"),
     )
 
-    def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Sending) -> None:
+    def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
         """`name` is the parameter's, for error texts; `encoding` is how it is sent."""
         self.reducer = reducer
         self.parameter = parameter
@@ -184,7 +185,7 @@ class Gradient:
         """What is reduced so far; None: no rank has had anything."""
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
-        if encoded is None or (absent and self.encoding.missing(handle)):
+        if encoded is None or (absent and is_absent(handle)):
             return self.base
         result = self.encoding.decode(encoded, handle)
         if self.base is not None:
@@ -208,7 +209,6 @@ class Gradient:
         """Leaves the round."""
         self.grad = self.encoded = self.handle = None
         self.sparse_dim = 0
-        self.encoding.end()
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""

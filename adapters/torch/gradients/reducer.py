@@ -27,14 +27,10 @@ from farandole.topology import rank
 from farandole.torch import cuda, owners
 from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
-from farandole.torch.gradients.encoding import Sending
+from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState
 from farandole.torch.models import REMEDIES, model_of
-
-# Makes what sends a parameter's gradients: of the Call and the group (its name in calls, its number
-# of members) of the plain form, the parameter and its name.
-Maker = Callable[[Call, tuple[str | None, int], Tensor, str], Sending]
 
 _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
@@ -146,12 +142,11 @@ class Reducer:
     """
 
     def __init__(
-        self, settings: Settings, passes: Passes, make: Maker, optimizer: torch.optim.Optimizer
+        self, settings: Settings, passes: Passes, optimizer: torch.optim.Optimizer
     ) -> None:
         """`passes`: which of them reduce; `optimizer`: whose settings are compared."""
         self.settings = settings
         self.passes = passes
-        self._make = make
         whose = ref(optimizer)
         self._equality = Equality(
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
@@ -180,23 +175,22 @@ class Reducer:
         """Begins to reduce parameters' gradients, also for older optimizers that have them."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
-            gradient = Gradient(self, parameter, name, self._sending(parameter, name))
+            gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
             owners.take(gradient)
             self.gradients.append(gradient)
         if self.settings.views:
             lay_out(self.gradients[begin:], self.settings.process_set)
         self.hook()
 
-    def _sending(self, parameter: Tensor, name: str) -> Sending:
+    def _encoding(self, parameter: Tensor, name: str) -> Encoding:
         s, scope = self.settings, self.consensus.scope
         call = Call(
             *(Op.ALLREDUCE, f"{scope}.{name}", s.process_set, s.reduce_op, s.prescale, s.postscale)
         )
         group, members = s.groups.get(id(parameter), (None, 1))
         label = None if group is None else f"{scope}.group.{group}"
-        sending = self._make(call, (label, members), parameter, name)
-        self._linear &= sending.adds
-        return sending
+        compressor = s.compressor_of(name, parameter)
+        return Encoding(call, compressor, s.sparse_as_dense, (label, members))
 
     def hook(self) -> None:
         """Hooks parameters without hooks that require a gradient by now."""
@@ -257,7 +251,7 @@ class Reducer:
         if self.consensus.epoch != leases.epoch():
             self._start()
             for gradient in self.gradients:
-                gradient.encoding = self._sending(gradient.parameter, gradient.name)
+                gradient.encoding = self._encoding(gradient.parameter, gradient.name)
             if settings.views:  # an earlier job's memory may no longer be shared
                 lay_out(self.gradients, settings.process_set)
         self.consensus.begin()
@@ -266,7 +260,7 @@ class Reducer:
         if self.passes.reduced and not (self.passes.divisor == 1 and self._linear):
             text = (
                 f"{self.consensus.scope}: gradients are reduced already, and only to averages, "
-                "without error feedback or a mean over passes, more can be added: call step() or "
+                "without a mean over passes, more can be added: call step() or "
                 "optimizer.zero_grad() before, or use no_sync() or backward_passes_per_step"
             )
             raise self.refuse(ValueError(text))
@@ -403,37 +397,13 @@ class Reducer:
         return next((text for text in texts if text), None)
 
     def _wait(self, limit: Limit, sent: list[Gradient]) -> None:
-        """Waits for the gradients, some of which take several calls."""
-        now, consensus = self.now, self.consensus
-        while True:
-            rest = [g for g in sent if g.encoded is not None and g.encoding.unfinished]
-            if rest:  # an interrupted proceed() has made calls too
-                consensus.renew(now.made, self.sent)
-            failure = consensus.wait(consensus.handles, limit, sent)
-            if failure is None and cuda.device >= 0:
-                cuda.join([g.handle for g in sent if g.handle is not None], sent)
-            if failure is None and rest:
-                failure = self._go_on(rest)
-            if failure is not None:
-                self.abandon()
-                raise failure
-            if not rest:
-                return
-
-    def _go_on(self, rest: list[Gradient]) -> Exception | None:
-        """Makes the next calls of gradients that take several, whose calls are done. Returns an
-        error, after telling the peers."""
-        for i, gradient in enumerate(rest):
-            try:
-                gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
-            except Exception as reason:
-                if handlers := of_signal(reason):
-                    raise handlers from None
-                if not self.now.refused:
-                    calls = [other.encoding.call for other in rest[i:]]
-                    requests.refuse_all(calls, reason, self.now.refused)
-                return reason
-        return None
+        """Waits for the gradients."""
+        failure = self.consensus.wait(self.consensus.handles, limit, sent)
+        if failure is None and cuda.device >= 0:
+            cuda.join([g.handle for g in sent if g.handle is not None], sent)
+        if failure is not None:
+            self.abandon()
+            raise failure
 
     # ---- between passes
 
@@ -448,8 +418,6 @@ class Reducer:
     def abandon(self) -> None:
         """Ends the round without results: leaves all handles under way to leases, and to the next
         round, which waits for them, as all ranks complete or refuse them."""
-        for gradient in self.sent:
-            gradient.handle = gradient.encoding.latest(gradient.handle or 0)
         numbers = [*(g.handle or 0 for g in self.sent), *self.now.made]
         leases.drop(numbers, self.consensus.epoch)
         self.consensus.unfinished += numbers

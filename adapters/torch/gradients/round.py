@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
     from farandole.torch.gradients.reducer import Pass, Reducer
 
-ROOM = 64 << 10  # most bytes that wait to be sent together; see Sending.weight
+ROOM = 64 << 10  # most bytes that wait to be sent together; see Encoding.weight
 _MOST_NAMES = 4  # of gradients, in an error's text
 _INT64 = DTYPES.index("int64")
 
@@ -210,10 +210,6 @@ class Consensus:
             finally:
                 if made and made[0] < 0:
                     made.clear()
-        self.renew(made, sent)
-
-    def renew(self, made: list[int], sent: Iterable[Gradient]) -> None:
-        """Notes the handles that the gradients have now."""
         self.handles = leases.numbers_of([*map(_handle, sent), *made])
 
     def hear(self, made: list[int], limit: Limit, sent: list[Gradient]) -> Exception | RoundState:

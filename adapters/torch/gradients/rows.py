@@ -13,7 +13,8 @@ from torch import Tensor
 from farandole.calls.requests import Call, Op
 from farandole.members import size_of
 from farandole.ops import Average
-from farandole.torch.gradients.encoding import Sending
+from farandole.torch.compression import Compression
+from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.kind import prepare, receive
 
 _INDEX = torch.int64.itemsize
@@ -47,34 +48,39 @@ def _packed(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-class Rows(Sending):
+class Rows(Encoding):
     """For gradients whose rows are gathered from all ranks and added up.
 
     Values are sent uncompressed. Dense gradients among sparse ones are made sparse.
     """
 
+    stream = 0
+
     def __init__(
         self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
     ) -> None:
         """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
-        self.call = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
-        self._group = group
-        self.grouped = group[0] is not None
+        gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
+        super().__init__(gather, Compression.none, False, group)
         self._like = like.detach()
-        self._sparse_dim = sparse_dim
+        self._dims = sparse_dim
         self._factor = call.prescale * call.postscale
         if call.reduce_op == Average:
             self._factor /= size_of(call.process_set)
         self._rows = no_rows(like, sparse_dim)
 
+    def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:
+        """Itself."""
+        return self
+
     def encode(self, grad: Tensor) -> Tensor:
         """The gradient's rows, packed."""
-        self._rows = pack(grad, self._sparse_dim)
+        self._rows = pack(grad, self._dims)
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor of no rows, since this rank sends nothing."""
-        self._rows = no_rows(parameter, self._sparse_dim)
+        self._rows = no_rows(parameter, self._dims)
         return self._rows
 
     def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
@@ -87,5 +93,5 @@ class Rows(Sending):
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average of a finished handle: sparse, coalesced."""
-        total = unpack(receive(handle, self._rows), self._like, self._sparse_dim)
+        total = unpack(receive(handle, self._rows), self._like, self._dims)
         return total if self._factor == 1.0 else total.mul_(self._factor)
