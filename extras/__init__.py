@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that stand on farandole's public names and its extension points, and on nothing else."""
+"""Packages that stand on the others: farandole and farandole.torch show them to users."""

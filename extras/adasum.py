@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from farandole import Adasum
-from farandole.extension import Scope
-from farandole.torch import ReducingOptimizer, grouped_allreduce
-from farandole.torch.extension import largest_flag, without_grad
+from farandole.calls.requests import Scope
+from farandole.ops import Adasum
+from farandole.torch.functions import largest_flag
+from farandole.torch.grad_mode import without_grad
+from farandole.torch.mpi_ops import grouped_allreduce
+from farandole.torch.optimizer import ReducingOptimizer, combining
 
 
 class AdasumOptimizer(ReducingOptimizer[Any]):
@@ -108,3 +110,6 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
     def set_weight(self, weight: float) -> NoReturn:
         """Raises NotImplementedError: Adasum is not an average."""
         raise NotImplementedError("op=Adasum weighs ranks by themselves: it takes no set_weight()")
+
+
+combining[Adasum] = AdasumOptimizer

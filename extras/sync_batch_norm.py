@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import ProcessSet, Sum, global_process_set
-from farandole.extension import Call, Op, generation, refuse, set_id
-from farandole.torch import allreduce_
+from farandole.calls.requests import Call, Op, generation, refuse
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops import Sum
+from farandole.torch.mpi_ops import allreduce_
 
 _UNNAMED = "layer"
 # Numbers of layers that use a name since init(), by generation, process set and name.

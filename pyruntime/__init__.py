@@ -5,8 +5,6 @@ Horovod users change one line: `import farandole.torch as hvd`; `farandole.numpy
 framework. The calls here take arrays of every kind and return arrays of the same kind.
 """
 
-from typing import TYPE_CHECKING
-
 from farandole import ops
 from farandole._library import lib, text
 from farandole.arrays.arena import empty
@@ -21,7 +19,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
-from farandole.extension import late as _late
+from farandole.extras.parameter_server import ParameterServer
 from farandole.features import (
     ccl_built,
     cuda_built,
@@ -59,11 +57,6 @@ from farandole.topology import (
     rank,
     size,
 )
-
-if TYPE_CHECKING:
-    from farandole.extras.parameter_server import ParameterServer
-else:  # they import this package
-    __getattr__ = _late(__name__, {"parameter_server": "ParameterServer"})
 
 __version__ = text(lib.farandole_version())
 _unmet.watch()

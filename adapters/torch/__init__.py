@@ -7,8 +7,6 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
-from typing import TYPE_CHECKING
-
 from farandole.installed import needs as _needs
 
 with _needs("torch", "farandole.torch", "PyTorch", "pip install torch"):
@@ -24,7 +22,8 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
-from farandole.extension import late as _late
+from farandole.extras import adasum as _  # noqa: F401  # registers its optimizer
+from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
@@ -34,17 +33,6 @@ from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
-
-if TYPE_CHECKING:
-    from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-else:  # they import this package
-    __getattr__ = _late(
-        __name__,
-        {
-            "adasum": "AdasumOptimizer",
-            "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
-        },
-    )
 
 __all__ = [
     "CheckpointError",

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from operator import is_
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -143,7 +142,7 @@ def DistributedOptimizer(
     if op == Adasum:
         if alone:
             return adopt(None, kind=ReducingOptimizer)
-        kind: Any = import_module("farandole.torch").AdasumOptimizer  # it imports this module
+        kind: Any = combining[Adasum]
         scope = Scope("adasum optimizer", process_set)
         compare = comparison(optimizer, kind.named, process_set, interval)
         fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
@@ -229,7 +228,7 @@ _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     """What DistributedOptimizer makes of an optimizer of class Wrapped, with the methods it adds.
 
-    Do not call its constructor. The object still is the Wrapped that it was. Extras derive from it.
+    Do not call its constructor. The object still is the Wrapped that it was.
     """
 
     _reducer: Reducer | None  # None: no other rank to reduce with
@@ -401,6 +400,11 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are optimizers of the original class, not yet distributed ones."""
         return _blank, (_own(self), self._reduces()), self.__getstate__()
+
+
+# By op: optimizers that combine the ranks' steps in place of gradients. farandole.extras.adasum
+# registers its own.
+combining: dict[ReduceOp, type[ReducingOptimizer[Any]]] = {}
 
 
 class _Copy(torch.optim.Optimizer):

@@ -13,23 +13,15 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from farandole import (
-    FarandoleError,
-    Handle,
-    PeerError,
-    ProcessSet,
-    ShutdownError,
-    StallError,
-    recv,
-    recv_async,
-    send,
-    send_async,
-)
-from farandole.extension import done_within, on_leave, setting
+from farandole.calls.handles import Handle, done_within
+from farandole.calls.requests import on_leave
+from farandole.config import setting
+from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
+from farandole.members import ProcessSet
+from farandole.messages import recv, recv_async, send, send_async
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 Update = Callable[[Array, Array], Array]
 PUSH, PULL, TICK, DONE, LOST, STILL_HERE, FAILED = range(7)  # what a message says
 NAME = "parameter server"  # of calls and messages, for reports

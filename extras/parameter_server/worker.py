@@ -8,22 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from farandole import (
-    FarandoleError,
-    MismatchError,
-    ProcessSet,
-    StallError,
-    allgather_object,
-    global_process_set,
-    recv_async,
-    send_async,
-)
-from farandole.extension import Argument, check, heard_by_all, integer, is_factor
+from farandole.calls.arguments import Argument, check, integer, is_factor
+from farandole.calls.public_call import heard_by_all
+from farandole.errors import FarandoleError, MismatchError, StallError
 from farandole.extras.parameter_server.shard import (
     BODY,
     DONE,
@@ -40,8 +31,14 @@ from farandole.extras.parameter_server.shard import (
     Update,
     check_held,
 )
+from farandole.members import ProcessSet, global_process_set
+from farandole.messages import recv_async, send_async
+from farandole.objects import allgather_object
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+Array = np.ndarray[Any, np.dtype[Any]]
 _FIRST_TAG = 1 << 61  # the tags of servers count up from here; those of users are smaller
 _LOOK_SECONDS = 1.0
 _made = 0  # servers so far; as many as the most of any rank that took part in the last one

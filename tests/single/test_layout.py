@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -71,19 +70,11 @@ PYTHON_LADDER = (
     ),
     *("arrays", "calls", "observe", "process_sets"),
     *("ops", "messages", "objects"),
-    "extension",
     "equality",
-    *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
+    *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch"),
+    *("extras", "__init__"),
     *("as_horovod", "tools", "__main__"),
 )
-# Extra, a package or module of extras/ -> the packages whose public names it may import: those in
-# `__all__` of each, and of its module `extension`. Nothing else names an extra but these packages
-# themselves, which show it to users and import it late.
-EXTRAS = {
-    "adasum": ("farandole", "farandole.torch"),
-    "parameter_server": ("farandole",),
-    "sync_batch_norm": ("farandole", "farandole.torch"),
-}
 # Parts of the package that describe a framework's arrays; none knows another.
 ADAPTERS = {"torch", "numpy", "cupy", "jax", "tensorflow"}
 
@@ -286,22 +277,20 @@ def test_python_imports_follow_the_ladder() -> None:
                 assert allowed, f"{path.relative_to(ROOT)} imports {name}, which stands on it"
 
 
-def public_names(package: str) -> set[str]:
-    modules = (importlib.import_module(name) for name in (package, f"{package}.extension"))
-    return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
-
-
-def test_extras_stand_on_public_names() -> None:
+def test_extras_stand_below_the_package() -> None:
+    """So the package can import them; none knows another."""
+    rung = {name: number for number, name in enumerate(PYTHON_LADDER)}
     for path in (ROOT / "extras").rglob("*.py"):
-        parts = path.relative_to(ROOT / "extras").with_suffix("").parts
-        if parts == ("__init__",):
-            continue
-        assert parts[0] in EXTRAS, f"{path}: give it a row in EXTRAS"
-        allowed = set().union(*map(public_names, EXTRAS[parts[0]]))
+        whose = path.relative_to(ROOT / "extras").with_suffix("").parts[0]
         for name in imported_modules(path):
-            own = name.startswith(f"farandole.extras.{parts[0]}.")
-            foreign = name.split(".")[0] != "farandole"
-            assert foreign or own or name in allowed, f"{path} imports {name}, which is not public"
+            if name.split(".")[0] != "farandole":
+                continue
+            there = [*name.split("."), "__init__"][1]
+            if there == "extras":
+                assert name.startswith(f"farandole.extras.{whose}."), f"{path} imports {name}"
+            else:
+                below = there == "torch" or rung.get(there, len(rung)) < rung["extras"]
+                assert below, f"{path} imports {name}, which stands on it"
 
 
 def test_the_core_names_no_extra() -> None:
