@@ -244,13 +244,12 @@ def submit(
     call: Call,
     buffers: Sequence[Buffer],
     outputs: Sequence[Buffer] = (),
-    numbers: Any = None,
     own: int = 0,
     alike: bool = True,
 ) -> Any:
-    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles:
-    `numbers`, if given, as in lend_all(). `own`: how many frames, that of the caller first, are
-    known to be farandole's; 0: the call has no site. `alike`: whether all ranks make it in one.
+    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
+    `own`: how many frames, that of the caller first, are known to be farandole's; 0: the call has
+    no site. `alike`: whether all ranks make it in one.
 
     A call without tensors has one handle too: it waits for the peers, which must have none either.
     Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
@@ -262,7 +261,7 @@ def submit(
     site = here(own + 2) if own else UNKNOWN
     requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs], site, alike)
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
-    made = lend_all(requests, memory, numbers or _new("int64_t[]", len(requests)))
+    made = lend_all(requests, memory, _new("int64_t[]", len(requests)))
     del keep
     if isinstance(made, Exception):
         raise told(made)
