@@ -45,8 +45,19 @@ def one(grouped: Callable[Concatenate[Sequence[Any], P], list[R]]) -> OneTensor[
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """The values as tensors; variables by their values."""
-    return [tf.convert_to_tensor(x) for x in values]
+    """The values as tensors; variables by their values. Raises TypeError for what is not dense, such
+    as a tf.RaggedTensor."""
+    return [_tensor_of(x) for x in values]
+
+
+def _tensor_of(value: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as reason:
+        raise TypeError(
+            f"a {type(value).__name__} can't become a dense tensor: pass a tf.Tensor, for example "
+            f"each part of a tf.RaggedTensor as one ({reason})"
+        ) from reason
 
 
 def same_shapes(tensors: Sequence[Any]) -> Shapes:

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def _node(
     call: Callable[..., Any], tensors: Sequence[Any], types: Sequence[Any], shapes: Shapes
 ) -> list[Any]:
     """A node that runs `call`, after those that were made before it."""
-    _check_not_compiled()
+    _check_place()
     graph, token = tf.compat.v1.get_default_graph(), _token()
     last = [x for x in (getattr(graph, _LAST, None),) if x is not None]  # gradients need this
     with tf.control_dependencies(last):
@@ -148,7 +149,14 @@ def typed_errors() -> Iterator[None]:
 
 @functools.cache
 def _made_token() -> Any:
-    with tf.init_scope(), tf.device("CPU:0"):
+    """A thread of its own makes it: tf.function traces its function twice if the first trace makes
+    a variable, in tf.init_scope too. An earlier moment would keep users from choosing devices."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_variable).result()
+
+
+def _variable() -> Any:
+    with tf.device("CPU:0"):
         return tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_order")
 
 
@@ -158,11 +166,20 @@ def _token() -> Any:
         return _made_token()
 
 
-def _check_not_compiled() -> None:
+def _check_place() -> None:
+    """Raises ValueError where TensorFlow could not keep the order of the nodes."""
     from tensorflow.python.ops import control_flow_util
 
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    graph: Any = tf.compat.v1.get_default_graph()
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
         raise ValueError(
             "XLA can't compile a collective of farandole.tensorflow: leave jit_compile=True out of "
             "tf.function, or pass jit_compile=False to model.compile()"
         )
+    while graph is not None:
+        if getattr(graph, "name", "").startswith("Dataset_"):  # as TensorFlow calls them
+            raise ValueError(
+                "a function of tf.data can't call a collective: each rank prepares its elements "
+                "ahead, in threads of its own; call it on what the dataset yields"
+            )
+        graph = getattr(graph, "outer_graph", None)

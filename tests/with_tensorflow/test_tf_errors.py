@@ -102,6 +102,16 @@ def test_a_text_on_one_rank(within):
     assert "cannot be sent; supported: " in str(caught.value)
 
 
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0)])
+def test_tensors_of_several_parts_on_one_rank(call, within):
+    ragged, sparse = tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 0.0]])
+    for one in (ragged, sparse):
+        x = one if is_last() else tf.ones(4)
+        text = r"a (Ragged|Sparse)Tensor can't become a dense tensor: pass a tf\.Tensor"
+        with pytest.raises((TypeError, hvd.FarandoleError, tf.errors.OpError), match=text):
+            within(call)(x)
+
+
 def test_wrong_splits_on_one_rank(within):
     splits = tf.constant([-1 if is_last() else 1] + [1] * (hvd.size() - 1))
     with pytest.raises((ValueError, hvd.FarandoleError, tf.errors.OpError), match="splits"):

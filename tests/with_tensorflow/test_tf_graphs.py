@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.calls.requests import Op
+from farandole.tensorflow import graph
 from farandole.tensorflow.graph import next_name
 
 pytestmark = pytest.mark.ranks(1, 3)
@@ -120,6 +121,60 @@ def test_ranks_that_retrace_at_other_times(name):
         extra = tf.zeros(1 + (i * (hvd.rank() + 1)) % 3)
         assert step(mine(), extra).numpy().tolist() == [2 * everyones()] * 3
     assert step.experimental_get_tracing_count() >= 1
+
+
+@pytest.fixture
+def first():
+    """The next collective is as the first one of a process; functions of other tests stay usable."""
+    made = graph._made_token()
+    graph._made_token.cache_clear()
+    yield
+    del made
+
+
+@pytest.mark.usefixtures("first")
+@pytest.mark.parametrize("signature", [None, [tf.TensorSpec([None], tf.float32)]])
+def test_the_first_collective_is_traced_once(signature):
+    """Also in a function of a function; and a tape that gives one gradient is not used up."""
+    traced = []
+    v = tf.Variable(mine())
+
+    @tf.function
+    def inner(x):
+        traced.append("inner")
+        return total(v * x)
+
+    @tf.function(input_signature=signature)
+    def outer(x):
+        traced.append("outer")
+        return tape.gradient(inner(x), v), v * x
+
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            gradient, _ = outer(mine())
+        assert gradient.numpy().tolist() == [hvd.size() * (hvd.rank() + 1.0)] * 3
+    assert traced == ["outer", "inner"]
+
+
+@pytest.mark.usefixtures("first")
+def test_the_first_collective_has_a_jacobian():
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = total(x * x)
+        return tape.jacobian(y, x)
+
+    expected = 2.0 * hvd.size() * (hvd.rank() + 1)
+    assert step(mine(2)).numpy().tolist() == [[expected, 0.0], [0.0, expected]]
+
+
+@pytest.mark.parametrize("within", [lambda function: function, tf.function])
+def test_functions_of_datasets_are_refused(within):
+    elements = tf.data.Dataset.from_tensor_slices(tf.fill([2, 3], hvd.rank() + 1.0))
+    with pytest.raises(ValueError, match=r"tf\.data can't call .* on what the dataset yields"):
+        elements.map(within(total))
+    assert [total(x).numpy()[0] for x in elements] == [everyones()] * 2
 
 
 def test_names():
