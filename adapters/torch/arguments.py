@@ -18,7 +18,6 @@ from farandole import ops
 from farandole.calls.arguments import number, shown
 from farandole.equality import Interval
 from farandole.members import ProcessSet
-from farandole.ops import Adasum
 from farandole.torch.compression import Compressor
 
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -38,14 +37,6 @@ class Settings:
     views: bool  # gradient_as_bucket_view
     ranks: ProcessSet  # that of process_set
     verify: Interval  # of comparisons of the ranks' models
-
-
-def check_options(op: int, accumulate: str, views: bool) -> None:
-    """Raises ValueError for options that are none, or do not go together."""
-    if accumulate not in ("sum", "mean"):
-        raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
-    if op == Adasum and views:
-        raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
 
 
 # ---- names

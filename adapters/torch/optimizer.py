@@ -26,7 +26,6 @@ from farandole.torch.arguments import (
     Groups,
     Settings,
     assign,
-    check_options,
     default_name,
     factor_of,
     parameter_names,
@@ -53,7 +52,6 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
-    accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
     verify_every: int | None = None,
     verify: Literal["warn", "raise"] = "warn",
@@ -69,8 +67,7 @@ def DistributedOptimizer(
         named_parameters: names for error texts; default: numbers of group and parameter.
         compression: a class with compress and decompress, or a function (name, parameter) -> one.
         backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
-            accumulate.
-        accumulate: whether the passes of one reduction are summed, as in plain torch, or averaged.
+            add up.
         op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps
             on its own gradients, and step() combines the ranks' steps.
         gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
@@ -117,7 +114,8 @@ def DistributedOptimizer(
     check(backward_passes_per_step=backward_passes_per_step)
     interval = Interval.of(verify_every, verify)
     _check(optimizer)
-    check_options(op, accumulate, gradient_as_bucket_view)
+    if op == Adasum and gradient_as_bucket_view:
+        raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = parameter_names(optimizer, named_parameters)
     for parameter, name in zip(parameters, names, strict=True):
@@ -148,9 +146,8 @@ def DistributedOptimizer(
         fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
         return adopt(None, kind=kind, _before_step=compare, **fields)
     reducer: Reducer | None = None
-    if process_set.included() and (accumulate == "mean" or not alone):
-        passes = Passes(backward_passes_per_step, accumulate == "mean")
-        reducer = Reducer(settings, passes, optimizer)
+    if not alone:
+        reducer = Reducer(settings, Passes(backward_passes_per_step), optimizer)
         reducer.add(parameters, names)
     return adopt(reducer, kind=ReducingOptimizer)
 

@@ -49,7 +49,7 @@ def _terms(reducer: Reducer) -> object:
     """What the value of a reduced gradient depends on."""
     s, passes = reducer.settings, reducer.passes
     factors = s.prescale, s.postscale, reducer.factor
-    return s.process_set, s.reduce_op, factors, passes.mean, passes.wanted
+    return s.process_set, s.reduce_op, factors, passes.wanted
 
 
 def give_back(gradient: Gradient) -> None:

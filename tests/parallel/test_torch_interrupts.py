@@ -29,7 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "views": {"gradient_as_bucket_view": True},
     "groups": {"groups": 1},
     "sum": {"op": hvd.Sum},
-    "mean": {"accumulate": "mean"},
     "half": {"compression": hvd.Compression.fp16},
 }
 

@@ -216,7 +216,7 @@ def test_gradients_that_require_gradients() -> None:
 
 
 def test_step_without_any_pass() -> None:
-    (p,), optimizer = toys(accumulate="mean")
+    (p,), optimizer = toys()
     for _ in range(2):
         optimizer.step()
         optimizer.synchronize()

@@ -39,20 +39,6 @@ def test_the_average_over_unequal_batches_is_that_over_all_samples(options: Any)
         torch.testing.assert_close(q.grad, torch.ones(1))
 
 
-def test_weights_and_accumulation() -> None:
-    p = nn.Parameter(torch.zeros(1))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([p], lr=0.1), backward_passes_per_step=2, accumulate="mean"
-    )
-    weights = [1.0 + r for r in range(hvd.size())]
-    optimizer.set_weight(weights[hvd.rank()])
-    for k in (1.0, 3.0):
-        (p * (hvd.rank() + k)).sum().backward()
-    optimizer.step()
-    wanted = sum(w * (r + 2.0) for r, w in enumerate(weights)) / sum(weights)
-    torch.testing.assert_close(p.grad, torch.tensor([wanted]))
-
-
 KINDS = [int, float, np.float32, np.int64, lambda w: torch.tensor(w), lambda w: np.array([w])]
 
 

@@ -68,7 +68,6 @@ def optimizers() -> Iterator[tuple[str, Row]]:
     yield with_option("groups", -1, ValueError, "number of groups")
     for groups in ([[p], [p]], [[torch.zeros(1)]]):
         yield with_option("groups", groups, ValueError, "each once")
-    yield with_option("accumulate", "max", ValueError, "accumulate")
 
 
 # What does not go together, or is the wrong object.

@@ -79,7 +79,6 @@ class LoopRunner:
             backward_passes_per_step=loop.passes,
             op=getattr(hvd, loop.op),
             num_groups=loop.groups,
-            accumulate="mean" if loop.mean else "sum",
             sparse_as_dense=loop.dense,
             **options,
         )

@@ -42,7 +42,7 @@ class _Model:
         self._count_anew()
 
     def _count_anew(self) -> None:
-        self._passes = self._counted = 0  # since the last reduction
+        self._counted = 0  # since the last reduction
         self._settled = False  # nothing has come since
 
     def run(self) -> list[State]:
@@ -73,7 +73,6 @@ class _Model:
                 old, g = own[i], None if p.grad is None else p.grad.to_dense()
                 own[i] = old if g is None else g if old is None else old + g
         self._number += 1
-        self._passes += 1
         self._counted += not hold
         self._settled = False
         if not hold and self._counted >= self._loop.passes:
@@ -103,8 +102,6 @@ class _Model:
         self._settled = True
 
     def _combine(self, parts: list[Tensor]) -> Tensor:
-        if self._loop.mean:
-            parts = [part / max(1, self._passes) for part in parts]
         stack = torch.stack(parts).detach()
         if self._loop.op == "Min":
             return stack.amin(0)

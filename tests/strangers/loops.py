@@ -21,7 +21,7 @@ FEATURES = (
     *("backward:unused", "fail", "zero:optimizer_none", "zero:optimizer_zero", "zero:model_none"),
     *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
     *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
-    *("loop:late", "loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum"),
+    *("loop:late", "loop:memory", "broadcast", "edit", "views", "passes", "op:Sum"),
     *("op:Min", "groups", "kind:split", "kind:compressed"),
     *("table:rows", "table:dense"),
 )
@@ -40,7 +40,6 @@ class Loop:
     moves: tuple[Any, ...]
     op: str = "Average"
     passes: int = 1
-    mean: bool = False
     views: bool = False  # gradient_as_bucket_view
     groups: int = 0
     named: bool = True
@@ -52,7 +51,7 @@ class Loop:
     @property
     def linear(self) -> bool:
         """Whether what comes after a reduction can be reduced with its result."""
-        return self.op == "Average" and not self.mean
+        return self.op == "Average"
 
     @property
     def dense(self) -> bool:
@@ -72,7 +71,6 @@ class Loop:
         """Those of FEATURES that it uses on so many ranks, apart from what all loops have."""
         used = {f"op:{self.op}"}
         used |= {"passes"} if self.passes > 1 else set()
-        used |= {"mean"} if self.mean else set()
         used |= {"views"} if self.views else set()
         used |= {"groups"} if self.groups else set()
         used |= {f"kind:{self.kind}", f"table:{self.table}"}

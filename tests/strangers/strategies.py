@@ -124,7 +124,6 @@ def loops(without: frozenset[str] = frozenset()) -> Strategy:
         moves=_moves(_loop_moves(without)),
         op=_picked(["Average", "Average", "Sum", "Min"], _less("op:", without)),
         passes=option("passes", st.sampled_from([1, 1, 2, 3]), 1),
-        mean=option("mean", st.sampled_from([False, False, True]), False),
         views=option("views", st.booleans(), False),
         groups=option("groups", st.sampled_from([0, 0, 2]), 0),
         named=st.booleans(),

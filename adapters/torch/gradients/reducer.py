@@ -48,12 +48,11 @@ _all: WeakSet[Reducer] = WeakSet()
 class Passes:
     """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
 
-    __slots__ = ("complete", "counted", "holding", "made", "mean", "reduced", "wanted")
+    __slots__ = ("complete", "counted", "holding", "made", "reduced", "wanted")
 
-    def __init__(self, wanted: int, mean: bool) -> None:
-        """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
+    def __init__(self, wanted: int) -> None:
+        """`wanted`: passes until one reduces, without those in no_sync()."""
         self.wanted = wanted
-        self.mean = mean
         self.holding = False  # no_sync(): gradients stay local
         self.restart(reduced=False)
 
@@ -68,11 +67,6 @@ class Passes:
         self.made += 1
         self.counted += not self.holding
         return not self.holding and self.counted >= self.wanted
-
-    @property
-    def divisor(self) -> int:
-        """What gradients are divided by."""
-        return max(1, self.made) if self.mean else 1
 
 
 class Pass:
@@ -228,7 +222,7 @@ class Reducer:
         self.now.capturing = cuda.is_capturing(parameter)
         if self.now.capturing:
             return
-        if passes.reduced and passes.made == 0 and (passes.mean or not self._linear):
+        if passes.reduced and passes.made == 0 and not self._linear:
             # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
@@ -256,12 +250,12 @@ class Reducer:
                 lay_out(self.gradients, settings.process_set)
         self.consensus.begin()
         self.now.open = True
-        self.now.scale = self.factor / self.passes.divisor
-        if self.passes.reduced and not (self.passes.divisor == 1 and self._linear):
+        self.now.scale = self.factor
+        if self.passes.reduced and not self._linear:
             text = (
-                f"{self.consensus.scope}: gradients are reduced already, and only to averages, "
-                "without a mean over passes, more can be added: call step() or "
-                "optimizer.zero_grad() before, or use no_sync() or backward_passes_per_step"
+                f"{self.consensus.scope}: gradients are reduced already, and only to averages "
+                "more can be added: call step() or optimizer.zero_grad() before, or use no_sync() "
+                "or backward_passes_per_step"
             )
             raise self.refuse(ValueError(text))
 
@@ -325,7 +319,7 @@ class Reducer:
             sent = self.sent
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
-        equal = int(now.at_step), steps, len(sent), self.passes.divisor
+        equal = int(now.at_step), steps, len(sent)
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
         state = RoundState(int(now.late), now.sparse, *equal, model)
         self.consensus.close(state, now.made, sent)

@@ -161,7 +161,6 @@ class RoundState(NamedTuple):
     at_step: int  # 1: step() closes it; 0: a backward pass or synchronize()
     steps: int  # earlier step() calls since the last join()
     tensors: int  # sent in the round
-    passes: int  # what gradients were divided by
     # Compared by whoever asks, see Consensus.equal_models:
     model: int  # a digest of this rank's model, not negative; 0: not compared
 
@@ -173,7 +172,6 @@ _REMEDIES = {
     "backward passes? One that leaves a pass out calls optimizer.synchronize() in its place",
     "steps": "do all ranks call step() and backward() equally often?",
     "tensors": "do all ranks freeze or add the same parameters?",
-    "passes": "with accumulate='mean' all ranks make equally many backward passes in each step",
 }
 
 
