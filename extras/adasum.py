@@ -107,9 +107,5 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
             "call step() without skip_synchronize()"
         )
 
-    def set_weight(self, weight: float) -> NoReturn:
-        """Raises NotImplementedError: Adasum is not an average."""
-        raise NotImplementedError("op=Adasum weighs ranks by themselves: it takes no set_weight()")
-
 
 combining[Adasum] = AdasumOptimizer

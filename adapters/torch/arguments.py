@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DistributedOptimizer is given, checked: options, parameters' names, groups, weights. Used
-when it is made, or gets parameters or a weight."""
+"""What a DistributedOptimizer is given, checked: parameters' names and groups. Used when it is
+made, or gets parameters."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from farandole import ops
-from farandole.calls.arguments import number, shown
 from farandole.equality import Interval
 from farandole.members import ProcessSet
 from farandole.torch.compression import Compressor
@@ -142,28 +138,3 @@ def _checked(
             )
         free.remove(id(parameter))
     return groups
-
-
-# ---- weights
-
-
-def factor_of(weight: Any, averages: bool, name: str, process_set: ProcessSet) -> float:
-    """The factor for this rank's tensors that makes their average the weighted one.
-
-    Collective, by `name`. `weight`: a number, or an array or tensor of one element, of any dtype on
-    each rank. `averages`: whether an average will be taken. Raises ValueError on all ranks if one's
-    weight is negative or not finite, or all are 0, or no average is taken.
-    """
-    mine = number(weight)
-    usable = averages and mine is not None and math.isfinite(mine) and mine >= 0
-    total = np.array([mine if usable else math.nan], np.float64)
-    ops.allreduce_(total, op=ops.Sum, name=name, process_set=process_set)
-    if not averages:
-        raise ValueError("set_weight() works with op=Average only")
-    if not 0 < total[0] < math.inf:
-        raise ValueError(
-            f"set_weight(weight): weight is {shown(weight)}, of type {type(weight).__name__}, on "
-            "this rank; weights are finite, 0 or more on all ranks, and more on one at least"
-        )
-    assert mine is not None
-    return float(mine * (process_set.size() or 1) / total[0])

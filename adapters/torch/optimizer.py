@@ -27,7 +27,6 @@ from farandole.torch.arguments import (
     Settings,
     assign,
     default_name,
-    factor_of,
     parameter_names,
 )
 from farandole.torch.compiling import stay_outside
@@ -336,18 +335,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         self.synchronize()
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
-
-    def set_weight(self, weight: float) -> None:
-        """Makes the average a weighted one from the next backward pass on, as for unequal batches.
-
-        Gradients are multiplied by the rank's weight and divided by the sum of all weights; so with
-        mean losses the weight is the number of samples. Collective. Raises ValueError on all ranks
-        if a weight is negative or all are 0, or if op is not Average.
-        """
-        if self._reducer is not None:
-            name = f"{self._reducer.consensus.scope}.weight"
-            averages = self._reducer.settings.reduce_op == Average
-            self._reducer.factor = factor_of(weight, averages, name, self._process_set)
 
     @property
     def backward_passes_per_step(self) -> int:

@@ -39,7 +39,7 @@ def foreign(gradient: Gradient) -> bool:
     if gradient.encoding.grouped or _terms(owner.reducer) != _terms(gradient.reducer):
         raise RuntimeError(
             f"{gradient.name} belongs to a newer DistributedOptimizer, which reduces it in a "
-            "different way: give both the same op, factors, weight, process set and passes per "
+            "different way: give both the same op, factors, process set and passes per "
             "step, without groups; or delete the older optimizer, if it is not in use"
         )
     return True
@@ -48,8 +48,7 @@ def foreign(gradient: Gradient) -> bool:
 def _terms(reducer: Reducer) -> object:
     """What the value of a reduced gradient depends on."""
     s, passes = reducer.settings, reducer.passes
-    factors = s.prescale, s.postscale, reducer.factor
-    return s.process_set, s.reduce_op, factors, passes.wanted
+    return s.process_set, s.reduce_op, s.prescale, s.postscale, passes.wanted
 
 
 def give_back(gradient: Gradient) -> None:

@@ -34,7 +34,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (1, 2),
-        "float8 gpu_arrays prepared torch_strangers torch_weights torch_workers tune",
+        "float8 gpu_arrays prepared torch_strangers torch_workers tune",
         "a pair will do",
     ),
     (

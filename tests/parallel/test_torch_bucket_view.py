@@ -19,7 +19,6 @@ from harness.toys import batch, grad_is, loss_of, network, push, total, toys
 
 THE_OPTIMIZERS = (
     *("torch_amp", "torch_arrivals", "torch_changes", "torch_optimizer", "torch_sparse"),
-    "torch_weights",
 )
 # There the user's own tensor stays `.grad`, here it is replaced.
 LEFT_OUT = ("test_set_to_none_false_keeps_the_tensor",)

@@ -18,7 +18,6 @@ model = torch.nn.Linear(3, 2)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
 assert_type(optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
-optimizer.set_weight(4)
 optimizer.set_backward_passes_per_step(1)
 with optimizer.no_sync():
     model(torch.ones(4, 3)).sum().backward()
@@ -69,7 +68,6 @@ assert_type(farandole.broadcast_object({"epoch": 1}), dict[str, int])
 state = hvd.elastic.TorchState(model, optimizer, epoch=1, rates=[0.1])
 assert_type(state.model, torch.nn.Linear)
 assert_type(state.optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
-state.optimizer.set_weight(4)
 state.epoch += 1
 objects = farandole.elastic.ObjectState(epoch=3)
 objects.epoch += 1

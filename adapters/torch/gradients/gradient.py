@@ -81,7 +81,7 @@ class Gradient:
             self.grad = grad
             parameter.grad = None
             weight = self.encoding.weight
-            if weight and now.scale == 1.0:
+            if weight:
                 now.batch.append(self)
                 now.room -= weight
                 if now.room <= 0:
@@ -133,8 +133,7 @@ class Gradient:
             if self.view is None:
                 self.reducer.now.claim(address, self)
             self.grad = grad
-        scale = self.reducer.now.scale
-        return self.encoding.encode(grad if scale == 1.0 else grad * scale)
+        return self.encoding.encode(grad)
 
     def _send_data(self, encoded: Tensor) -> None:
         view, sent, grad = self.view, encoded, self.grad

@@ -148,7 +148,6 @@ class Reducer:
         )
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
-        self.factor = 1.0  # this rank's weight
         self.lent = False  # newer optimizers reduce some of its parameters
         # Whether what was added to the step's last result can be reduced with it.
         self._linear = settings.reduce_op == Average
@@ -250,7 +249,6 @@ class Reducer:
                 lay_out(self.gradients, settings.process_set)
         self.consensus.begin()
         self.now.open = True
-        self.now.scale = self.factor
         if self.passes.reduced and not self._linear:
             text = (
                 f"{self.consensus.scope}: gradients are reduced already, and only to averages "

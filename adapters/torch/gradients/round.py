@@ -49,7 +49,7 @@ class Round:
 
     __slots__ = (
         *("again", "at_step", "batch", "capturing", "inside", "late", "made", "memory", "open"),
-        *("reducer", "refused", "room", "scale", "sending", "sparse"),
+        *("reducer", "refused", "room", "sending", "sparse"),
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
@@ -61,7 +61,6 @@ class Round:
         self.capturing = False  # the pass becomes part of a CUDA graph
         self.open = False  # gradients may be under way
         self.sending = False  # gradients that arrive are taken and sent
-        self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
         self.late = False  # gradients have arrived after theirs had been sent
         self.sparse = 0  # as in RoundState
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
