@@ -159,6 +159,9 @@ typedef struct farandole_counter {
 /* ---- starting and leaving: the caller has to provide one allgather of opaque bytes, no more */
 const char* farandole_version(void);
 const char* farandole_build_id(void);
+/* 1 if this is the user that the process runs as. The kernel's overflow user (nobody) is nobody's own in a user
+ * namespace that does not map every user. */
+int32_t farandole_is_own_user(uint32_t user);
 /* For stall reports, once per process and before farandole_prepare: the signal on which Python's main thread
  * shall write its stacks (0: none), the non-blocking reading end of the pipe that it writes to, and folders,
  * separated by ':', whose frames are left out on top of each stack. Install Python's handler after

@@ -108,10 +108,22 @@ def said(reason: BaseException) -> str:
     return f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
 
 
+def printable(text: str, lines: bool = False) -> str:
+    """`text` of another process, safe to write to a terminal: control characters are escaped.
+
+    Names may hold escape sequences or characters that reorder a line. `lines`: keep line ends.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    shown = (c if c in kept or c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(shown)
+
+
 def from_code(code: int, text: str) -> Exception:
     """The exception for a C error code; unknown codes become FarandoleError."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError
-    return kind(text)
+    return kind(printable(text, lines=True))
 
 
 _NAMED = {kind.__name__: kind for kind in _CLASSES}

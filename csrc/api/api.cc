@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "base/build_id.h"
+#include "base/own_file.h"
 #include "runtime/local_endpoint.h"
 #include "watch/flight_text.h"
 
@@ -32,6 +33,8 @@ using namespace farandole;
 
 FARANDOLE_API const char* farandole_version(void) { return version(); }
 FARANDOLE_API const char* farandole_build_id(void) { return build_id(); }
+
+FARANDOLE_API int32_t farandole_is_own_user(uint32_t user) { return is_own_user(user) ? 1 : 0; }
 FARANDOLE_API const char* farandole_error(void) { return last_error; }
 FARANDOLE_API int32_t farandole_error_code(void) { return static_cast<int32_t>(last_code); }
 

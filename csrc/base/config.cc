@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/own_file.h"
 
 namespace farandole {
 namespace {
@@ -270,11 +271,14 @@ struct TuningFile {
 TuningFile read_tuning_file(const std::string& path) {
   if (path == "none") return {};
   TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
-  std::ifstream lines(file.path);
-  if (!lines) {
+  std::string why;
+  const std::optional<std::string> text = read_own_file(file.path, why);
+  if (!text) {
+    if (!why.empty()) refuse(file.path, why);
     if (!path.empty()) refuse(path, "cannot be read");
     return {};
   }
+  std::istringstream lines(*text);
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     line = trimmed(line.substr(0, line.find('#')));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -54,6 +55,24 @@ std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};  // read without
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : '\0');
+    const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F in UTF-8
+    if (c1 || (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\x%02x", c1 ? next : byte);
+      shown += escape;
+      i += c1 ? 1 : 0;
+    } else {
+      shown += text[i];
+    }
+  }
+  return shown;
+}
+
 const char* name_of(LogLevel level) { return kNames[static_cast<size_t>(level)].data(); }
 
 LogLevel log_level_of(const std::string& name) {
@@ -63,7 +82,7 @@ LogLevel log_level_of(const std::string& name) {
 std::string plain_line(const LogLine& line) {
   std::string text;
   if (line.rank >= 0) text = "[rank " + std::to_string(line.rank) + " on " + line.host + "] ";
-  text += std::string("farandole ") + name_of(line.level) + ": " + line.text;
+  text += std::string("farandole ") + name_of(line.level) + ": " + printable(line.text);
   if (line.left_out > 0) text += " (" + std::to_string(line.left_out) + " lines left out before)";
   return text + "\n";
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace farandole {
 
@@ -12,6 +13,9 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 // Of a name that the config takes.
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
+
+// `text` of another process, safe to write to a terminal: control characters but line ends and tabs are escaped.
+std::string printable(std::string_view text);
 
 struct LogLine {
   LogLevel level;

@@ -52,7 +52,7 @@ void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to
   staging_ = segment("farandole-staging", staging_bytes);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
   // The others use it after share_arena() only.
-  if (leads()) FlightMemory(flight_.data(), flight_.size()).prepare(ranks, topology_.size);
+  if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
   wakeups_ = control().wakeups();
 }
 

@@ -109,7 +109,7 @@ void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death
 }
 
 void RankWatch::open_recorder(int64_t began_ns) {
-  FlightMemory memory(fabric_.flight().data(), fabric_.flight().size());
+  FlightMemory memory(fabric_.flight().data(), topology_.local_size(), topology_.size);
   FlightPage::Identity identity{};
   identity.rank = topology_.rank;
   identity.size = topology_.size;

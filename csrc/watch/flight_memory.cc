@@ -55,16 +55,23 @@ size_t FlightMemory::bytes_needed(int local_ranks, int ranks) {
   return pages_begin(ranks) + static_cast<size_t>(local_ranks) * kFlightPage;
 }
 
-void FlightMemory::prepare(int local_ranks, int ranks) { header() = {magic(), local_ranks, ranks}; }
+void FlightMemory::prepare() {
+  const Header header{magic(), local_ranks_, ranks_};
+  std::memcpy(memory_, &header, sizeof(header));
+}
 
-bool FlightMemory::fits() const {
-  if (bytes_ < sizeof(Header) || header().magic != magic()) return false;
-  const bool counted = header().local_ranks >= 1 && header().ranks >= header().local_ranks;
-  return counted && bytes_ >= bytes_needed(header().local_ranks, header().ranks);
+std::optional<FlightMemory> FlightMemory::attach(std::byte* memory, size_t bytes) {
+  if (bytes < sizeof(Header)) return std::nullopt;
+  Header header{};
+  std::memcpy(&header, memory, sizeof(header));
+  const bool counted = header.local_ranks >= 1 && header.ranks >= header.local_ranks;
+  if (header.magic != magic() || !counted) return std::nullopt;
+  if (bytes < bytes_needed(header.local_ranks, header.ranks)) return std::nullopt;
+  return FlightMemory(memory, header.local_ranks, header.ranks);
 }
 
 FlightPage& FlightMemory::page(int local) const {
-  std::byte* first = memory_ + pages_begin(header().ranks);
+  std::byte* first = memory_ + pages_begin(ranks_);
   return *reinterpret_cast<FlightPage*>(first + static_cast<size_t>(local) * kFlightPage);
 }
 

@@ -214,14 +214,19 @@ struct FlightPage {
 
 class FlightMemory {
  public:
-  // The leader prepares zeroed memory with prepare(); other processes check it with fits().
-  FlightMemory(std::byte* memory, size_t bytes) : memory_(memory), bytes_(bytes) {}
   static size_t bytes_needed(int local_ranks, int ranks);
 
-  void prepare(int local_ranks, int ranks);
-  // Whether this is such memory, written by the same build.
-  bool fits() const;
-  int local_ranks() const { return header().local_ranks; }
+  // For ranks of the job, which know the numbers. The leader calls prepare() on the zeroed memory.
+  FlightMemory(std::byte* memory, int local_ranks, int ranks)
+      : memory_(memory), local_ranks_(local_ranks), ranks_(ranks) {}
+  void prepare();
+
+  // For other processes. nullopt: the memory was not prepared by the same build. The header is read once, because
+  // its writer may be hostile and change it later.
+  static std::optional<FlightMemory> attach(std::byte* memory, size_t bytes);
+
+  int local_ranks() const { return local_ranks_; }
+  int ranks() const { return ranks_; }
   FlightPage& page(int local) const;
   Lateness& lateness(Rank rank) const;
 
@@ -231,11 +236,11 @@ class FlightMemory {
     int32_t local_ranks;
     int32_t ranks;
   };
-  Header& header() const { return *reinterpret_cast<Header*>(memory_); }
   static size_t pages_begin(int ranks);
 
   std::byte* memory_;
-  size_t bytes_;
+  int local_ranks_;
+  int ranks_;
 };
 
 }  // namespace farandole

@@ -16,11 +16,12 @@ namespace {
 
 // The members of an event, without its braces.
 void write_members(Json& json, const FlightEvent& event, const LabelMemory& labels) {
+  const Op op = event.op < kOpCount ? static_cast<Op>(event.op) : Op{};
   json.member("t", event.time_ns).member("kind", name_of(event.kind));
   json.member("set", event.set).member("thread", event.thread);
   if (event.call != 0) {
     json.member("call", event.call).member("name", labels.at(event.name));
-    json.member("op", name_of(static_cast<Op>(event.op)));
+    json.member("op", name_of(op));
     if (event.dtype < kDTypeCount) json.member("dtype", name_of(static_cast<DType>(event.dtype)));
   }
   if (event.kind == EventKind::kSubmit) {
@@ -31,8 +32,7 @@ void write_members(Json& json, const FlightEvent& event, const LabelMemory& labe
     if (event.site != kNoLabel) json.member("site", labels.at(event.site));
   }
   json.member("bytes", event.bytes).member("seq", event.sequence);
-  const bool posted =
-      event.kind == EventKind::kSubmit && traits_of(static_cast<Op>(event.op)).paired();
+  const bool posted = event.kind == EventKind::kSubmit && traits_of(op).paired();
   json.member(posted ? "tag" : "bucket", event.bucket);
   json.member(posted ? "peer" : "value", event.value);
 }
@@ -112,6 +112,20 @@ void write_events(Json& json, const FlightPage& page, size_t most) {
   json.line().close(']');
 }
 
+FlightMemory attached(const Segment& segment) {
+  if (const auto memory = FlightMemory::attach(segment.data(), segment.size())) return *memory;
+  throw Error(ErrorCode::kInvalidArgument,
+              "this memory holds no flight recorders of this build of farandole; use the very "
+              "installation that the job runs");
+}
+
+// nullopt: the rank has not written one that can be true.
+std::optional<FlightPage::Identity> identity_of(const FlightMemory& memory, int local) {
+  const auto seen = memory.page(local).identity.read();
+  if (!seen || seen->value.rank < 0 || seen->value.rank >= memory.ranks()) return std::nullopt;
+  return seen->value;
+}
+
 void write_text(Json& json, const char* name, const Stamped<FlightText>& text) {
   const auto seen = text.read();
   if (!seen) return;
@@ -124,8 +138,7 @@ void write_text(Json& json, const char* name, const Stamped<FlightText>& text) {
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason) {
   const FlightPage& page = memory.page(local);
-  FlightPage::Identity who{};
-  if (const auto seen = page.identity.read()) who = seen->value;
+  const FlightPage::Identity who = identity_of(memory, local).value_or(FlightPage::Identity{});
   json.open('{').member("format", "farandole-flight-2").member("rank", who.rank);
   json.member("size", who.size).member("world", who.world).member("local_rank", local);
   json.member("host", host_name())
@@ -157,23 +170,17 @@ void dump_flights(const FlightMemory& memory, std::span<const int> locals,
                   const std::string& folder, const std::string& reason) {
   make_folder(folder);
   for (int local : locals) {
-    const auto who = memory.page(local).identity.read();
+    const auto who = identity_of(memory, local);
     if (!who) continue;
     Json json;
     write_flight(json, memory, local, FlightPage::kEvents, reason);
-    write_text_file(folder + "/flight-rank-" + std::to_string(who->value.rank) + ".json",
+    write_text_file(folder + "/flight-rank-" + std::to_string(who->rank) + ".json",
                     json.text() + "\n");
   }
 }
 
 FlightView::FlightView(int fd)
-    : segment_(Segment::map(Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)))),
-      memory_(segment_.data(), segment_.size()) {
-  if (memory_.fits()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "this memory holds no flight recorders of this build of farandole; use the very "
-              "installation that the job runs");
-}
+    : segment_(Segment::map(Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)))), memory_(attached(segment_)) {}
 
 std::string FlightView::text(int local, size_t events) const {
   if (local < 0 || local >= local_ranks()) {

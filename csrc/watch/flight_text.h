@@ -17,12 +17,13 @@ namespace farandole {
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// Writes FOLDER/flight-rank-N.json for each of these local ranks, atomically. Throws Error(kLibrary).
+// Writes FOLDER/flight-rank-N.json for each of these local ranks, atomically; only this user may read them. Throws
+// Error(kLibrary).
 void dump_flights(const FlightMemory& memory, std::span<const int> locals,
                   const std::string& folder, const std::string& reason);
 
-// The flight recorders of a host's ranks, read through a descriptor of their memory, in any process of the
-// same user.
+// The flight recorders of a host's ranks, read through a descriptor of their memory, in any process. The writer may be
+// hostile, for root may look at jobs of others: every number read from the memory is checked before it is used.
 class FlightView {
  public:
   // Duplicates `fd`. Throws Error(kInvalidArgument) if it is no such memory, or of another build.

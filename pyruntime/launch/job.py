@@ -110,6 +110,6 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
 def parse_host(given: str, slots: int = 1, text: str = "") -> Host:
     """`a:4`, or `a`, which takes `slots` ranks. ValueError shows `text`, by default `given`."""
     name, _, number = given.partition(":")
-    if not re.fullmatch(r"[\w.\-]+", name) or not re.fullmatch(r"[1-9]\d*|", number):
+    if not re.fullmatch(r"[\w.][\w.\-]*", name) or not re.fullmatch(r"[1-9]\d*|", number):
         raise ValueError(f"{text or given!r} is not a host: write NAME or NAME:SLOTS")
     return Host(name, int(number or slots))

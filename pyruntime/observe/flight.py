@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
+from farandole.errors import printable
+from farandole.trust import is_own_user, read_text
 
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
+_MOST_BYTES = 64 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
+_LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
 
 
@@ -40,21 +44,26 @@ class Job:
             os.close(fd)
 
 
-def _memories(pid: int) -> Iterator[tuple[int, str]]:
-    """(inode, path) of the recorder memories that a process holds open; none without permission."""
+def _memories(pid: int, own: bool) -> Iterator[tuple[int, str]]:
+    """(inode, path) of the recorder memories that a process holds open; none without permission.
+
+    `own`: only those that this user has made. A process cannot lie about the owner of a memory.
+    """
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if str(path.readlink()).startswith(_LABEL):
-                    yield path.stat().st_ino, str(path)
+                    found = path.stat()
+                    if not own or is_own_user(found.st_uid):
+                        yield found.st_ino, str(path)
 
 
 def jobs_of(pids: list[int] | None = None) -> list[Job]:
-    """The jobs that these processes belong to; of all processes of this user by default."""
+    """The jobs that these processes belong to; by default all jobs of this user."""
     wanted = pids or [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     found: dict[int, tuple[list[int], str]] = {}
     for pid in sorted(wanted):
-        for inode, path in _memories(pid):
+        for inode, path in _memories(pid, own=not pids):
             found.setdefault(inode, ([], path))[0].append(pid)
     return [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
 
@@ -87,9 +96,22 @@ def page(fd: int, local_rank: int, events: int) -> Page:
         text = ffi.new("char[]", capacity)
         length = check_count(lib.farandole_flight(fd, local_rank, events, text, capacity))
         if length <= capacity:
-            found: Page = json.loads(ffi.buffer(text, length)[:].decode(errors="replace"))
-            return found
+            return _shown(json.loads(ffi.buffer(text, length)[:].decode(errors="replace")))
         capacity = length + (1 << 14)  # room for events written meanwhile
+
+
+def _shown(found: Page) -> Page:
+    """A page whose strings are safe to write to a terminal."""
+
+    def shown(value: Any, lines: bool = False) -> Any:
+        if isinstance(value, str):
+            return printable(value, lines)
+        if isinstance(value, dict):
+            return {printable(k): shown(v, k in _LINES) for k, v in value.items()}
+        return [shown(v) for v in value] if isinstance(value, list) else value
+
+    page: Page = shown(found)
+    return page
 
 
 def pages(fd: int, events: int) -> list[Page]:
@@ -113,7 +135,8 @@ def dump(job: Job, folder: Path, reason: str) -> None:
 def read_dumps(folder: Path) -> list[Page]:
     """The dumps in a folder, by rank.
 
-    Raises FileNotFoundError if there is none, ValueError on a file that is cut off or foreign.
+    Raises FileNotFoundError if there is none, ValueError on a file that is cut off, foreign, larger
+    than 64 MB or no regular file.
     """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
@@ -124,12 +147,12 @@ def read_dumps(folder: Path) -> list[Page]:
     dumps: list[Page] = []
     for file in files:
         try:
-            found = json.loads(file.read_text(errors="replace"))
+            found = json.loads(read_text(file, _MOST_BYTES))
         except json.JSONDecodeError as reason:
             raise ValueError(f"{file} is not a complete dump: {reason}") from reason
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
             raise ValueError(f"{file} is not a dump of this version of farandole")
-        dumps.append(found)
+        dumps.append(_shown(found))
     return sorted(dumps, key=lambda found: int(found["rank"]))
 
 

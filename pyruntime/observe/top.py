@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from farandole.errors import FarandoleError, counted, said
+from farandole.errors import FarandoleError, counted, printable, said
 from farandole.observe import flight
 from farandole.observe.flight import Page, message_text
 from farandole.output import console, seconds
@@ -137,7 +137,7 @@ def _program(pages: Sequence[Page]) -> str:
     for page in pages:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{page['pid']}/cmdline").read_bytes().decode(errors="replace")
-            words = [" ".join(word.split()) for word in text.split("\0") if word]
+            words = [printable(" ".join(word.split())) for word in text.split("\0") if word]
             if words:
                 script = [word if word[0] == "-" else Path(word).name for word in words[:2]]
                 line = " ".join([*script, *words[2:]])

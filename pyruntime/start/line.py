@@ -5,7 +5,6 @@ whose servers are the rendezvous, the supervisor and farandole.run()."""
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from farandole.start.session import Frames, Session
+from farandole.trust import is_own_user
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
@@ -98,7 +98,7 @@ def limit_calls(connection: socket.socket, seconds: int) -> None:
 
 def is_of_this_user(local: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is; the kernel knows."""
-    return _other_end(local)[1] == os.geteuid()
+    return is_own_user(_other_end(local)[1])
 
 
 def pid_of_other_end(local: socket.socket) -> int:

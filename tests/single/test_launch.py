@@ -124,6 +124,9 @@ def test_output_and_network():
 
 
 def test_hosts_are_read(tmp_path):
+    for option in ("-oProxyCommand=x", "-a:2", "b,-c"):  # ssh and mpirun would obey it
+        with pytest.raises(ValueError, match="is not a host"):
+            parse_hosts(option)
     assert parse_hosts("a:4,b") == (Host("a", 4), Host("b", 1))
     path = tmp_path / "hosts"
     path.write_text("# machines\na slots=4\nb:2  # old\n\nc slots=3 max_slots=3\nd\n")

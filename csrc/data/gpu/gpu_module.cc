@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/own_file.h"
 #include "kernels/gpu_source.h"
 #include "lib/os/text_file.h"
 
@@ -50,7 +51,8 @@ std::string KernelCache::seal(const std::string& image) const {
 }
 
 std::string KernelCache::read() const {
-  std::string image = read_own_file(path_);
+  std::string why;
+  std::string image = read_own_file(path_, why).value_or("");
   if (image.size() <= kSealBytes) return {};
   const std::string sealed = image.substr(image.size() - kSealBytes);
   image.resize(image.size() - kSealBytes);

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/own_file.h"
 
 namespace farandole {
 namespace {
@@ -155,7 +156,7 @@ UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadl
   do {
     set_send_timeout(connection.fd_, deadline);
     if (::connect(connection.fd(), address.get(), address.size) == 0) {
-      if (peer_user(connection.fd()) != geteuid()) {
+      if (!is_own_user(peer_user(connection.fd()))) {
         throw Error(ErrorCode::kPeer, "a process of another user listens in place of a rank");
       }
       connection.send(key, {}, deadline);
@@ -239,7 +240,7 @@ UnixSocket UnixListener::accept(Deadline deadline) {
 }
 
 bool UnixListener::undecided(Unproved& unproved) {
-  if (peer_user(unproved.fd.get()) != geteuid()) return false;
+  if (!is_own_user(peer_user(unproved.fd.get()))) return false;
   std::array<std::byte, sizeof(JobKey) + 1> shown;  // one byte more, to detect longer messages
   const ssize_t got = recv(unproved.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;

@@ -14,13 +14,13 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/own_file.h"
 
 namespace farandole {
 namespace {
 
 constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-constexpr mode_t kMode = 0644;
-constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+constexpr mode_t kMode = 0600;
 
 std::optional<struct stat> look_at(int folder, const char* name) {
   const Fd fd(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
@@ -29,13 +29,13 @@ std::optional<struct stat> look_at(int folder, const char* name) {
   return found;
 }
 
-// In a folder for all, like /tmp, others can put a link to anywhere, or a pipe. Linux has the same rule where
-// fs.protected_symlinks is 1.
+// In a folder that several users may write to, like /tmp, another user can put a link to anywhere, or a pipe. What only
+// the folder's owner can have put there is the choice of the user, who named the folder.
 bool trusted(int folder, const struct stat& found) {
   struct stat where{};
   if (fstat(folder, &where) != 0) return false;
-  const bool for_all = (where.st_mode & S_ISVTX) != 0 && (where.st_mode & S_IWOTH) != 0;
-  return !for_all || found.st_uid == geteuid() || found.st_uid == where.st_uid;
+  const bool shared = (where.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  return !shared || found.st_uid == 0 || is_own_user(found.st_uid);
 }
 
 // The folder `name` in `folder`; with errno if there is none, or a link to it that may not be followed.
@@ -89,14 +89,6 @@ std::string read_text_file(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();  // what an error in the middle leaves; it does not throw
   return text.str();
-}
-
-std::string read_own_file(const std::string& path) {
-  const Fd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat found{};
-  if (!fd || fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) return {};
-  if (found.st_uid != geteuid() || (found.st_mode & kOthersWrite) != 0) return {};
-  return read_text_file("/proc/self/fd/" + std::to_string(fd.get()));
 }
 
 bool write_whole(int fd, std::string_view text) {

@@ -13,16 +13,13 @@ namespace farandole {
 // The file as far as it can be read; empty: not at all.
 std::string read_text_file(const std::string& path);
 
-// Likewise; empty as well if it is not this user's alone to write, or a link.
-std::string read_own_file(const std::string& path);
-
 // Writes all of it; false: errno tells why not.
 bool write_whole(int fd, std::string_view text);
 
 // A new file to write, in place of one that is there; a device or pipe is opened as it is. Invalid: errno tells why.
 Fd create_file(const std::string& path);
 
-// Creates or replaces a file atomically. Throws Error(kLibrary).
+// Creates or replaces a file atomically; only this user may read it. Throws Error(kLibrary).
 void write_text_file(const std::string& path, const std::string& text);
 
 // Creates a folder and its parents if missing. Throws Error(kLibrary).

@@ -44,6 +44,14 @@ TEST(rank_and_host_come_first) {
   CHECK_EQ(text, "[rank 3 on node7] farandole warning: slow\n");
 }
 
+TEST(no_terminal_obeys_a_line) {
+  CHECK_EQ(printable("a\x1b]0;b\x07\xc2\x9b\x7f"), "a\\x1b]0;b\\x07\\x9b\\x7f");
+  CHECK_EQ(printable("one\ntwo\t\xc3\xa4 \xc2\xa0"), "one\ntwo\t\xc3\xa4 \xc2\xa0");
+  const std::string text =
+      logged({LogLevel::kInfo, 0, "h"}, [] { log(LogLevel::kError, "x\x1b[2J"); });
+  CHECK(has(text, "x\\x1b[2J"));
+}
+
 TEST(a_json_line_is_one_line) {
   const std::string text =
       logged({LogLevel::kInfo, 0, "a\"b", json_line}, [] { log(LogLevel::kError, "two\nlines"); });

@@ -37,8 +37,8 @@ struct Value {
 struct Memory {
   explicit Memory(int locals = 1, int ranks = 1)
       : segment(Segment::create("flight-test", FlightMemory::bytes_needed(locals, ranks), true)),
-        flight(segment.data(), segment.size()) {
-    flight.prepare(locals, ranks);
+        flight(segment.data(), locals, ranks) {
+    flight.prepare();
   }
   Segment segment;
   FlightMemory flight;
@@ -252,11 +252,34 @@ TEST(names_are_kept_once_and_bounded) {
 
 TEST(foreign_memory_is_refused) {
   Memory memory(2, 3);
-  CHECK(memory.flight.fits());
-  CHECK(!FlightMemory(memory.segment.data(), memory.segment.size() - 1).fits());
-  CHECK(!FlightMemory(memory.segment.data(), 4).fits());
-  *reinterpret_cast<uint64_t*>(memory.segment.data()) ^= 1;
-  CHECK(!memory.flight.fits());
+  std::byte* const data = memory.segment.data();
+  CHECK(FlightMemory::attach(data, memory.segment.size()));
+  CHECK(!FlightMemory::attach(data, memory.segment.size() - 1));
+  CHECK(!FlightMemory::attach(data, 4));
+  *reinterpret_cast<uint64_t*>(data) ^= 1;
+  CHECK(!FlightMemory::attach(data, memory.segment.size()));
+}
+
+// The numbers are hostile: each is an index into memory of the reader.
+TEST(numbers_of_a_hostile_writer_are_checked) {
+  Memory memory(1, 2);
+  FlightPage& page = memory.flight.page(0);
+  FlightEvent event{.call = 1, .name = 0xfffffff0, .op = 255, .dtype = 255, .dimensions = 255};
+  event.site = 0x7ffffff0;
+  page.events[0].write(0, event);
+  page.recorded = UINT64_MAX;
+  page.labels.used = UINT64_MAX;
+  page.state = static_cast<LifeState>(0x7fffffff);
+  page.tally.waiters = 1;
+  page.tally.waiting_for = 0x7ffffff0;
+  uint64_t number = 0;
+  for (const Rank rank : {1 << 30, -(1 << 30), 2, -1}) {
+    FlightPage::Identity identity{};
+    identity.rank = rank;
+    CHECK(page.identity.write(number++, identity));
+    const FlightView view(memory.segment.fd());
+    CHECK(view.text(0, FlightPage::kEvents).find("\"rank\":0,") != std::string::npos);
+  }
 }
 
 TEST(json_is_quoted) {
