@@ -45,8 +45,10 @@ def one(grouped: Callable[Concatenate[Sequence[Any], P], list[R]]) -> OneTensor[
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """The values as tensors; variables by their values. Raises TypeError for what is not dense, such
-    as a tf.RaggedTensor."""
+    """The values as tensors; variables by their values.
+
+    Raises TypeError for what is not dense, such as a tf.RaggedTensor.
+    """
     return [_tensor_of(x) for x in values]
 
 

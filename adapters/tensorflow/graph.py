@@ -149,8 +149,8 @@ def typed_errors() -> Iterator[None]:
 
 @functools.cache
 def _made_token() -> Any:
-    """A thread of its own makes it: tf.function traces its function twice if the first trace makes
-    a variable, in tf.init_scope too. An earlier moment would keep users from choosing devices."""
+    """Another thread makes it: tf.function traces its function twice if the first trace makes a
+    variable, in tf.init_scope too. An earlier moment would keep users from choosing devices."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_variable).result()
 
@@ -179,7 +179,7 @@ def _check_place() -> None:
     while graph is not None:
         if getattr(graph, "name", "").startswith("Dataset_"):  # as TensorFlow calls them
             raise ValueError(
-                "a function of tf.data can't call a collective: each rank prepares its elements "
-                "ahead, in threads of its own; call it on what the dataset yields"
+                "a function of tf.data can't call a collective, because threads prepare each "
+                "rank's elements ahead: call it on what the dataset yields"
             )
         graph = getattr(graph, "outer_graph", None)
