@@ -13,7 +13,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 # Called as leave(text, failed): failed where an exception or an exit code is the cause.
@@ -28,7 +28,6 @@ class _Cause:
         self.kind: type[BaseException] | None = None
         self.threads: list[str] = []
         self._exit = ""
-        self._raised = ""
         self._at: tuple[FrameType, int] | None = None
 
     def exiting(self, text: str) -> None:
@@ -41,15 +40,7 @@ class _Cause:
     def exit_code(self) -> str:
         """The text of the sys.exit that ends this process; a caught one is left out."""
         called = self._at is not None and self._at[0].f_lasti == self._at[1]
-        return self._exit if called else self._raised
-
-    def unwinding(self, _code: CodeType, _offset: int, error: BaseException) -> None:
-        """Called when an exception leaves a frame. A SystemExit of the outermost frame reaches no
-        excepthook."""
-        if not isinstance(error, SystemExit) or sys._getframe(1).f_back is not None:
-            return
-        if threading.current_thread() is threading.main_thread():
-            self._raised = "" if error.code in (None, 0) else f"SystemExit({error.code!r})"
+        return self._exit if called else ""
 
     def failed(self) -> bool:
         return bool(self.exception or self.exit_code())
@@ -79,7 +70,6 @@ def install(leave: Leave) -> None:
     _chain_excepthook()
     _chain_thread_excepthook()
     _chain_exit()
-    _watch_unwinding()
     _end_with_multiprocessing()
 
 
@@ -166,16 +156,3 @@ def _end_with_multiprocessing() -> None:
         leave_now()
 
     Finalize(None, end, exitpriority=0)
-
-
-def _watch_unwinding() -> None:
-    """Notices `raise SystemExit(3)`, which bypasses sys.exit; by sys.monitoring of Python 3.12."""
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is None:
-        return
-    tool = next((t for t in (4, 3) if monitoring.get_tool(t) is None), None)  # not a common tool's
-    if tool is None:
-        return
-    monitoring.use_tool_id(tool, "farandole")
-    monitoring.register_callback(tool, monitoring.events.PY_UNWIND, _cause.unwinding)
-    monitoring.set_events(tool, monitoring.events.PY_UNWIND)

@@ -7,7 +7,6 @@ says which.
 
 import re
 import signal
-import sys
 import textwrap
 import time
 
@@ -41,19 +40,13 @@ else:
     wait_for_peer()
 """
 
-WATCHED = hasattr(sys, "monitoring")
-
 WAYS = {
     "exception": ("raise ValueError('boom')", "ValueError: boom", 1),
     "exit code": ("sys.exit(1)", r"sys.exit\(1\)", 1),
     "exit text": ("sys.exit('no data')", "no data", 1),
     "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", -signal.SIGINT),
-    # Before 3.12 nothing in Python sees this one coming.
-    "raised exit": (
-        "raise SystemExit(4)",
-        r"SystemExit\(4\)" if WATCHED else "finished normally",
-        4,
-    ),
+    # Nothing in Python sees this one coming.
+    "raised exit": ("raise SystemExit(4)", "finished normally", 4),
     "normal end": ("pass", "finished normally", 0),
 }
 
