@@ -19,7 +19,7 @@ from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedCall
 from farandole.errors import of_signal
-from farandole.torch import cuda, storages
+from farandole.torch import cuda
 
 # Older torch lacks uint16, uint32 and uint64, which are then left out.
 _CODES: dict[torch.dtype, int] = {
@@ -239,7 +239,6 @@ def _refusal(x: Tensor) -> str:
 
 _kind = TorchKind()
 register(_kind)
-storages.guard()
 
 
 def describe(x: Tensor, in_place: bool = False) -> Buffer:

@@ -134,34 +134,6 @@ def test_freed_storage_is_an_error_on_all_ranks() -> None:
             hvd.allreduce(x, name="freed", op=hvd.Sum)
 
 
-# Of tensors without NumPy's views, with which torch itself refuses to move their memory.
-MOVES: dict[str, Callable[[Tensor], object]] = {
-    "free": lambda x: x.untyped_storage().resize_(0),
-    "grow": lambda x: x.resize_(1000 * SIZE),
-    "share": lambda x: x.share_memory_(),
-}
-
-
-@pytest.mark.parametrize("calls_before", [0, 2])
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("call", [call for call in CALLS if "numpy" not in call])
-def test_torch_frees_no_memory_in_flight(call: str, move: str, calls_before: int) -> None:
-    name = f"{call}, then {move} {calls_before}"
-    for _ in range(calls_before):
-        CALLS[call](torch.full((SIZE,), mine()), name).wait()
-    x, handle = torch.full((SIZE,), mine()), None
-    if not late():
-        handle = CALLS[call](x, name)
-        with pytest.raises(RuntimeError, match=f"{name}.*missing"):
-            MOVES[move](x)
-        MOVES[move](torch.full((SIZE,), mine()))
-    with canaries():
-        finish(lambda: CALLS[call](torch.full((SIZE,), mine()), name).wait())
-    if handle is not None:
-        handle.wait()
-    MOVES[move](x)
-
-
 def test_nothing_stays_lent() -> None:
     for _ in range(50):
         for name, call in CALLS.items():

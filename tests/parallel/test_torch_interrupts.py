@@ -186,7 +186,6 @@ def test_a_signal_after_any_call_of_synchronize(options: str, hear: Any) -> None
 LOOKS: dict[str, Callable[[Tensor], object]] = {
     "lent": lambda x: kind_of(x).lent(x, x.dtype, x.shape, in_place=True),
     "describe": lambda x: kind_of(x).describe(x, in_place=True),
-    "resize_": lambda x: x.resize_(hvd.rank()),
 }
 
 

@@ -86,20 +86,10 @@ def changed(call: Call, arrays: list[Any], rank: int) -> str:
     return ""
 
 
-def spoil(call: Call, arrays: list[Any], fate: str) -> bool:
+def spoil(arrays: list[Any]) -> bool:
     """What users of torch do to a tensor in flight; whether it still shows the call's result."""
     if not isinstance(arrays[0], torch.Tensor):
         return True
-    seen = True
     for x in arrays:
-        if fate == "data":
-            x.data = torch.zeros(x.shape, dtype=x.dtype)
-            seen = False
-        else:
-            try:
-                x.resize_(0)
-                seen = False
-            except RuntimeError as error:  # farandole refuses it while the memory is in use
-                if "would free or move memory" not in str(error):
-                    raise
-    return seen
+        x.data = torch.zeros(x.shape, dtype=x.dtype)
+    return False

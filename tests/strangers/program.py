@@ -51,7 +51,6 @@ FATES = (
     "interrupt_drop",
     "blocking_interrupt",
     "data",  # torch: .data is replaced in flight
-    "shrink",  # torch: resize_(0) in flight, which keeps the storage
     "free",  # the arrays are deleted in flight, the handle is waited for
 )
 

@@ -125,8 +125,8 @@ class CallRunner:
             arrays.clear()
             gc.collect()
             self._finish(call, handle, None)
-        elif fate in ("data", "shrink"):
-            seen = spoil(call, arrays, fate)
+        elif fate == "data":
+            seen = spoil(arrays)
             self._finish(call, handle, arrays if seen else None)
         else:
             self._finish(call, handle, arrays)
