@@ -73,7 +73,10 @@ class Blocks:
         framework."""
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
-            return {KIND: "tensor", "name": self._put(path, _block_of(value, path))}
+            from farandole.torch.strides import of_state
+
+            tree = {KIND: "tensor", "name": self._put(path, _block_of(value, path))}
+            return tree if value.is_contiguous() else {**tree, "strides": [*of_state(value)]}
         if jax is not None and isinstance(value, jax.Array):
             return {KIND: "jax", "array": encode(_as_numpy(value, path), path, self)}
         return None
@@ -81,7 +84,10 @@ class Blocks:
     def decode(self, tree: dict[str, Any]) -> Any:
         """The tensor or JAX array of such a tree."""
         if tree[KIND] == "tensor":
-            return _tensor_of(self.found[tree["name"]])
+            from farandole.torch.strides import laid_out
+
+            x = _tensor_of(self.found[tree["name"]])
+            return laid_out(x, tree["strides"]) if "strides" in tree else x
         if tree[KIND] == "jax":
             import jax.numpy
 

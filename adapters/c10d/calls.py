@@ -21,8 +21,9 @@ from farandole.errors import MismatchError
 from farandole.ops import Average, Max, Min, Product, Sum
 from farandole.torch.collectives.sparse import elements_of, sum_of
 from farandole.torch.kind import check, is_lazy
+from farandole.torch.strides import check_apart
 
-__all__ = ["PLANS", "Options", "Plan", "one", "room_of"]
+__all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "room_of"]
 
 Tensors = Sequence[Tensor]
 Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
@@ -97,6 +98,13 @@ def room_of(x: Tensor) -> Tensor:
     check(x)
     dense = x.is_contiguous() and not is_lazy(x)
     return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def check_writable(plan: Plan) -> None:
+    """Raises ValueError if a tensor that it writes has elements that share memory."""
+    for x in () if plan.finish is _write_nothing else plan.results:
+        if x.layout is torch.strided:
+            check_apart(x)
 
 
 def _write(results: Tensors, wires: Tensors, _: Received = ()) -> None:
@@ -197,11 +205,10 @@ def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
             total = whole[0]
             for rows in whole[1:]:
                 total = combine(total, rows)
-            if keep:
-                x.copy_(total)
+            x.copy_(total)
 
     plan = _gathered(group, wholes, xs)
-    return Plan(plan.op, plan.inputs, plan.outputs, xs, finish)
+    return Plan(plan.op, plan.inputs, plan.outputs, xs, finish if keep else _write_nothing)
 
 
 def _reduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
@@ -247,7 +254,9 @@ def _broadcast(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
     xs = [one(tensors)]
     wires = [_dense(x) for x in xs]
     root = {"root": _root_of(group, options.root)}
-    return Plan(Op.BROADCAST, wires, wires, xs, partial(_write, xs, wires), root)
+    sends = options.root == group.rank()
+    finish = _write_nothing if sends else partial(_write, xs, wires)
+    return Plan(Op.BROADCAST, wires, wires, xs, finish, root)
 
 
 def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:

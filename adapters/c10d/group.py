@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from farandole.arrays.buffers import check_apart
 from farandole.c10d import messages
-from farandole.c10d.calls import PLANS, Options, Plan, Tensors
+from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.work import Futures, GroupWork
 from farandole.calls.handles import Handle, take, wait_until
 from farandole.calls.leases import in_flight
@@ -71,7 +71,9 @@ class FarandoleGroup(ProcessGroup):
         try:
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
-            return self._submit(kind, plan_of(self, *args, options), options)
+            plan = plan_of(self, *args, options)
+            check_writable(plan)
+            return self._submit(kind, plan, options)
         except Exception as reason:
             if not is_told(reason):
                 refuse(Call(op, process_set=number), reason)

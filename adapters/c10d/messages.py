@@ -13,6 +13,7 @@ from farandole.c10d.calls import Tensors, one, room_of
 from farandole.c10d.work import Futures, GroupWork
 from farandole.messages import recv_async, send_async
 from farandole.torch.grad_mode import write
+from farandole.torch.strides import overlaps
 
 
 class MessageWork(GroupWork):
@@ -54,7 +55,7 @@ def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
 def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:
     """Begins to receive into a tensor from that rank of the group, None: from any."""
     tensor = one(tensors)
-    room = room_of(tensor)
+    room = tensor if overlaps(tensor) else room_of(tensor)  # recv_async() refuses it on both ranks
     handle = recv_async(room, source, **terms)
     work = MessageWork(handle.map(lambda rank: work.arrived(tensor, room, rank)), tensor)
     return work

@@ -14,6 +14,7 @@ from farandole.elastic import ObjectState, State, run
 from farandole.objects import broadcast_object
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sampler import ElasticSampler
+from farandole.torch.state import lay_out
 
 __all__ = [
     "ElasticSampler",
@@ -80,6 +81,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
             reducer.abandon()
         self.value.zero_grad()
         super().restore()
+        lay_out(self.value)
 
     def sync(self) -> None:
         """Broadcasts rank 0's optimizer state, and saves; collective."""

@@ -20,9 +20,10 @@ from farandole.ops import Max
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
 from farandole.torch.collectives.exchange import broadcast_async_
 from farandole.torch.collectives.reductions import allreduce_
-from farandole.torch.grad_mode import without_grad
-from farandole.torch.kind import describe
+from farandole.torch.grad_mode import without_grad, write
+from farandole.torch.kind import check, device_and_stream
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
+from farandole.torch.strides import check_apart
 
 _STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
 
@@ -38,15 +39,16 @@ def broadcast_parameters(
     """Makes tensors equal to those of `root_rank`, in place; collective.
 
     Tensors are of any dtype, contiguous or not, with or without gradients; values that are None are
-    skipped. Calls from several threads need a `name`. Raises on all ranks, if one has the error:
-    ValueError for different names or roots, TypeError for a value that is not a tensor, or can't be
-    sent.
+    skipped. Calls from several threads need a `name`. Raises on all ranks, if one has the error,
+    before any tensor changes: ValueError for different names or roots, or for a tensor whose
+    elements share memory; TypeError for a value that is not a tensor, or can't be sent.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     root, pairs = root_in(root_rank, process_set), _pairs(params)
+    sends = topology.rank() == root
     for which, x in pairs:
         if not isinstance(x, Tensor):
             raise TypeError(
@@ -54,7 +56,10 @@ def broadcast_parameters(
                 "by broadcast_object"
             )
         try:
-            describe(x)
+            check(x)
+            device_and_stream(x.device)
+            if not sends:
+                check_apart(x)
         except (TypeError, ValueError) as reason:
             raise type(reason)(f"params, {which!r}: {reason}") from reason
 
@@ -87,17 +92,20 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
 def broadcast_tensors(
     tensors: Mapping[str, Tensor], root_rank: int, what: str, process_set: ProcessSet
 ) -> None:
-    """Broadcasts all at once, in place, and waits."""
-    under_way = []
-    for name, tensor in tensors.items():
-        whole = tensor.detach()
-        whole = whole.resolve_conj().resolve_neg().contiguous()
-        handle = broadcast_async_(whole, root_rank, f"{what}.{name}", process_set)
-        under_way.append((handle, tensor, whole))
-    wait_for_all([handle for handle, _, _ in under_way])
-    for _, tensor, whole in under_way:
-        if whole.data_ptr() != tensor.data_ptr():
-            tensor.copy_(whole)
+    """Broadcasts all at once, in place, and waits. Writes nothing on the root."""
+    wholes = [x.detach().resolve_conj().resolve_neg().contiguous() for x in tensors.values()]
+    pairs = zip(tensors, wholes, strict=True)
+    wait_for_all(
+        [broadcast_async_(x, root_rank, f"{what}.{name}", process_set) for name, x in pairs]
+    )
+
+    def store() -> None:
+        for x, whole in zip(tensors.values(), wholes, strict=True):
+            if x.data_ptr() != whole.data_ptr():
+                x.copy_(whole)
+
+    if topology.rank() != root_rank:
+        write(list(tensors.values()), store)
 
 
 def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:

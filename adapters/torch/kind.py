@@ -20,6 +20,7 @@ from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedCall
 from farandole.errors import of_signal
 from farandole.torch import cuda
+from farandole.torch.strides import check_apart
 
 # Older torch lacks uint16, uint32 and uint64, which are then left out.
 _CODES: dict[torch.dtype, int] = {
@@ -54,6 +55,7 @@ class TorchKind(Kind):
             _tell_autograd(x)
         if not x.is_contiguous() or is_lazy(x):
             if in_place:
+                check_apart(x)
                 raise ValueError(_not_in_place(x))
             owner = owner.resolve_conj().resolve_neg().contiguous()
             pointer = address_of(owner)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from farandole.torch import strides
 from farandole.torch.kind import check
 
 
@@ -26,6 +29,7 @@ class Shape:
     """What another rank needs to allocate a tensor."""
 
     sizes: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     on_cpu: bool  # else on the device of the parameter
 
@@ -69,7 +73,9 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
     for i, group in enumerate(groups):
         _check(f"group {i}", group)
     options = [strip(group, 0) for group in groups]
-    shapes = [Shape(tuple(x.shape), x.dtype, x.device.type == "cpu") for x in tensors]
+    shapes = [
+        Shape(tuple(x.shape), strides.of_state(x), x.dtype, x.device.type == "cpu") for x in tensors
+    ]
     counts = [len(g["params"]) for g in optimizer.param_groups]
     return Skeleton(counts, options, state, shapes, owners)
 
@@ -77,14 +83,14 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Uninitialised tensors for all references of the skeleton."""
     parameters = _parameters(optimizer)
-    return [
-        torch.empty(
-            shape.sizes,
-            dtype=shape.dtype,
-            device="cpu" if shape.on_cpu else parameters[owner].device,
-        )
-        for shape, owner in zip(skeleton.shapes, skeleton.owners, strict=True)
-    ]
+
+    def make(shape: Shape, owner: Tensor) -> Tensor:
+        own = strides.of_state(owner) if shape.sizes == owner.shape else shape.strides
+        device = "cpu" if shape.on_cpu else owner.device
+        return torch.empty_strided(shape.sizes, own, dtype=shape.dtype, device=device)
+
+    pairs = zip(skeleton.shapes, skeleton.owners, strict=True)
+    return [make(shape, parameters[owner]) for shape, owner in pairs]
 
 
 def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
@@ -104,15 +110,28 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
         group.update(fill(options))
 
 
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Gives state of a parameter's shape the strides that torch's optimizers give it; a loaded one
+    has others."""
+
+    def laid_out(x: Tensor, parameter: Tensor) -> Tensor:
+        alike = x.layout is torch.strided and x.shape == parameter.shape
+        return strides.laid_out(x, strides.of_state(parameter)) if alike else x
+
+    for key, value in optimizer.state.items():
+        if isinstance(key, Tensor):
+            optimizer.state[key] = map_nested(value, Tensor, partial(laid_out, parameter=key))
+
+
 def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to every `kind` in its dicts, lists and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        items = {k: map_nested(v, kind, change) for k, v in value.items()}
-        return (
-            defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
-        )
+        made = copy.copy(value)  # of its class
+        for key, member in value.items():
+            made[key] = map_nested(member, kind, change)
+        return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_nested(v, kind, change) for v in value))
     if isinstance(value, (list, tuple)):

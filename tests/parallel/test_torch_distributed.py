@@ -327,3 +327,69 @@ def test_tensors_of_inference_mode(by_future: bool) -> None:
     assert all(torch.equal(y, other) for y, other in zip(outs, xs, strict=True))
     assert torch.equal(total, torch.stack(xs).sum(0))
     assert torch.equal(received, xs[source])
+
+
+def written(kind: str, x: Tensor, shared: Tensor, n: int, rank: int) -> None:
+    """Calls c10d so that all ranks, or the one with data, write into `shared`; x is like it."""
+    others = [x.clone() for _ in range(n - 1)]
+    if kind == "all_reduce":
+        dist.all_reduce(shared)
+    elif kind == "bitwise":
+        dist.all_reduce(shared.long() if shared is x else x.long()[:1].expand(2, 3), ReduceOp.BOR)
+    elif kind == "broadcast":
+        dist.broadcast(shared, 0)
+    elif kind == "reduce":
+        dist.reduce(shared, 1)
+    elif kind == "all_gather":
+        dist.all_gather([*others, shared], x)
+    elif kind == "gather":
+        dist.gather(x, [*others, shared] if rank == 1 else None, dst=1)
+    elif kind == "scatter":
+        dist.scatter(shared, [x.clone() for _ in range(n)] if rank == 0 else None, src=0)
+    elif kind == "reduce_scatter":
+        dist.reduce_scatter(shared, [x.clone() for _ in range(n)])
+    elif kind == "all_to_all":
+        dist.all_to_all([*others, shared], [x.clone() for _ in range(n)])
+
+
+WRITTEN = ["all_reduce", "bitwise", "broadcast", "reduce", "all_gather", "gather", "scatter"]
+WRITTEN += ["reduce_scatter", "all_to_all"]
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_outputs_whose_elements_share_memory(kind: str, shifted: bool) -> None:
+    """An error on all ranks before anything is written, though rank 1 alone has such a tensor."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.full((2, 3), rank + 1.0)
+    own = torch.full((4,), rank + 1.0)
+    shared = own.as_strided((2, 3), (1, 1)) if shifted else own[:3].expand(2, 3)
+    with pytest.raises(ValueError, match=r"elements of a tensor .* share memory"):
+        written(kind, x, shared if rank == 1 else x, n, rank)
+    assert own.tolist() == [rank + 1.0] * 4
+    assert torch.equal(x, torch.full((2, 3), rank + 1.0))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_inputs_whose_elements_share_memory(kind: str) -> None:
+    """Nobody writes to the tensor of a rank that only sends."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.full((1, 3), rank + 1.0).expand(2, 3)
+    if kind == "broadcast":
+        x = x if rank == 0 else x.contiguous()
+        dist.broadcast(x, 0)
+    else:
+        x = x.contiguous() if rank == 0 else x
+        dist.reduce(x, 0)
+    total = n * (n + 1) / 2 if rank == 0 else rank + 1.0
+    assert torch.equal(x, torch.full((2, 3), 1.0 if kind == "broadcast" else total))
+
+
+def test_a_receive_into_elements_that_share_memory() -> None:
+    rank = dist.get_rank()
+    if rank > 1:
+        return
+    x = torch.zeros(3).expand(2, 3)
+    with pytest.raises(ValueError, match=r"elements of a tensor .* share memory"):
+        dist.recv(x, 0) if rank else dist.send(x, 1)

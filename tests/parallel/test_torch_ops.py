@@ -8,6 +8,7 @@ import torch
 
 import farandole
 import farandole.torch as hvd
+from harness.ranks import last
 from harness.toys import everyone, own
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
@@ -67,6 +68,18 @@ def test_alltoall_and_received_splits() -> None:
     assert hvd.alltoall(torch.full((n, 2), float(rank))).tolist() == [[r, r] for r in range(n)]
     both = hvd.synchronize(hvd.alltoall_async(torch.full((n, 2), float(rank))))
     assert both[1].tolist() == [1] * n
+
+
+def test_received_splits_beyond_int32() -> None:
+    """Of rows without elements, so that no memory is needed."""
+    rows = [2**31 + 8 if rank == last() else 3 + rank for rank in range(hvd.size())]
+    mine = torch.empty(rows[hvd.rank()] * hvd.size(), 0, requires_grad=True)
+    output, received = hvd.alltoall(mine, splits=[rows[hvd.rank()]] * hvd.size())
+    assert received.tolist() == rows
+    assert received.dtype is torch.int64
+    output.sum().backward()
+    assert mine.grad is not None
+    assert mine.grad.shape == mine.shape
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool], ids=str)

@@ -245,16 +245,20 @@ def alltoall_async(
 
     At least one dimension; dtype and all dimensions but the first are equal on all ranks. Not
     differentiable. Returns a handle, whose wait() gives (a new tensor, the rows from each member as
-    int32 on the device of the splits).
+    int32 on the device of the splits; as int64 where a number is 2^31 or more).
 
     Examples:
         >>> hvd.alltoall_async(torch.arange(3), splits=[3]).wait()
         (tensor([0, 1, 2]), tensor([3], dtype=torch.int32))
     """
     device = splits.device if isinstance(splits, Tensor) else "cpu"
-    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
-        lambda both: (both[0], torch.from_numpy(both[1]).to(device, torch.int32))
-    )
+
+    def as_horovod(both: tuple[Tensor, ops.Rows]) -> tuple[Tensor, Tensor]:
+        output, rows = both
+        dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
+        return output, torch.from_numpy(rows).to(device, dtype)
+
+    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(as_horovod)
 
 
 @overload
@@ -282,7 +286,8 @@ def alltoall(
 
     At least one dimension; dtype and all dimensions but the first are equal on all ranks. Returns a
     new tensor, differentiable: gradients are sent back to the ranks that the rows came from. With
-    `splits` it returns (the tensor, the rows from each member as int32 on the splits' device).
+    `splits` it returns (the tensor, the rows from each member as int32 on the splits' device; as
+    int64 where a number is 2^31 or more).
 
     Examples:
         >>> hvd.alltoall(torch.arange(3))

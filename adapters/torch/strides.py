@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a tensor's elements in memory, which torch's fused kernels walk. For all of
+farandole.torch that hands tensors to torch, or writes to the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def of_state(parameter: Tensor) -> tuple[int, ...]:
+    """The strides of zeros_like(parameter), by which torch's optimizers make their state."""
+    if _is_dense(parameter):
+        return parameter.stride()
+    form = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
+    return torch.empty_like(form).stride()
+
+
+def of_gradient(parameter: Tensor) -> tuple[int, ...]:
+    """The strides that autograd gives the gradient: the parameter's, or, if these leave gaps or
+    elements share memory, contiguous ones."""
+    if _is_dense(parameter):
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
+
+
+def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """`x` if it has these strides, else a copy that has them."""
+    if x.stride() == tuple(strides):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def check_apart(x: Tensor) -> None:
+    """Raises ValueError if elements of `x` share memory, so that no result can be written there."""
+    if overlaps(x):
+        raise ValueError(
+            f"elements of a tensor of shape {tuple(x.shape)} with strides {x.stride()} share "
+            "memory, as after expand(), so no result can be written there: use x.contiguous() "
+            "instead"
+        )
+
+
+def overlaps(x: Tensor) -> bool:
+    """True if elements of `x` share memory."""
+    if x.is_contiguous():
+        return False
+    steps, end = _steps(x), 0  # of what the smaller strides reach
+    for step, n in steps:
+        if step <= end:
+            break
+        end += step * (n - 1)
+    else:
+        return False
+    if steps[0][0] == 0:
+        return True
+    written = torch.zeros(1 + sum(step * (n - 1) for step, n in steps), dtype=torch.bool)
+    written.as_strided(x.shape, x.stride()).fill_(True)
+    return int(written.sum()) < x.numel()
+
+
+def _is_dense(x: Tensor) -> bool:
+    expected = 1
+    for step, n in () if x.is_contiguous() else _steps(x):
+        if step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _steps(x: Tensor) -> list[tuple[int, int]]:
+    """(stride, size) of its dimensions, the smallest stride first."""
+    return sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
