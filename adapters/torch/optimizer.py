@@ -97,9 +97,9 @@ def DistributedOptimizer(
     and when farandole is not initialised.
 
     Parameters that come into `param_groups` later, by add_param_group() or by hand, are reduced
-    too. One that is in several optimizers with the same settings is reduced by the newest, for all
-    of them. A copy or a pickle does not reduce: its step() raises RuntimeError until it has been
-    made a DistributedOptimizer too.
+    too. A parameter belongs to one optimizer: if a newer one has it as well, step() of the older
+    one raises RuntimeError. A copy or a pickle does not reduce: its step() raises RuntimeError
+    until it has been made a DistributedOptimizer too.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
@@ -249,9 +249,10 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if timeout is not None and callable(closure):
             raise ValueError("timeout does not work with a closure; synchronize() takes one")
         if reducer is not None:
+            reducer.check_own()
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif reducer.lent or not reducer.passes.complete:
+            elif not reducer.passes.complete:
                 reducer.synchronize(timeout, at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:

@@ -18,7 +18,6 @@ from harness.toys import (
     assert_same,
     batch,
     grad_is,
-    joined,
     loss_of,
     network,
     push,
@@ -194,71 +193,47 @@ def test_any_base_class(kind: type[torch.optim.SGD], options: dict[str, Any]) ->
 # ---- one parameter in two optimizers
 
 
-def _losses(nets: list[nn.Module], data: tuple[Tensor, Tensor]) -> list[Tensor]:
-    x, y = data
-    return [(head(nets[0](x)) - y).square().mean() for head in nets[1:]]
+def test_one_parameter_in_two_optimizers() -> None:
+    """A shared encoder of actor and critic: the newer one reduces it, the older one is refused."""
+    encoder, *heads = (nn.Parameter(torch.zeros(4)) for _ in range(3))
+    actor, critic = (
+        hvd.DistributedOptimizer(torch.optim.SGD([encoder, head], lr=1.0)) for head in heads
+    )
+    for k in range(2):
+        push(encoder, k)
+        critic.step()
+        grad_is(encoder, total(hvd.Average, [k]))
+        for act in (actor.step, actor.synchronize, actor.clip_grad_norm_):
+            with pytest.raises(RuntimeError, match=r"group\[0\]\[0\] is in a newer Distributed"):
+                act(*([1.0] if act == actor.clip_grad_norm_ else []))
+        with pytest.raises(RuntimeError, match="one optimizer of all"), actor.skip_synchronize():
+            actor.step()
+        actor.zero_grad()
+        critic.zero_grad()
 
 
-def _nets() -> list[nn.Module]:
-    torch.manual_seed(3)
-    return [layer.double() for layer in (nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))]
-
-
-def _train(pair: list[Any], nets: list[nn.Module], data: Any, way: str) -> None:
-    for stepper in pair:
-        stepper.zero_grad()
-    losses = _losses(nets, data)
-    if way == "one after the other":
-        for loss, stepper in zip(losses, pair, strict=True):
-            stepper.zero_grad()
-            loss.backward(retain_graph=True)
-            stepper.step()
-            losses[1] = _losses(nets, data)[1]
-        return
-    if way == "both passes, both steps":
-        for loss in losses:
-            loss.backward(retain_graph=True)
-    else:
-        sum(losses).backward()
-    for stepper in pair if way != "newest first" else pair[::-1]:
-        stepper.step()
-
-
-@pytest.mark.parametrize(
-    "way", ["one after the other", "both passes, both steps", "one pass", "newest first"]
-)
-@pytest.mark.parametrize("held", [False, True])
-def test_one_parameter_in_two_optimizers(way: str, held: bool) -> None:
-    """A shared encoder of actor and critic; `held`: step() reduces what no_sync() has left."""
-    nets, twins = _nets(), _nets()
-    pairs = [
-        [torch.optim.SGD([*n[0].parameters(), *head.parameters()], lr=0.1) for head in n[1:]]
-        for n in (nets, twins)
-    ]
-    actor, critic = (hvd.DistributedOptimizer(stepper) for stepper in pairs[0])
-    for step in range(3):
-        if held:
-            with actor.no_sync(), critic.no_sync():
-                _train([actor, critic], nets, batch(hvd.rank(), step), way)
-        else:
-            _train([actor, critic], nets, batch(hvd.rank(), step), way)
-        _train(pairs[1], twins, joined(step), way)
-        for own, twin in zip(nets, twins, strict=True):
-            assert_same(own, twin)
-
-
-def test_the_older_one_gets_it_back() -> None:
+def test_added_to_a_second_optimizer() -> None:
     (p,), older = toys()
-    newer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    (_,), newer = toys()
     push(p)
-    older.step()
-    grad_is(p, total(hvd.Average, [0]))
-    del newer
-    for _ in range(2):  # the second time in the pass
-        older.zero_grad()
-        push(p, 1)
+    newer.add_param_group({"params": [p]})  # what the older one has reduced counts no more
+    with pytest.raises(RuntimeError, match="newer"):
         older.step()
-        grad_is(p, total(hvd.Average, [1]))
+    newer.zero_grad()
+    push(p, 1)
+    newer.step()
+    grad_is(p, total(hvd.Average, [1]))
+
+
+def test_an_optimizer_that_replaces_one_in_use() -> None:
+    """As where a cell of a notebook runs again: the old one lives until the new one is there."""
+    p = nn.Parameter(torch.zeros(4))
+    for k in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+        push(p, k)
+        optimizer.step()
+        grad_is(p, total(hvd.Average, [k]))
+        optimizer.zero_grad()
 
 
 # ---- autograd

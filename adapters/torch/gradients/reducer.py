@@ -24,7 +24,7 @@ from farandole.equality import Equality
 from farandole.errors import MismatchError, of_signal
 from farandole.ops import Average, Sum
 from farandole.topology import rank
-from farandole.torch import cuda, owners
+from farandole.torch import cuda
 from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
@@ -42,6 +42,8 @@ _at_end: Callable[[Callable[[], None]], None]
 _at_end = torch.autograd.Variable._execution_engine.queue_callback
 
 _serials = count()
+# By the parameter's id: the gradient of the newest optimizer that has it, which alone reduces it.
+_newest: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _all: WeakSet[Reducer] = WeakSet()
 
 
@@ -148,7 +150,7 @@ class Reducer:
         )
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
-        self.lent = False  # newer optimizers reduce some of its parameters
+        self.taken = ""  # a parameter that a newer optimizer has
         # Whether what was added to the step's last result can be reduced with it.
         self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
@@ -165,11 +167,15 @@ class Reducer:
     # ---- parameters
 
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
-        """Begins to reduce parameters' gradients, also for older optimizers that have them."""
+        """Begins to reduce parameters' gradients. Ends the reducers of older optimizers that have
+        some of them."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
-            owners.take(gradient)
+            if (older := _newest.get(id(parameter))) is not None:
+                older.reducer.detach("a newer optimizer has taken its parameters")
+                older.reducer.taken = older.name
+            _newest[id(parameter)] = gradient
             self.gradients.append(gradient)
         if self.settings.views:
             lay_out(self.gradients[begin:], self.settings.process_set)
@@ -191,11 +197,23 @@ class Reducer:
             if gradient.remove is None and gradient.parameter.requires_grad:
                 gradient.hook()
 
-    def detach(self) -> None:
-        """Ends the reducer, when the optimizer is gone."""
+    def detach(self, why: str = "its optimizer is gone") -> None:
+        """Ends the reducer."""
         for gradient in self.gradients:
-            owners.give_back(gradient)
-        self.give_up("its optimizer is gone")
+            gradient.unhook()
+            if _newest.get(id(gradient.parameter)) is gradient:
+                del _newest[id(gradient.parameter)]
+        self.give_up(why)
+
+    def check_own(self) -> None:
+        """Raises RuntimeError if another optimizer has a parameter too."""
+        if self.taken:
+            raise RuntimeError(
+                f"{self.consensus.scope}: {self.taken} is in a newer DistributedOptimizer too, and "
+                "one optimizer alone reduces a parameter: make one optimizer of all parameters, "
+                "with a group for each setting, or give each optimizer its own; an older one that "
+                "was replaced is not used any more"
+            )
 
     # ---- backward passes
 
@@ -308,7 +326,6 @@ class Reducer:
             self.hook()
             try:
                 own = [g for g in self.gradients if g.handle is None and g.wanted()]
-                own = [g for g in own if not owners.foreign(g)]
             except RuntimeError as reason:
                 raise self.refuse(reason) from None
             for gradient in own:
@@ -332,8 +349,7 @@ class Reducer:
         """
         limit = Limit.of(timeout)
         with self.lock:
-            if self.lent and at_step:
-                owners.reduce_elsewhere(self, timeout)
+            self.check_own()
             while not self.passes.complete:
                 self.close(at_step)
                 self._finish(limit)
