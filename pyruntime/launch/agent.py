@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.errors import CheckpointError
+from farandole.errors import CheckpointError, said
 from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
 from farandole.launch.rank_process import RankProcess, stamp
@@ -232,8 +232,8 @@ class _Hands:
 
         try:
             process = RankProcess(job["command"], self._environment | ours, label, ended)
-        except OSError as reason:
-            self._decides.ended(name, End.FAILED, f"can't be started: {reason}", 127)
+        except OSError as reason:  # too many processes, say: another attempt may succeed
+            self._decides.ended(name, End.LOST, f"can't be started: {said(reason)}", 127)
             return
         process.slot = slot
         self._processes[name] = process
@@ -305,10 +305,10 @@ class _Hands:
 
 def say(text: str) -> None:
     """One line for the user; the job outlives whoever reads it."""
-    try:
-        print(f"farandole: {text}", file=sys.stderr, flush=True)
-    except OSError:  # `2>&1 | head` has seen enough; nothing may be flushed to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    # `2>&1 | head` has seen enough, or its disk is full for a moment. Unbuffered: nothing of it may
+    # be flushed at exit.
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"farandole: {text}\n".encode(errors="backslashreplace"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -344,7 +344,7 @@ def _only_one(path: str, replaces: bool) -> socket.socket:
 def agent(options: argparse.Namespace) -> int:
     """Start and end the ranks of an elastic job on this host."""
     folder = options.folder.absolute()
-    place = hashlib.sha256(f"{folder} {options.host}".encode()).hexdigest()[:32]
+    place = hashlib.sha256(os.fsencode(f"{folder} {options.host}")).hexdigest()[:32]
     try:
         alone = _only_one(f"\0farandole-agent-{place}", options.replace)
     except OSError:

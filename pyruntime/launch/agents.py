@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from farandole.errors import said
 from farandole.launch.agent import OCCUPIED, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.programs import apart, own
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
+_TRIES = 6  # that end alike, quickly, before no agent is expected there
+_NETWORK = 255  # the exit code of ssh where it does not get there; it may, later
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
 _CALL = 20.0  # seconds at least for an agent that was started to call
 _END = 10.0  # seconds for agents to end when the job is over
@@ -35,6 +38,8 @@ class _Started:
         self.pause, self.next = _PAUSES[0], 0.0
         self.since = time.monotonic()  # when the first one after the last that worked was started
         self.replaces = False  # the next one ends the one that is there
+        self.started = 0.0  # when the present one was
+        self.code, self.alike = 0, 0  # of those that have ended quickly, without a break
         self.preempted = False  # its host is taken away: none is started there any more
 
 
@@ -46,6 +51,7 @@ class Agents:
         is ended, so that another one may come."""
         self._job, self._folder, self._deaf = job, folder, deaf
         self._started: dict[str, _Started] = {}
+        self._cwd = str(Path.cwd())
 
     def __enter__(self) -> Agents:
         return self
@@ -90,21 +96,44 @@ class Agents:
             if code is None:
                 return
             each.process = None
-            each.preempted = code == PREEMPTED
-            each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
-            each.pause = min(_PAUSES[1], 2 * each.pause)
-            if code != OCCUPIED:
-                each.since = each.next
-            if code not in (OCCUPIED, PREEMPTED):
-                say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
-        if now >= each.next and not each.preempted:
-            # By ssh, too: it sends all words as one line.
+            self._note_end(name, code, each, now)
+        if now < each.next or each.preempted:
+            return
+        each.started = now
+        # By ssh, too: it sends all words as one line.
+        words = apart([*command, *["--replace"] * each.replaces])
+        try:
             each.process = subprocess.Popen(
-                apart([*command, *["--replace"] * each.replaces]),
-                stdin=subprocess.DEVNULL,
-                env=outer_environment(self._job),
+                words, stdin=subprocess.DEVNULL, env=outer_environment(self._job)
             )
             each.replaces = False
+        except OSError as reason:  # too many processes, say
+            say(f"no agent can be started now: {said(reason)}")
+            self._note_end(name, None, each, now)
+
+    def _note_end(self, name: str, code: int | None, each: _Started, now: float) -> None:
+        """`code`: of its exit; None: it was not started."""
+        quick = now < each.started + _CALL
+        each.alike = each.alike + 1 if quick and code == each.code else int(quick)
+        each.code = -1 if code is None else code
+        each.preempted = code == PREEMPTED
+        each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
+        each.pause = min(_PAUSES[1], 2 * each.pause) if quick else _PAUSES[0]
+        if code != OCCUPIED:
+            each.since = each.next
+        if code not in (OCCUPIED, PREEMPTED, None):
+            say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
+
+    def failing(self) -> dict[str, str]:
+        """By host, why no agent runs there: each has ended at once with the same exit code."""
+        return {
+            name: f"the agent{' on ' * bool(name)}{name} has ended with {each.code} at each of "
+            f"{each.alike} starts, as its error says"
+            for name, each in self._started.items()
+            if each.alike >= _TRIES
+            and 0 < each.code < _NETWORK
+            and each.code not in (OCCUPIED, PREEMPTED)
+        }
 
     def wait(self) -> None:
         """Waits until all have ended, for some seconds."""
@@ -134,7 +163,7 @@ class Agents:
         found = {name: os.environ[name] for name in _FOR_SSH if name in os.environ}
         settings = [f"{name}={value}" for name, value in found.items()]
         line = shlex.join(["env", *settings, *command])
-        return [*words, host.name, f"cd {shlex.quote(str(Path.cwd()))} && exec {line}"]
+        return [*words, host.name, f"cd {shlex.quote(self._cwd)} && exec {line}"]
 
     def _of_slurm(self) -> list[str]:
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))

@@ -8,30 +8,46 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from farandole.commits import newest_commit, opened, read_file, replace_file
 from farandole.errors import CheckpointError
-from farandole.membership.journal import Journal, Record
+from farandole.launch.disk import Disk
+from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.words import Commit, World, decode, encode
 
 _FILE, _NEW, _LOCK = "job.json", "job.new", "job.lock"
+_PATIENCE = 5.0  # seconds for a disk that fails when the job begins, and when it ends
 
 
 class FileJournal(Journal):
-    """Raises CheckpointError where the folder is not the user's own alone, OSError where the disk
-    fails."""
+    """Raises CheckpointError where the folder is not the user's own alone; take() OSError, if the
+    disk fails at the start."""
 
-    def __init__(self, folder: Path, address: str, key: str) -> None:
-        """`address`, `key`: by which agents reach this supervisor."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        key: str,
+        tell: Callable[[str], object],
+        wake: Callable[[], object],
+    ) -> None:
+        """`address`, `key`: by which agents reach this supervisor. `tell`, `wake`: as for Disk."""
         self._folder = folder
         self._contact = {"address": address, "key": key}
+        self._term = 0  # the newest that was seen
+        self._disk = Disk(folder, tell, wake)
 
     def take(self) -> Record:
         """Starts the next term; from now on write() fails for all earlier ones."""
+        record = self._disk.insist(self._take, _PATIENCE)
+        self._term = record.term
+        return record
+
+    def _take(self) -> Record:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked() as place:
             found = _read(place)
             record = _record_of(found)
@@ -43,25 +59,45 @@ class FileJournal(Journal):
 
     def write(self, record: Record) -> bool:
         """Writes unless a later term has started; returns whether it has written."""
-        with self._locked() as place:
-            ours = _record_of(_read(place)).term == record.term
-            if ours:
-                self._write(place, record)
-            return ours
+
+        def write() -> bool:
+            with self._locked() as place:
+                ours = _record_of(_read(place)).term <= record.term
+                if ours:
+                    self._write(place, record)
+                return ours
+
+        return self._disk.ask("write", record, write)
 
     def term(self) -> int:
-        """The newest term in the folder."""
+        """The newest term that was seen in the folder; looks again."""
+        with contextlib.suppress(Unready):
+            self._term = self._disk.ask("term", None, self._newest_term, quiet=True)
+        return self._term
+
+    def _newest_term(self) -> int:
         with opened(self._folder) as place:
             return _record_of(_read(place)).term
 
     def commit(self) -> Commit:
         """The newest commit in the folder."""
-        return newest_commit(self._folder)
+
+        def newest() -> Commit:
+            found = newest_commit(self._folder)
+            with opened(self._folder):  # else it was renamed meanwhile: what was found says nothing
+                return found
+
+        return self._disk.ask("commit", None, newest)
 
     def close(self) -> None:
         """Notes that no process of the job lives: the next term need not wait for any."""
-        with self._locked() as place:
-            self._write(place, _record_of(_read(place)), closed=True)
+
+        def close() -> None:
+            with self._locked() as place:
+                self._write(place, _record_of(_read(place)), closed=True)
+
+        with contextlib.suppress(OSError):
+            self._disk.insist(close, _PATIENCE)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:

@@ -5,6 +5,7 @@ threads of each process copy its output and wait for its end."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -55,14 +56,19 @@ class RankProcess:
         assert self._process.stderr is not None
         pipes = {self._process.stdout: sys.stdout.buffer, self._process.stderr: sys.stderr.buffer}
         copier = threading.Thread(target=_copy, args=(pipes, label), name="output", daemon=True)
-        copier.start()
 
         def wait() -> None:
             code = self._process.wait()
             copier.join(1.0)  # what it has started may hold its output open
             ended(code)
 
-        threading.Thread(target=wait, name="rank", daemon=True).start()
+        try:
+            copier.start()
+            threading.Thread(target=wait, name="rank", daemon=True).start()
+        except RuntimeError as reason:  # of too many threads
+            self.kill()
+            self._process.wait()
+            raise OSError(errno.EAGAIN, str(reason)) from reason
 
     def kill(self) -> None:
         """Ends it, and all of its process group."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from farandole.commits import FILE
 from farandole.errors import CheckpointError, counted
 from farandole.launch.agent import BEAT, PREEMPTED, say
 from farandole.launch.agents import Agents
@@ -86,12 +87,19 @@ def supervise(job: Job, rules: Rules) -> int:
     supervisor = _Supervisor(job, rules, folder.absolute())
     with _signals(supervisor), supervisor.door:
         code = supervisor.run()
-    kept = any(folder.glob("call-*"))
+    kept = _has_commit(folder)
     if rules.folder is None and (code == 0 or not kept):
         shutil.rmtree(folder, ignore_errors=True)
     elif code != 0 and kept:
         say(f"the commits are in {folder}: --checkpoint-dir {folder} goes on from there")
     return code
+
+
+def _has_commit(folder: Path) -> bool:
+    """Whether the next start could go on from there."""
+    with contextlib.suppress(OSError):
+        return any(folder.glob(f"call-*/{FILE}"))
+    return False
 
 
 class _Supervisor:
@@ -101,7 +109,9 @@ class _Supervisor:
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.door = _Door(job.here and not (rules.script or rules.awaits), self)
         self._job, self._rules, self._folder = job, rules, folder
-        self._journal = FileJournal(folder, self.door.address, self.door.key)
+        self._cwd = str(Path.cwd())  # once: somebody may remove it
+        contact = self.door.address, self.door.key
+        self._journal = FileJournal(folder, *contact, say, lambda: self.events.put(lambda: None))
         self._decider = Decider(rules.decider, self._journal, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
@@ -133,8 +143,7 @@ class _Supervisor:
             for guest in self._guests.values():
                 self.door.tell(guest, ["over"])
             agents.wait()
-        with contextlib.suppress(OSError):
-            self._journal.close()
+        self._journal.close()
         return self._code(self._decider.outcome)
 
     def _look(self, roster: Roster, agents: Agents) -> None:
@@ -142,8 +151,16 @@ class _Supervisor:
             self._decider.crew.allow({host.name: host.slots for host in roster.hosts})
         if not self._rules.awaits:
             agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
+            self._give_up(roster, agents.failing())
         if time.monotonic() > self._deadline:
             self._decider.ending.fail("ranks have not left in time: they are ended")
+
+    def _give_up(self, roster: Roster, failing: dict[str, str]) -> None:
+        """Ends a job that has never had a world, if it needs hosts whose agents fail each time."""
+        slots = sum(host.slots for host in roster.hosts if host.name not in failing)
+        needed = slots < self._rules.decider.least and not roster.scripted
+        if failing and needed and not self._decider.worlds:
+            self._decider.ending.fail("; ".join(failing.values()))
 
     def _step(self, due: bool) -> None:
         try:
@@ -165,7 +182,8 @@ class _Supervisor:
         if self._stopped in _ENDS:
             return 128 + self._stopped
         if self._stopped or (self._decider.ending.leaves and not outcome):
-            say(outcome or "all ranks have left, and their state is on the disk")
+            where = "and their state" if _has_commit(self._folder) else "but no state"
+            say(outcome or f"all ranks have left, {where} is on the disk")
             return PREEMPTED
         if outcome:
             say(outcome)
@@ -187,7 +205,7 @@ class _Supervisor:
                 **job.environment,
                 "FARANDOLE_CHECKPOINT_DIR": str(self._folder),
             },
-            "folder": str(Path.cwd()),
+            "folder": self._cwd,
             "lease": rules.decider.lease,
             "stop": rules.decider.late,
             "grace": rules.grace,

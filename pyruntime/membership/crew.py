@@ -149,10 +149,13 @@ class Crew:
 
     # ---- who shall be there
 
-    def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """Each agent, the newest Status of it, and which processes it shall run."""
+    def wanted(self, kept: Container[str]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+        """Each agent, the newest Status of it, and which processes it shall run, or, if they have
+        ended, not forget: those in `kept`."""
         for name, agent in self._agents.items():
-            yield name, agent.number, tuple(rank.name for rank in agent.alive())
+            ranks = agent.ranks.values()
+            names = tuple(rank.name for rank in ranks if rank.end is None or rank.name in kept)
+            yield name, agent.number, names
 
     def drop(self, names: Iterable[str]) -> list[tuple[str, Rank]]:
         """These shall be ended; returns them with their hosts."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from farandole.errors import counted
 from farandole.membership.crew import Crew, News
 from farandole.membership.ending import Ending
-from farandole.membership.journal import Journal, Record
+from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.next_world import (
     choose,
     ended_well,
@@ -73,6 +73,7 @@ class Decider:
         self.crew = Crew(record.term, rules.silence, rules.cooldown)  # what agents have told
         self._sent = 0
         self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
+        self._disk = ""  # why the last decision is not written yet
         self._late = float("inf")  # when a rank that has not come is ended
         self.ending = Ending(well=record.ended)
         self.worlds = 0  # how many were decided
@@ -124,15 +125,18 @@ class Decider:
 
     def step(self, now: float) -> dict[str, Wanted]:
         """What each agent is to hear now."""
-        if self._journal.term() != self._record.term:
+        if self._journal.term() > self._record.term:
             self.outcome = SUPERSEDED
             return {}
         self._take(self.crew.forget(now - self._rules.gone), now)
-        if self.ending.well and not self._record.ended:  # before agents forget that process
-            self._write(self._record._replace(ended=True))
+        kept = self._note_who_ended_well()
         self._end_where_it_ends(now)
+        self._disk = ""
         if not self.ending.failure and (self.ending.leaves or not self.ending.well):
-            self._decide(now)
+            try:
+                self._decide(now)
+            except Unready as reason:  # agents hear nothing of it: decided anew at the next step
+                self._disk = str(reason)
         if not self.ending.begun:
             self._start_and_end(now)
         if self.outcome == SUPERSEDED:
@@ -147,8 +151,17 @@ class Decider:
             name: Wanted(
                 self._record.term, self._sent, heard, () if self.ending.failure else ranks, view
             )
-            for name, heard, ranks in self.crew.wanted()
+            for name, heard, ranks in self.crew.wanted(kept)
         }
+
+    def _note_who_ended_well(self) -> set[str]:
+        """Writes that a process has; returns those that agents must not forget before that."""
+        if self.ending.well and not self._record.ended:
+            try:
+                self._write(self._record._replace(ended=True))
+            except Unready:
+                return {rank.name for rank in self.crew.all() if ended_well(rank, self._record)}
+        return set()
 
     # ---- the end
 
@@ -158,8 +171,9 @@ class Decider:
         if self._idle >= (rules.restarts + 1) * size:
             self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
         if now > self._without + rules.patience and not self.ending.begun:
-            least = counted(rules.least, "rank")
-            self.ending.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
+            why = f"hosts for {counted(rules.least, 'rank')}"
+            why = f"a world, because of the disk: {self._disk}" if self._disk else why
+            self.ending.fail(f"{rules.patience:g} s (--elastic-timeout) without {why}")
         if self.ending.well and not self.ending.leaves:
             members = self._record.world.members
             if done:
@@ -274,14 +288,14 @@ class Decider:
     def _enter(self, here: list[Rank], newest: bool) -> None:
         before = self._record.world
         failed = not (newest or all(rank.standing.met for rank in here))
-        if failed and {rank.name for rank in here}.issuperset(before.members):
-            self._idle += len(before.members)  # it never began, though nobody was lost
         # Before the first world the disk may have the commit of a job that had no supervisor.
         in_memory = newest and before.number > 0
         disk = NOTHING if in_memory else self._journal.commit()
         world = next_world(before, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")
+            if failed and {rank.name for rank in here}.issuperset(before.members):
+                self._idle += len(before.members)  # it never began, though nobody was lost
             self.worlds += 1
             begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
             state = f"commit {world.start.number}" + " on the disk" * world.from_disk

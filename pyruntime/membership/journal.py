@@ -18,8 +18,13 @@ class Record(NamedTuple):
     ended: bool = False  # a process has ended well: no other one is started for it
 
 
+class Unready(Exception):
+    """The disk has not answered: ask again. The text says what it does instead."""
+
+
 class Journal(ABC):
-    """Stores the record. Each operation happens as a whole, or not at all."""
+    """Stores the record. Each operation happens as a whole, or not at all. write() and commit() may
+    raise Unready."""
 
     @abstractmethod
     def take(self) -> Record:
@@ -31,7 +36,7 @@ class Journal(ABC):
 
     @abstractmethod
     def term(self) -> int:
-        """The newest term."""
+        """The newest term that was seen."""
 
     def commit(self) -> Commit:
         """The newest commit on the disk."""

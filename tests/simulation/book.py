@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.membership.decider import Rules
-from farandole.membership.journal import Journal, Record
+from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.words import NOTHING, Commit
 
 __all__ = ["RULES", "Book"]
@@ -55,13 +55,30 @@ class Book(Memory):
         self.counts: dict[Commit, int] = {}
         self.acknowledged: dict[int, Commit] = {}  # the newest of each world
         self._simulation = simulation
+        self._unheard: Record | None = None  # on the disk, unless another one is written
+
+    def take(self) -> Record:
+        unheard, self._unheard = self._unheard, None
+        if unheard is not None:  # the one before had asked for it, and has not lived to hear of it
+            self._put(unheard)
+        return super().take()
 
     def commit(self) -> Commit:
+        if self._simulation.random.random() < 0.3:
+            raise Unready("slow")
         return self.disk
 
     def write(self, record: Record) -> bool:
+        """As on a slow disk: what has not been answered may be there, or be overwritten."""
         if record.term != self.newest:
             return False
+        if self._simulation.random.random() < 0.4:
+            self._unheard = self._simulation.random.choice([record, None])
+            raise Unready("slow")
+        self._unheard = None
+        return self._put(record)
+
+    def _put(self, record: Record) -> bool:
         before, self.record = self.record, record
         if record.ended:
             assert record.world == before.world

@@ -4,18 +4,20 @@ meet."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from farandole.errors import CheckpointError
 from farandole.launch.journal import FileJournal, contact
 from farandole.launch.meetings import Meetings
-from farandole.membership.journal import Record
+from farandole.membership.journal import Record, Unready
 from farandole.membership.words import (
     Commit,
     End,
@@ -28,6 +30,20 @@ from farandole.membership.words import (
     decode,
     encode,
 )
+
+T = TypeVar("T")
+
+
+def journal_in(folder: Path, key: str = "00") -> FileJournal:
+    return FileJournal(folder, f"@{key}", key, print, lambda: None)
+
+
+def asked(question: Callable[[], T]) -> T:
+    """Its answer, when the disk has given it."""
+    while True:
+        with contextlib.suppress(Unready):
+            return question()
+
 
 WORDS = [
     World(3, ("a", "b+"), Commit(2, 7), True),
@@ -58,19 +74,21 @@ def test_words_as_text(word: Any) -> None:
 def test_terms_of_the_journal(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     assert contact(folder) is None
-    first, second = (FileJournal(folder, f"@{key}", key) for key in ("01", "02"))
+    first, second = (journal_in(folder, key) for key in ("01", "02"))
     record = first.take()
     assert record == Record(1)
     assert contact(folder) == ("@01", "01")
     world = World(1, ("1.1", "1.2"))
-    assert first.write(record._replace(world=world))
+    assert asked(lambda: first.write(record._replace(world=world)))
     assert second.take() == Record(2, world)
-    assert (first.term(), second.term()) == (2, 2)
-    assert not first.write(record._replace(world=World(2))), "another one has taken over"
+    while (first.term(), second.term()) != (2, 2):
+        pass
+    late = record._replace(world=World(2))
+    assert not asked(lambda: first.write(late)), "another one has taken over"
     assert contact(folder) == ("@02", "02")
     second.close()
     assert contact(folder) is None
-    third = FileJournal(folder, "@03", "03").take()
+    third = journal_in(folder, "03").take()
     assert third == Record(3, World(1)), "nobody lives; the numbers go on"
     assert (folder / "job.json").stat().st_mode & 0o777 == 0o600
 
@@ -79,7 +97,7 @@ def test_supervisors_take_terms_in_turn(tmp_path: Path) -> None:
     """At once, in many processes: no term is given twice."""
     program = (
         "import sys; from pathlib import Path; from farandole.launch.journal import FileJournal\n"
-        "journal = FileJournal(Path(sys.argv[1]), '@', '00')\n"
+        "journal = FileJournal(Path(sys.argv[1]), '@', '00', print, print)\n"
         "print(*(journal.take().term for _ in range(20)))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "job")]
@@ -93,15 +111,15 @@ def test_a_journal_that_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
     (tmp_path / "job.json").chmod(0o600)
     with pytest.raises(CheckpointError, match=r"job\.json is damaged"):
-        FileJournal(tmp_path, "@", "00").take()
+        journal_in(tmp_path).take()
 
 
 def test_a_folder_of_others_holds_no_journal(tmp_path: Path) -> None:
     """Whoever may write there could tell agents what to start."""
     folder = tmp_path / "job"
-    FileJournal(folder, "@", "00").take()
+    journal_in(folder).take()
     folder.chmod(0o777)
-    for opens in (FileJournal(folder, "@", "01").take, lambda: contact(folder)):
+    for opens in (journal_in(folder, "01").take, lambda: contact(folder)):
         with pytest.raises(CheckpointError, match="chmod go-w"):
             opens()
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of `farandole run --elastic` whose disk fails for a moment, and agents that never start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.proc import processes_of_sessions
+from harness.supervised import SupervisedJob, story
+from harness.worlds import check, training
+
+Start = Callable[..., SupervisedJob]
+HOLDS = """
+    if state.steps == 9:
+        print(f"rank {fd.rank()} is {os.getpid()}", flush=True)
+        while True:
+            state.check_host_updates()
+"""
+GOES_ON = "the job goes on, and farandole tries again"
+
+
+@contextlib.contextmanager
+def renamed(folder: Path, _: int) -> Iterator[None]:
+    """The folder is away, as a network's is whose server starts again."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    yield
+    away.rename(folder)
+
+
+@contextlib.contextmanager
+def full(_: Path, supervisor: int) -> Iterator[None]:
+    """The supervisor can write no byte."""
+    before = resource.prlimit(supervisor, resource.RLIMIT_FSIZE)
+    resource.prlimit(supervisor, resource.RLIMIT_FSIZE, (0, before[1]))
+    yield
+    resource.prlimit(supervisor, resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def silent(folder: Path, _: int) -> Iterator[None]:
+    """Whoever writes the journal waits, longer than agents wait for a supervisor."""
+    lock = os.open(folder / "job.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    os.close(lock)
+
+
+@pytest.mark.parametrize("fault", [renamed, full, silent])
+def test_a_death_while_the_disk_fails(
+    fault: Callable[[Path, int], contextlib.AbstractContextManager[None]],
+    elastic_ranks: Start,
+    tmp_path: Path,
+) -> None:
+    """No world is decided then, and nobody is ended; the next one begins when the disk works."""
+    folder = tmp_path / "job"
+    env = {"FARANDOLE_CHECKPOINT_SECONDS": "1000", "FARANDOLE_PEER_TIMEOUT": "6"}
+    job = elastic_ranks(training(HOLDS), 2, "--checkpoint-dir", str(folder), **env)
+    for rank in (0, 1):
+        job.process.wait_for_output(f"rank {rank} is ")
+    found = re.search(r"rank 1 is (\d+)", job.process.output)
+    assert found
+    with fault(folder, job.process.pid):
+        job.kill_rank(int(found[1]), signal.SIGKILL)
+        job.process.wait_for_output(GOES_ON)
+        assert "world 2" not in job.process.output
+    out = job.finish().check().out
+    assert out.count(GOES_ON) == 1, "told once"
+    assert "the disk works again" in out
+    assert re.search("world 2: 2 ranks from commit 9$", out, re.MULTILINE), "none was ended"
+    check(out, 2)
+
+
+def test_a_disk_that_fails_for_good(elastic_ranks: Start, tmp_path: Path) -> None:
+    """The job ends when it has waited for a world, and says for what."""
+    folder, options = tmp_path / "job", ("--elastic-timeout", "5", "--checkpoint-dir")
+    job = elastic_ranks(training(HOLDS), 1, *options, str(folder))
+    job.process.wait_for_output("rank 0 is ")
+    found = re.search(r"rank 0 is (\d+)", job.process.output)
+    assert found
+    with renamed(folder, 0):
+        job.kill_rank(int(found[1]), signal.SIGKILL)
+        result = job.finish()
+    assert result.returncode == 1
+    assert "5 s (--elastic-timeout) without a world, because of the disk: " in result.out
+    assert story(result.out)[-1].endswith(f"{folder}: No such file or directory")
+
+
+# ---- agents
+
+
+def test_a_folder_whose_name_is_no_text(elastic_ranks: Start, tmp_path: Path) -> None:
+    """File names are bytes."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    out = elastic_ranks(training(), 2, "--checkpoint-dir", folder).finish().check().out
+    check(out, 2)
+
+
+def test_an_agent_that_never_starts(elastic_ranks: Start, tmp_path: Path) -> None:
+    """The job ends after a few attempts, and not for want of hosts."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho 'no python here' >&2\nexit 127\n")
+    (tmp_path / "ssh").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    words = ("-H", "faraway:2,farther:2", "--elastic-timeout", "60")
+    result = elastic_ranks(training(), 2, *words, PATH=path).finish()
+    assert result.returncode == 1
+    assert "no python here" in result.out
+    last = story(result.out)[-1]
+    assert last.startswith("the agent on faraway has ended with 127 at each of 6 starts"), last
+    assert "the agent on farther has ended with 127" in last
+
+
+def test_a_supervisor_that_is_preempted_before_a_commit(
+    elastic_ranks: Start, tmp_path: Path
+) -> None:
+    """It does not say that a state is on the disk."""
+    options = ("--checkpoint-dir", str(tmp_path / "job"))
+    job = elastic_ranks("import time\nprint('waits', flush=True)\ntime.sleep(600)", 1, *options)
+    job.process.wait_for_output("waits")
+    job.process.signal(signal.SIGTERM)
+    job.process.wait_for_output("all ranks leave")
+    for process in processes_of_sessions({job.process.pid}):
+        if process.command.split("\0")[1:2] == [str(tmp_path / "program.py")]:
+            os.kill(process.pid, signal.SIGTERM)
+    result = job.finish()
+    assert result.returncode == 75
+    assert "all ranks have left, but no state is on the disk" in story(result.out)
