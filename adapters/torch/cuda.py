@@ -37,11 +37,6 @@ def current_stream(ordinal: int) -> int:
     return stream
 
 
-def is_capturing(x: Tensor) -> bool:
-    """Whether the caller's work on a tensor becomes part of a CUDA graph."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     """Makes the caller's stream wait for launched handles; then their memory may be released.
 

@@ -35,7 +35,6 @@ def pretend() -> None:
     kind.device_and_stream = _device_and_stream
     cuda.current_stream = lambda ordinal: gpu().stream
     cuda.bytes_over = _bytes_over
-    cuda.is_capturing = lambda x: gpu().is_capturing(gpu().stream)
     gpu_handle.join_stream = _join
 
 

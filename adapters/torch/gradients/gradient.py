@@ -31,7 +31,7 @@ class Gradient:
 
     __slots__ = (
         *("__weakref__", "base", "encoded", "encoding", "grad", "handle", "name", "parameter"),
-        *("reducer", "remove", "sparse_dim", "static", "view"),
+        *("reducer", "remove", "sparse_dim", "view"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -42,7 +42,6 @@ class Gradient:
         self.encoding = encoding
         self.remove: Callable[[], None] | None = None  # its hook
         self.view: BucketView | None = None  # memory for the gradient; None: torch's own
-        self.static = False  # a CUDA graph writes to `.grad`, without any hook
         self.handle: int | None = None  # the core's, while in a round
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
         self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
@@ -72,7 +71,6 @@ class Gradient:
         if now.inside() is None:
             now = self.reducer.enter(parameter)
         if not now.sending:
-            self.static |= now.capturing
             return
         grad = parameter.grad
         if self.grad is not None:
@@ -125,9 +123,7 @@ class Gradient:
         if grad.layout is torch.strided:
             if 0 in grad.stride() and grad.numel() > 1:  # expanded: has no memory for the result
                 grad = grad.contiguous()
-            elif not (
-                self.static or grad._base is not None or have_own_memory([grad.untyped_storage()])
-            ):
+            elif grad._base is None and not have_own_memory([grad.untyped_storage()]):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
             if self.view is None:
@@ -137,7 +133,7 @@ class Gradient:
 
     def _send_data(self, encoded: Tensor) -> None:
         view, sent, grad = self.view, encoded, self.grad
-        away = view is not None and grad is not None and not (self.static or view.holds(grad))
+        away = view is not None and grad is not None and not view.holds(grad)
         if away and view is not None and self.encoding.carries(encoded) and view.fits(encoded):
             encoded = view.ready(encoded)
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
@@ -195,11 +191,11 @@ class Gradient:
     def _at_home(self, result: Tensor) -> Tensor:
         """`result` in the memory where this parameter's gradient has to be."""
         home, view = self.grad, self.view
-        if view is not None and not self.static and view.fits(result):
+        if view is not None and view.fits(result):
             home = view.ready(result)
         if home is None or home is result or home.layout is not result.layout:
             return result
-        keeps = self.static or home._base is not None or home is not self.grad
+        keeps = home._base is not None or home is not self.grad
         if result.layout is torch.strided and (keeps or home.stride() != result.stride()):
             return home.copy_(result) if home.shape == result.shape else result
         return result

@@ -236,9 +236,6 @@ class Reducer:
 
     def _begin_pass(self, parameter: Tensor) -> None:
         passes = self.passes
-        self.now.capturing = cuda.is_capturing(parameter)
-        if self.now.capturing:
-            return
         if passes.reduced and passes.made == 0 and not self._linear:
             # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]

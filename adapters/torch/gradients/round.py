@@ -48,7 +48,7 @@ class Round:
     """
 
     __slots__ = (
-        *("again", "at_step", "batch", "capturing", "inside", "late", "made", "memory", "open"),
+        *("again", "at_step", "batch", "inside", "late", "made", "memory", "open"),
         *("reducer", "refused", "room", "sending", "sparse"),
     )
 
@@ -58,7 +58,6 @@ class Round:
         self.at_step = at_step
         self.again = again
         self.inside: Callable[[], Pass | None] = lambda: None  # a weak reference, during a pass
-        self.capturing = False  # the pass becomes part of a CUDA graph
         self.open = False  # gradients may be under way
         self.sending = False  # gradients that arrive are taken and sent
         self.late = False  # gradients have arrived after theirs had been sent
