@@ -40,7 +40,7 @@ from farandole.calls.requests import (
     refuse_all,
     submit,
 )
-from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.members import ProcessSet, global_process_set, set_id, size_of
 
 __all__ = [
     "Adasum",
@@ -97,6 +97,12 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
+
+
+def divisor_of(op: int, process_set: int) -> int:
+    """What the core divides a reduction of this set by: for Average all members, whether they have
+    joined or not."""
+    return size_of(process_set) if op == Average else 1
 
 
 def _start(

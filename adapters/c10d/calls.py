@@ -18,7 +18,8 @@ from torch.distributed import ReduceOp
 
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError
-from farandole.ops import Average, Max, Min, Product, Sum
+from farandole.members import set_id
+from farandole.ops import Average, Max, Min, Product, Sum, divisor_of
 from farandole.torch.collectives.sparse import elements_of, sum_of
 from farandole.torch.kind import check, is_lazy
 from farandole.torch.strides import check_apart
@@ -162,12 +163,13 @@ def _allreduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
     op = _kind(options.op)
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise TypeError(f"sparse tensors can be summed or averaged only, not {op}")
+    divisor = divisor_of(_OPS[op], set_id(group._set))
 
     def finish(received: Received) -> None:
         shapes, indices, values = (rows for rows, _ in received)
         if any(shape != list(x.shape) for shape in shapes.tolist()):
             raise MismatchError(f"all_reduce in {group.label}: ranks have shapes {shapes.tolist()}")
-        x.copy_(sum_of(indices, values, x, group.size() if op == ReduceOp.AVG else 0))
+        x.copy_(sum_of(indices, values, x, divisor))
 
     return Plan(Op.ALLGATHER, elements_of(x), [None] * 3, [x], finish)
 

@@ -25,7 +25,7 @@ from farandole.arrays.buffers import code_of
 from farandole.calls.requests import MIRRORED, Call, Op
 from farandole.errors import LibraryError, retyped
 from farandole.members import ProcessSet
-from farandole.ops import Average, Sum
+from farandole.ops import Average, Sum, divisor_of
 from farandole.start import leaving
 from farandole.xla import collective_handlers
 
@@ -310,8 +310,7 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: i
         back = replace(back, reduce_op=Sum)
     elif op not in _REDUCTIONS:
         back = replace(back, prescale=1.0, postscale=1.0)
-        scale = call.prescale * call.postscale
-        scale /= len(place.members) if call.reduce_op == Average else 1
+        scale = call.prescale * call.postscale / divisor_of(call.reduce_op, call.process_set)
     rows = inputs[0].aval.shape[0] if call.op is Op.REDUCESCATTER else -1
     found = bind(back, given, place, rows)
     if call.root >= 0 and place.rank != call.root and call.op is not Op.REDUCE:

@@ -16,8 +16,8 @@ import tensorflow as tf
 from farandole import ops, topology
 from farandole.calls.arguments import shown
 from farandole.calls.requests import Op
-from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, Sum
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops import Average, Sum, divisor_of
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, one, public, same_shapes, tensors_of
 from farandole.tensorflow.graph import Run, asked_when_run, differentiable
@@ -49,6 +49,12 @@ def _reducing(grouped: Run, op: int, factors: tuple[float, float], process_set: 
     """The reduction that a call or its node makes."""
     scaled = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
     return functools.partial(grouped, op=op, process_set=process_set, **scaled)
+
+
+def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
+    """What multiplies a reduction that is made without the core: a float64 scalar."""
+    divisor = asked_when_run(lambda: divisor_of(op, set_id(process_set)))
+    return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
 
 # ---- allreduce
@@ -130,10 +136,11 @@ def _allreduce_slices(
     process_set: ProcessSet,
 ) -> list[Any]:
     """Slices of all ranks; who uses the result adds those of one index."""
+    if not slices:
+        return []
     parts = [part for x in slices for part in (x.values, x.indices)]
     gathered = _allgather(parts, None if name is None else f"{name}.slices", process_set)
-    ranks = asked_when_run(process_set.size) if op == Average and slices else 1
-    scale = factors[0] * factors[1] / tf.cast(ranks, tf.float64)
+    scale = _divided(factors, op, process_set)
     rows = zip(gathered[::2], gathered[1::2], slices, strict=True)
     return [tf.IndexedSlices(v * tf.cast(scale, v.dtype), i, x.dense_shape) for v, i, x in rows]
 
@@ -294,8 +301,7 @@ def grouped_reduce(
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if chosen not in (Average, Sum):
             raise NotImplementedError("reduce has a gradient for Average and Sum only")
-        ranks = asked_when_run(process_set.size) if chosen == Average else 1
-        scale = factors[0] * factors[1] / tf.cast(ranks, tf.float64)
+        scale = _divided(factors, chosen, process_set)
         found = _broadcast(gs, root_rank, back, process_set, back_op=Sum)
         return [g * tf.cast(scale, g.dtype) for g in found]
 

@@ -22,7 +22,6 @@ struct Config {
   int64_t staging_slots;
   int64_t cache_capacity;
   int64_t max_process_sets;
-  std::string join_average;
   double stall_warn;   // seconds; 0: never
   double stall_abort;  // seconds; 0: never
   double init_timeout;

@@ -48,4 +48,9 @@ constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
 }
 constexpr const char* name_of(ReduceOp op) { return traits_of(op).name; }
 
+// The divisor of a reduction in a set of so many members: those that have joined count too (Horovod's rule).
+constexpr int64_t divisor_of(ReduceOp op, int members) {
+  return traits_of(op).divides ? members : 1;
+}
+
 }  // namespace farandole

@@ -23,7 +23,6 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   settings.gpu_order = config.gpu_order;
   settings.shared_gpu = config.shared_gpu;
   settings.capacity = static_cast<size_t>(config.cache_capacity);
-  settings.average_active = config.join_average == "active";
   settings.check_sites = config.call_sites == "check";
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = nanoseconds(config.stall_warn).count();

@@ -15,8 +15,8 @@ from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
-from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, Sum
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops import Average, Sum, divisor_of
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.reductions import grouped_allreduce
 
@@ -220,8 +220,7 @@ def grouped_reduce(
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         if chosen not in (Average, Sum):
             raise NotImplementedError("reduce has a gradient for Average and Sum only")
-        scale = prescale_factor * postscale_factor
-        scale /= (process_set.size() or 1) if chosen == Average else 1
+        scale = prescale_factor * postscale_factor / divisor_of(chosen, set_id(process_set))
         return [g * scale for g in _broadcast(gs, root_rank, back, process_set, back_op=Sum)]
 
     members = list(tensors)

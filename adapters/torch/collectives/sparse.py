@@ -13,8 +13,8 @@ from torch import Tensor
 from farandole.calls.arguments import shown
 from farandole.calls.public_call import collective
 from farandole.calls.requests import Op
-from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, Sum
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops import Average, Sum, divisor_of
 from farandole.torch.collectives.exchange import allgather_async, grouped_allgather_async
 from farandole.torch.collectives.reductions import allreduce
 
@@ -29,8 +29,8 @@ def elements_of(x: Tensor) -> list[Tensor]:
 
 
 def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int) -> Tensor:
-    """The sum of all ranks' elements, divided unless by 0, as a coalesced tensor like `like`."""
-    parts = indices.t(), values / divisor if divisor else values, like.shape
+    """The sum of all ranks' elements, divided, as a coalesced tensor like `like`."""
+    parts = indices.t(), values if divisor == 1 else values / divisor, like.shape
     return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
 
 
@@ -68,6 +68,7 @@ def sparse_allreduce_async(
     name = _UNNAMED if name is None else name
     mine = elements_of(tensor)
     share = math.inf if density_threshold is None else float(density_threshold)
+    divisor = divisor_of(op, set_id(process_set))
     most = share * math.prod(tensor.shape[: tensor.sparse_dim()])
     now = mine if density_threshold is None else mine[:2]
     gathered = grouped_allgather_async(now, _FIRST.format(name), process_set)
@@ -84,8 +85,7 @@ def sparse_allreduce_async(
                 tensor.detach().to_dense(), name=f"{name}.dense", op=op, process_set=process_set
             )
             return total.to_sparse(tensor.sparse_dim())
-        ranks = (process_set.size() or 1) if op == Average else 0
-        return sum_of(everyones, values[0] if values else late(), tensor, ranks)
+        return sum_of(everyones, values[0] if values else late(), tensor, divisor)
 
     @functools.cache
     def late() -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from farandole.calls.requests import Call, Op
-from farandole.members import size_of
-from farandole.ops import Average
+from farandole.ops import divisor_of
 from farandole.torch.compression import Compression
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.kind import prepare, receive
@@ -64,9 +63,8 @@ class Rows(Encoding):
         super().__init__(gather, Compression.none, False, group)
         self._like = like.detach()
         self._dims = sparse_dim
-        self._factor = call.prescale * call.postscale
-        if call.reduce_op == Average:
-            self._factor /= size_of(call.process_set)
+        divisor = divisor_of(call.reduce_op, call.process_set)
+        self._factor = call.prescale * call.postscale / divisor
         self._rows = no_rows(like, sparse_dim)
 
     def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:

@@ -100,7 +100,6 @@ class Terms {
   void add(int member, const Request& request, const MemberMask& arrived);
   // Adds a member that has joined; it has no terms.
   void add_joined(int member);
-  int joined() const { return joined_; }
   // Adds a refusal; the call will fail.
   void refuse(int member, Failure failure);
   const Failure& refused() const { return refused_; }  // the first; code kOk: none

@@ -18,7 +18,7 @@ constexpr size_t kMaxItems = 1024;            // of one bucket; bounds the size 
 constexpr size_t kMaxResultBytes = 16 << 10;  // carried by the log
 
 // Sums payloads in member order, so that the result has the same bits as the shared-memory backend's.
-ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
+ByteString reduce_payloads(const Call& call, int members) {
   const Signature& s = call.signature();
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
@@ -26,7 +26,7 @@ ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
     if (call.inputs().has(m)) inputs.push_back(call.inputs().payload(m).data());
   }
   ByteString result(s.bytes());
-  kernels::Factors factors{s.prescale, s.postscale, divisor};
+  kernels::Factors factors{s.prescale, s.postscale, divisor_of(s.reduce_op, members)};
   kernels::reduce(s.dtype, s.reduce_op, result.data(), inputs.data(),
                   static_cast<int>(inputs.size()), static_cast<size_t>(s.elements()), factors);
   return result;
@@ -48,11 +48,21 @@ bool finishes_at_once(const Call& call) {
   return call.inputs().rode_along() && call.bytes() <= kMaxResultBytes;
 }
 
-Item item_of(const Call& call, int64_t divisor) {
+Item item_of(const Call& call) {
   const Signature& s = call.signature();
   std::vector<int32_t> absent;
   if (!s.traits().from_root()) absent = call.inputs().absent_members();
-  return {call.id(), call.key().sequence, divisor, std::move(absent), call.inputs().rows()};
+  return {call.id(), call.key().sequence, std::move(absent), call.inputs().rows()};
+}
+
+void add(Run& run, const Call& call) {
+  Item item = item_of(call);
+  const bool plain = call.key().named() && item.absent.empty() && item.rows.empty();
+  if (plain && !run.plain.full()) {
+    run.plain.add(item.id);
+  } else {
+    run.items.push_back(std::move(item));
+  }
 }
 
 }  // namespace
@@ -292,12 +302,6 @@ bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
-// Average divides by all members, joined or not (Horovod's rule), or by the active ones if so set.
-int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
-  const int left_out = shared_.settings.average_active ? call.terms().joined() : 0;
-  return plain_item(call.id(), call.signature(), set.members() - left_out).divisor;
-}
-
 // Writes a Define when ranks don't know the request yet, or when it has changed. Unnamed requests of other sites are
 // defined too, because ranks that always come later would never get an id for theirs.
 void Publisher::define(Call& call) {
@@ -336,7 +340,7 @@ void Publisher::finish_at_once(SetState& set, Call& call) {
 // The result of a call whose inputs came with the reports.
 ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
   switch (call.signature().traits().pattern) {
-    case Pattern::kReduceToAll: return reduce_payloads(call, set.members(), divisor_of(set, call));
+    case Pattern::kReduceToAll: return reduce_payloads(call, set.members());
     case Pattern::kOneToAll: {
       const ByteView root = call.inputs().payload(set.member_of(call.signature().root));
       return {root.begin(), root.end()};
@@ -389,17 +393,6 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-void Publisher::add(Run& run, const SetState& set, const Call& call) const {
-  Item item = item_of(call, divisor_of(set, call));
-  const bool plain = call.key().named() && item.absent.empty() && item.rows.empty() &&
-                     item.divisor == plain_item(item.id, call.signature(), set.members()).divisor;
-  if (plain && !run.plain.full()) {
-    run.plain.add(item.id);
-  } else {
-    run.items.push_back(std::move(item));
-  }
-}
-
 // Takes calls from the front until the bucket is full. Calls of a group stay together. Host
 // and GPU memory have separate lanes and limits, so neither waits for the other.
 bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
@@ -419,7 +412,7 @@ bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
     bytes += call.bytes();
     lane.ready.pop_front();
     define(call);
-    add(run, set, call);
+    add(run, call);
     shared_.calls.retire(call);
   }
   const bool begins = !lane.moving();

@@ -87,12 +87,10 @@ class Publisher {
   void define(Definition& definition);
   void finish_at_once(SetState& set, Call& call);
   ByteString payload_of(const SetState& set, const Call& call) const;
-  int64_t divisor_of(const SetState& set, const Call& call) const;
   void add_set(const CallKey& key, std::span<const int64_t> ranks, bool alone);
   void remove_set(const CallKey& key, SetId id);
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
-  void add(Run& run, const SetState& set, const Call& call) const;
   bool run_bucket(SetState& set, bool gpu, int64_t now_ns);  // whether its lane begins to move
   void end_join(SetState& set);
 

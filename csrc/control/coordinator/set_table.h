@@ -69,7 +69,6 @@ struct CoordinatorSettings {
   std::string shared_gpu = "error";          // two ranks on one GPU: error, host or nccl
   std::string gpu_order = "background";      // or program
   size_t capacity = 8192;                    // ids alive at once
-  bool average_active = false;               // Average divides by members that have not joined
   bool check_sites = false;                  // calls from different lines that match by order fail
   int max_sets = 64;                         // process sets alive at once, the world included
   int64_t stall_warn_ns = 10'000'000'000;    // 0: never

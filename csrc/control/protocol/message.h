@@ -164,20 +164,15 @@ struct Forget {
 };
 struct Item {  // one call in a bucket
   uint32_t id = 0;
-  uint64_t sequence = 0;  // unnamed calls
-  int64_t divisor = 1;
-  std::vector<int32_t> absent;  // member indices without input
-  std::vector<int64_t> rows;    // as Part::rows
+  uint64_t sequence = 0;             // unnamed calls
+  std::vector<int32_t> absent = {};  // member indices without input
+  std::vector<int64_t> rows = {};    // as Part::rows
 };
-// Of a named call about which there is nothing to tell but its id.
-inline Item plain_item(uint32_t id, const Signature& signature, int members) {
-  return {id, 0, traits_of(signature.reduce_op).divides ? members : 1, {}, {}};
-}
 struct Run {  // the set's lane moves these bytes
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
-  IdRuns plain = {};  // after the items, and each the same as its plain_item()
+  IdRuns plain = {};  // after the items: each is an Item of which only the id is set
   bool gpu = false;   // on the GPU lane
 };
 struct Result {  // complete at once: holds the result, or no member had a buffer

@@ -53,7 +53,7 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
              const std::optional<Submission>& mine) {
   Part part;
   part.signature = request.signature;
-  part.divisor = item.divisor;
+  part.divisor = divisor_of(request.signature.reduce_op, set.members());
   part.rows = rows_of(item.rows, request.signature, set.members());
   if (request.signature.traits().rooted()) {
     part.signature.root = set.member_of(request.signature.root);
@@ -73,12 +73,10 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
   return part;
 }
 
-std::vector<Item> items_of(const Run& run, const PendingTable& pending, int members) {
+std::vector<Item> items_of(const Run& run) {
   std::vector<Item> items = run.items;
   items.reserve(items.size() + run.plain.size());
-  run.plain.for_each([&](uint32_t id) {
-    items.push_back(plain_item(id, pending.request_of(id).signature, members));
-  });
+  run.plain.for_each([&](uint32_t id) { items.push_back(Item{id}); });
   return items;
 }
 
@@ -378,7 +376,7 @@ void RankCalls::on(const Forget& forget) {
 BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
                           const std::shared_ptr<GpuDevice>& device, bool labelled) {
   const ProcessSet& set = sets_.own(run.set);
-  const std::vector<Item> items = items_of(run, pending_, set.members());
+  const std::vector<Item> items = items_of(run);
   std::vector<std::optional<Submission>> taken;
   taken.reserve(items.size());
   {

@@ -151,9 +151,6 @@ class Job {
       entry = decode_entry(bytes);
       if (auto* define = std::get_if<Define>(&entry)) table_[define->id] = define->request;
       if (auto* forget = std::get_if<Forget>(&entry)) table_.erase(forget->id);
-      if (auto* open = std::get_if<OpenSet>(&entry)) {
-        members_[open->set] = static_cast<int>(open->ranks.size());
-      }
       if (auto* run = std::get_if<Run>(&entry)) list_all(*run);
     }
     return log;
@@ -176,14 +173,11 @@ class Job {
 
  private:
   void list_all(Run& run) {
-    run.plain.for_each([&](uint32_t id) {
-      run.items.push_back(plain_item(id, table_.at(id).signature, members_.at(run.set)));
-    });
+    run.plain.for_each([&](uint32_t id) { run.items.push_back(Item{id}); });
     run.plain.clear();
   }
 
   int size_;
-  std::map<SetId, int> members_{{kWorldSet, size_}};
   Coordinator coordinator_;
   int64_t now_ = 0;
   std::map<uint32_t, Request> table_;

@@ -183,12 +183,6 @@ std::vector<int64_t> rows_of(const Program& program, int index) {
   return rows;
 }
 
-int64_t divisor_of(const Program& program, const PlannedCall& call) {
-  if (call.request.signature.reduce_op != ReduceOp::kAverage) return 1;
-  if (!program.settings.average_active) return std::ssize(call.roles);
-  return std::ssize(call.roles) - std::ranges::count(call.roles, Role::kMissing);
-}
-
 ByteString bytes_of(const std::vector<int32_t>& values) {
   auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
@@ -204,7 +198,7 @@ std::vector<int32_t> reduced(const Program& program, int index, const std::vecto
       sum += element(index, m, i);
       most = std::max<int64_t>(most, element(index, m, i));
     }
-    sum /= divisor_of(program, call);
+    if (s.reduce_op == ReduceOp::kAverage) sum /= std::ssize(call.roles);
     values.push_back(static_cast<int32_t>(s.reduce_op == ReduceOp::kMax ? most : sum));
   }
   return values;
@@ -275,7 +269,6 @@ void check_run(const Program& program, int index, const Item& item) {
   if (!plain(call)) return;
   const Signature& s = call.request.signature;
   int n = static_cast<int>(call.roles.size());
-  CHECK_EQ(item.divisor, divisor_of(program, call));
   CHECK(item.rows == rows_of(program, index));
   std::vector<int32_t> absent;
   for (int m = 0; m < n; ++m) {

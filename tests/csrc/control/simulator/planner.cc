@@ -14,7 +14,6 @@ Planner::Planner(uint64_t seed, int size) : random_(seed * 8191 + static_cast<ui
   s.size = size;
   s.fusion_bytes = size_t{1} << random_.between(12, 18);
   s.capacity = static_cast<size_t>(random_.between(2, 40));
-  s.average_active = random_.chance(0.5);
   s.max_sets = random_.between(2, 6);
   s.stall_warn_ns = random_.chance(0.5) ? kAbortAfter / 3 : 0;
   s.stall_abort_ns = kAbortAfter;

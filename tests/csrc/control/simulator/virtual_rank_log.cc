@@ -124,8 +124,7 @@ void VirtualRank::on(const Run& run) {
   for (const Item& item : run.items) take_item(run, item, calls);
   run.plain.for_each([&](uint32_t id) {
     if (id >= by_id_.size() || !by_id_[id]) fail("the log names an id that it has not defined");
-    bool average = by_id_[id]->signature.reduce_op == ReduceOp::kAverage;
-    take_item(run, {id, 0, average ? std::ssize(planned_set.ranks) : 1, {}, {}}, calls);
+    take_item(run, Item{id}, calls);
   });
   set.lane.emplace_back(run.bucket, std::move(calls));
   if (set.lane.size() == 1) world_.start_lane(rank_, run.set);
