@@ -96,7 +96,7 @@ test-hosts: venv ## tests/parallel on simulated hosts, all of it
 	$(PYTEST) $(call paths,tests/parallel) --hosts 2,1,1 $(ARGS)
 
 # What differs most between hosts.
-HOSTS_QUICK := collectives errors join lifecycle metrics process_sets timeline torch_ops torch_optimizer uneven zero_copy
+HOSTS_QUICK := collectives errors join join_rows lifecycle metrics process_sets timeline torch_join torch_ops torch_optimizer uneven zero_copy
 test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks on three hosts
 	$(PYTEST) $(call paths,$(HOSTS_QUICK:%=tests/parallel/test_%.py)) --hosts 2,1,1 $(ARGS)
 

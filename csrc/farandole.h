@@ -115,8 +115,9 @@ typedef struct farandole_result {
   int32_t ndim;
   const int64_t* shape; /* of the output */
   int32_t n_received;
-  const int64_t* received; /* alltoall: rows received from each member */
-  int64_t value;           /* join: the last rank; add_set: the new set's id; receive: the sender */
+  /* allgather, alltoall: rows received from each member of the set, 0 from one that has joined */
+  const int64_t* received;
+  int64_t value; /* join: the last rank; add_set: the new set's id; receive: the sender */
 } farandole_result;
 
 /* Where this rank is. node[r]: the lowest rank of the shared-memory host of world rank r. blobs: what each

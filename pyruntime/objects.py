@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import index
 from typing import Any, TypeVar, overload
 
@@ -23,7 +23,7 @@ from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
 from farandole.errors import PeerError
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import allgather, broadcast_
+from farandole.ops import _grouped_allgather_async, broadcast_
 
 T = TypeVar("T")
 _LENGTH = "{}.length"
@@ -123,7 +123,8 @@ def broadcast_object(
 def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[], list[T]]:
-    """Every rank's object, in rank order. Any size.
+    """Every rank's object, in rank order: a list with a place for each member of the set, in which
+    None stands for one that has joined. Any size.
 
     If pickling fails on a rank, its error is raised on all ranks. Raises PeerError if somebody has
     altered an object on its way between hosts; it is not unpickled.
@@ -135,25 +136,22 @@ def allgather_object(
     data = _pickled(obj)
     head = _head(data)
 
+    def parts_of(mine: Bytes, its_name: str | None) -> list[Bytes]:
+        """Each member's part, which is empty for one that has joined."""
+        common: Any = {"name": its_name, "process_set": process_set}
+        ((packed, rows),) = _grouped_allgather_async([mine], **common).wait()
+        return np.split(packed, np.cumsum(rows)[:-1])
+
     def meet() -> list[T]:
-        if not _between_hosts():  # one call is enough: each length is read before its bytes
-            packed = allgather(np.concatenate([head, data]), name=name, process_set=process_set)
-            return list(_unpacked(packed))
-        heads = allgather(head, name=name, process_set=process_set).reshape(-1, head.size)
-        packed = allgather(data, name=name and f"{name}.bytes", process_set=process_set)
-        parts = np.split(packed, np.cumsum([_length(one) for one in heads])[:-1])
-        return [
-            _opened(part, one, rank, "allgather_object", name)
-            for part, one, rank in zip(parts, heads, process_set.ranks or (), strict=True)
+        ranks = process_set.ranks or []
+        if _between_hosts():
+            heads, parts = parts_of(head, name), parts_of(data, name and f"{name}.bytes")
+        else:
+            heads, parts = [head] * len(ranks), parts_of(data, name)  # these have no digest
+        found: list[Any] = [
+            _opened(part, one, rank, "allgather_object", name) if part.size else None
+            for part, one, rank in zip(parts, heads, ranks, strict=True)
         ]
+        return found
 
     return meet
-
-
-def _unpacked(packed: Bytes) -> Iterator[Any]:
-    """The objects of pickles in a row, each behind its head."""
-    at = 0
-    while at < packed.size:
-        begin = at + _COUNT + _DIGEST
-        at = begin + _length(packed[at:begin])
-        yield pickle.loads(packed[begin:at].data)

@@ -25,22 +25,14 @@ from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
 from farandole.calls import documents
 from farandole.calls.arguments import ReduceOp as ReduceOp
-from farandole.calls.arguments import shown
 from farandole.calls.forms import blocking, blocking_of_any, single_of_any
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
 from farandole.calls.prepared import RepeatedCall
 from farandole.calls.public_call import collective, collective_then
-from farandole.calls.requests import (
-    MIRRORED,
-    NOTHING,
-    Call,
-    Op,
-    note_join,
-    refuse_all,
-    submit,
-)
-from farandole.members import ProcessSet, global_process_set, set_id, size_of
+from farandole.calls.requests import NOTHING, Call, Op, note_join, refuse_all, submit
+from farandole.calls.rows import Table, splits_of
+from farandole.members import ProcessSet, global_process_set, set_id
 
 __all__ = [
     "Adasum",
@@ -99,18 +91,11 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
-def divisor_of(op: int, process_set: int) -> int:
-    """What the core divides a reduction of this set by: for Average all members, whether they have
-    joined or not."""
-    return size_of(process_set) if op == Average else 1
-
-
 def _start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call` over `tensors`: in place, into new arrays, or, if only negotiation tells the
-    results' shapes, into memory that the core allocates. A reduction to another rank gives the
-    tensors back."""
+    """Submits `call`, one of MIRRORED, over `tensors`: in place or into new arrays. A reduction to
+    another rank gives the tensors back."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -118,28 +103,37 @@ def _start(
     results, outputs = tensors, inputs
     if in_place and call.op is not Op.BROADCAST:
         check_apart(inputs)
-    same = in_place or (call.op is Op.REDUCE and _is_elsewhere(call.root))
-    if not same and call.op in MIRRORED:
+    here = not topology.is_initialized() or call.root == topology.rank()
+    same = in_place or (call.op is Op.REDUCE and not here)
+    if not same:
         results, outputs = new_results(kinds, tensors, inputs)
-    elif not same:
-        outputs = [NOTHING] * len(inputs)
 
-    def collect(numbers: Any) -> list[T]:
-        if same:
-            return results
-        if call.op in MIRRORED:
-            return sealed(kinds, results, tensors)
-        rows = zip(kinds, numbers, inputs, tensors, strict=True)
-        return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
+    def collect(_: Any) -> list[T]:
+        return results if same else sealed(kinds, results, tensors)
 
     handle = _handle(submit(call, inputs, outputs, own=3), inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in MIRRORED and (same or kinds[0].gives_itself()):
+    if len(tensors) == 1 and (same or kinds[0].gives_itself()):
         handle.prepared = RepeatedCall(call, tensors[0], inputs[0], same, timeout)
     return handle
 
 
-def _is_elsewhere(root: int) -> bool:
-    return topology.is_initialized() and root != topology.rank()
+def _start_rows(
+    call: Call, tensors: Sequence[T], timeout: float | None
+) -> Handle[list[tuple[T, Table]]]:
+    """Submits `call`, whose results have a shape that only negotiation tells. Gives each result
+    with the rows received from each member of the set, which are 0 from one that has joined."""
+    tensors = list(tensors)
+    kinds, inputs = describe(tensors, in_place=False)
+
+    def collect(numbers: Any) -> list[tuple[T, Table]]:
+        found = []
+        for kind, number, buffer, x in zip(kinds, numbers, inputs, tensors, strict=True):
+            memory, rows = take(number, buffer, kind.stream(x))
+            found.append((kind.wrap(memory, x), rows))
+        return found
+
+    numbers = submit(call, inputs, own=3)
+    return _handle(numbers, inputs, tensors, collect if tensors else lambda _: [], call, timeout)
 
 
 def new_results(
@@ -330,7 +324,20 @@ def grouped_allgather_async(
         >>> hvd.grouped_allgather_async([np.arange(3)]).wait()
         [array([0, 1, 2])]
     """
-    return _start(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
+    call = Call(Op.ALLGATHER, name, set_id(process_set))
+    return _start_rows(call, tensors, timeout).map(lambda pairs: [x for x, _ in pairs])
+
+
+@collective(Op.ALLGATHER)
+def _grouped_allgather_async(
+    tensors: Sequence[T],
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[tuple[T, Table]]]:
+    """The same, each array with the rows from each member; for adapters."""
+    return _start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 
 @collective(Op.REDUCESCATTER)
@@ -355,7 +362,7 @@ def grouped_reducescatter_async(
         [array([0, 1, 2])]
     """
     call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
-    return _start(call, tensors, timeout)
+    return _start_rows(call, tensors, timeout).map(lambda pairs: [x for x, _ in pairs])
 
 
 @collective(Op.REDUCE)
@@ -447,7 +454,7 @@ def _barrier_async(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Handle[None]:
-    """Returns when every member has called it. With a `name` any thread may call it.
+    """Returns when every member has called it or has joined. With a `name` any thread may call it.
 
     Examples:
         >>> hvd.barrier()
@@ -474,22 +481,19 @@ def alltoall_async(
 ) -> Handle[tuple[T, Rows]]:
     """Sends `splits[i]` rows of the array to member i, and receives theirs in rank order.
 
-    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Returns a
-    handle, whose wait() gives (a new array of the same kind, the rows from each member as int64);
-    alltoall() gives the array alone if it has no `splits`.
+    Rows for a member that has joined are dropped. At least one dimension; dtype and all dimensions
+    but the first are equal on all ranks. Returns a handle, whose wait() gives (a new array of the
+    same kind, the rows from each member as int64); alltoall() gives the array alone if it has no
+    `splits`.
 
     Examples:
         >>> hvd.alltoall_async(np.arange(3), splits=[3]).wait()
         (array([0, 1, 2]), array([3]))
     """
-    (kind,), (buffer,) = describe([tensor], in_place=False)
-    call = Call(Op.ALLTOALL, name, set_id(process_set), splits=_rows(splits))
-
-    def collect(numbers: Any) -> tuple[T, Rows]:
-        memory, received = take(numbers[0], buffer, kind.stream(tensor))
-        return kind.wrap(memory, tensor), np.array(received, np.int64)
-
-    return _handle(submit(call, [buffer], own=2), [buffer], [tensor], collect, str(call), timeout)
+    call = Call(Op.ALLTOALL, name, set_id(process_set), splits=splits_of(splits))
+    return _start_rows(call, [tensor], timeout).map(
+        lambda pairs: (pairs[0][0], np.array(pairs[0][1], np.int64))
+    )
 
 
 @collective(Op.SCATTER)
@@ -513,27 +517,10 @@ def scatter_async(
         >>> hvd.scatter_async(np.arange(3), root_rank=0, splits=[3]).wait()
         array([0, 1, 2])
     """
-    call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank), splits=_rows(splits))
-    return _start(call, [tensor], timeout).map(lambda results: results[0])
-
-
-def _rows(splits: Any) -> tuple[int, ...]:
-    """Splits from a list, an array or a tensor on any device."""
-    if splits is None:
-        return ()
-    try:
-        rows = splits.tolist() if hasattr(splits, "tolist") else list(splits)
-    except (TypeError, ValueError, RuntimeError):
-        rows = None
-    sound = isinstance(rows, list) and all(
-        isinstance(row, int) and not isinstance(row, bool) and abs(row) < 2**63 for row in rows
+    call = Call(
+        Op.SCATTER, name, set_id(process_set), root=index(root_rank), splits=splits_of(splits)
     )
-    if rows is None or not sound:
-        raise ValueError(
-            f"splits is {shown(splits)}, of type {type(splits).__name__}: pass the rows for each "
-            "member, one integer each, or None for equal parts"
-        )
-    return tuple(rows)
+    return _start_rows(call, [tensor], timeout).map(lambda pairs: pairs[0][0])
 
 
 @overload
@@ -597,7 +584,10 @@ def join(
     """Waits, out of data, until all members have joined; returns the last one's rank.
 
     Meanwhile this rank contributes the identity to the others' reductions: zeros to sums, ones to
-    products. A wrong argument on one rank is an error on all members, once all have joined.
+    products. An average still divides by all members. This rank brings no rows to gathers and
+    exchanges; rows that others send to it are dropped, and their gradients are zeros. Calls that
+    need this rank, as their root or as a member of a new process set, are errors on the ranks that
+    make them. A wrong argument on one rank is an error on all members, once all have joined.
 
     Examples:
         >>> hvd.join()

@@ -49,10 +49,13 @@ def agree_on_parameters(
     names: Sequence[str], root_rank: int, call: str, process_set: ProcessSet
 ) -> None:
     """Raises ValueError on all ranks if names or roots differ; collective."""
-    told = allgather_object((list(names), root_rank), name=call, process_set=process_set)
-    for place, (theirs, root) in enumerate(told):
-        first, first_root = told[0]
-        who = f"members 0 and {place} of the process set"
+    mine = list(names), root_rank
+    places = enumerate(allgather_object(mine, name=call, process_set=process_set))
+    told = {place: brought for place, brought in places if brought}  # without who has joined
+    lowest = min(told)
+    for place, (theirs, root) in told.items():
+        first, first_root = told[lowest]
+        who = f"members {lowest} and {place} of the process set"
         if root != first_root:
             raise ValueError(f"root_rank is {first_root} and {root} on {who}: pass the same")
         if theirs != first:

@@ -76,7 +76,7 @@ def _add(ranks: list[int]) -> int:
 def _add_split(process_set: ProcessSet, own: list[int]) -> None:
     from farandole.objects import allgather_object
 
-    for ranks in sorted({tuple(ranks) for ranks in allgather_object(own, name=_ADDING)}):
+    for ranks in sorted({tuple(ranks) for ranks in allgather_object(own, name=_ADDING) if ranks}):
         number = _add(list(ranks))
         if list(ranks) == own:
             process_set.ranks, process_set.process_set_id = own, number

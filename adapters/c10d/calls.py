@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from farandole.calls.arguments import divisor_of
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError
 from farandole.members import set_id
-from farandole.ops import Average, Max, Min, Product, Sum, divisor_of
+from farandole.ops import Average, Max, Min, Product, Sum
 from farandole.torch.collectives.sparse import elements_of, sum_of
 from farandole.torch.kind import check, is_lazy
 from farandole.torch.strides import check_apart

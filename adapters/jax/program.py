@@ -22,10 +22,12 @@ from jax.interpreters import ad, batching, mlir
 
 from farandole import ops, topology
 from farandole.arrays.buffers import code_of
+from farandole.calls.arguments import divisor_of
 from farandole.calls.requests import MIRRORED, Call, Op
-from farandole.errors import LibraryError, retyped
+from farandole.calls.rows import kept
+from farandole.errors import LibraryError, MismatchError, retyped
 from farandole.members import ProcessSet
-from farandole.ops import Average, Sum, divisor_of
+from farandole.ops import Average, Sum
 from farandole.start import leaving
 from farandole.xla import collective_handlers
 
@@ -88,8 +90,7 @@ class Place(NamedTuple):
 
     def rows(self, rows: int) -> int:
         """How many of so many rows a reducescatter gives this rank."""
-        size = len(self.members)
-        return rows // size + (self.members.index(self.rank) < rows % size)
+        return kept(rows, len(self.members))[self.members.index(self.rank)]
 
     def part(self, rows: int) -> int:
         """The rows for each member. Raises ValueError where they are not equally many."""
@@ -195,7 +196,17 @@ def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any]
 def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
     """Outside of jit, as when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
-    return RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
+    found = RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
+    avals = results_of(list(map(jax.typeof, arrays)), call, place, rows)
+    for x, aval in zip(found, avals, strict=True):
+        if x.shape != aval.shape:
+            raise MismatchError(
+                f"{call}: rank {place.rank} gets shape {x.shape}, and its program has "
+                f"{aval.shape}: while JAX traces or differentiates, all ranks bring equal shapes, "
+                "and none may have joined; make the call outside of that, or before any rank calls "
+                "join()"
+            )
+    return found
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:

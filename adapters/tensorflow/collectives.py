@@ -14,13 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import ops, topology
-from farandole.calls.arguments import shown
+from farandole.calls.arguments import divisor_of, shown
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.ops import Average, Sum, divisor_of
+from farandole.ops import Average, Sum
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, one, public, same_shapes, tensors_of
 from farandole.tensorflow.graph import Run, asked_when_run, differentiable
+from farandole.tensorflow.rows import kept, placed, table_like
 
 __all__ = [
     "allgather",
@@ -139,7 +140,7 @@ def _allreduce_slices(
     if not slices:
         return []
     parts = [part for x in slices for part in (x.values, x.indices)]
-    gathered = _allgather(parts, None if name is None else f"{name}.slices", process_set)
+    gathered, _ = _allgather(parts, None if name is None else f"{name}.slices", process_set)
     scale = _divided(factors, op, process_set)
     rows = zip(gathered[::2], gathered[1::2], slices, strict=True)
     return [tf.IndexedSlices(v * tf.cast(scale, v.dtype), i, x.dense_shape) for v, i, x in rows]
@@ -166,26 +167,39 @@ def grouped_allgather(
         [<tf.Tensor: shape=(3,), dtype=int32, numpy=array([0, 1, 2], dtype=int32)>]
     """
     xs = tensors_of(tensors)
-    return lambda: _allgather(xs, name, process_set)
+    return lambda: _allgather(xs, name, process_set)[0]
 
 
 allgather = one(grouped_allgather)
 
 
-def _allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
-    run = functools.partial(ops.grouped_allgather, process_set=process_set)
+def _allgather(
+    tensors: Sequence[Any], name: str | None, process_set: ProcessSet
+) -> tuple[list[Any], list[Any]]:
+    """The results, and the rows of each by member: int64."""
+    count = len(tensors)
+    outputs: list[Any] = []
+
+    def run(xs: Sequence[Any], name: str | None) -> list[Any]:
+        handle = ops._grouped_allgather_async(xs, name=name, process_set=process_set)
+        pairs = handle.wait()
+        return [x for x, _ in pairs] + [table_like(x, rows) for x, rows in pairs]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        means = _allreduce(gs, Average, (1.0, 1.0), back, process_set)
-        rows = tf.stack([tf.shape(x)[0] for x in tensors])[None]
-        (table,) = _allgather([rows], f"{back}.rows", process_set)
-        before = table[: asked_when_run(process_set.rank)]
-        starts = tf.unstack(tf.reduce_sum(before, 0), len(tensors))
-        own = zip(means, starts, tensors, strict=True)
-        return [mean[start : start + tf.shape(x)[0]] for mean, start, x in own]
+        means = _allreduce(gs[:count], Average, (1.0, 1.0), back, process_set)
+        own = asked_when_run(process_set.rank)
+        found = []
+        for mean, rows in zip(means, outputs[count:], strict=True):
+            start = tf.reduce_sum(rows[:own])
+            found.append(mean[start : start + rows[own]])
+        return found
 
-    shapes = any_rows(tensors)
-    return differentiable(Op.ALLGATHER, name, process_set, tensors, run, gradient, shapes)
+    shapes = [*any_rows(tensors), *[(None,)] * count]
+    types = [*(x.dtype for x in tensors), *[tf.int64] * count]
+    outputs[:] = differentiable(
+        Op.ALLGATHER, name, process_set, tensors, run, gradient, shapes, types
+    )
+    return outputs[:count], outputs[count:]
 
 
 # ---- broadcast
@@ -352,17 +366,21 @@ def _reducescatter(
     process_set: ProcessSet,
 ) -> list[Any]:
     sent = [compression.compress(x) for x in tensors]
-
+    encoded = [x for x, _ in sent]
     run = _reducing(ops.grouped_reducescatter, op, factors, process_set)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
             raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
-        ranks = asked_when_run(process_set.size) if op == Sum else 1
-        scale = factors[0] * factors[1] * tf.cast(ranks, tf.float64)
-        return [g * tf.cast(scale, g.dtype) for g in _allgather(gs, back, process_set)]
+        members = asked_when_run(process_set.size)
+        scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
+        found = []
+        for rows, came, x in zip(*_allgather(gs, back, process_set), encoded, strict=True):
+            home = placed(rows, came, kept(tf.shape(x, tf.int64)[0], members), x)
+            found.append(home * tf.cast(scale, home.dtype))
+        return found
 
-    encoded, shapes = [x for x, _ in sent], any_rows(tensors)
+    shapes = any_rows(tensors)
     results = differentiable(Op.REDUCESCATTER, name, process_set, encoded, run, gradient, shapes)
     pairs = zip(results, sent, strict=True)
     return [compression.decompress(y, context) for y, (_, context) in pairs]

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import ops
+from farandole import ops, topology
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.tensorflow.forms import any_rows, public, tensors_of
-from farandole.tensorflow.graph import barrier_node, differentiable, next_name
+from farandole.tensorflow.graph import asked_when_run, barrier_node, differentiable, next_name
+from farandole.tensorflow.rows import parts, placed, table_like
 
 __all__ = ["alltoall", "barrier", "scatter"]
 
@@ -41,16 +42,16 @@ def alltoall(
     outputs: list[Any] = []  # rows, and how many came from each member
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
-        parts = np.asarray(xs[1]) if given else None
-        handle = ops.alltoall_async(xs[0], parts, name=name, process_set=process_set)
+        chosen = np.asarray(xs[1]) if given else None
+        handle = ops.alltoall_async(xs[0], chosen, name=name, process_set=process_set)
         output, received = handle.wait()
-        rows = received.astype("int32")
-        return [output, rows if isinstance(output, np.ndarray) else tf.constant(rows)]
+        return [output, table_like(output, received, np.int32)]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        home, _ = alltoall(gs[0], outputs[1], name=back, process_set=process_set)
-        unsent = tf.zeros_like(x)[tf.shape(home)[0] :]
-        return [tf.concat([home, unsent], 0), *(tf.zeros_like(s) for s in given)]
+        home, came = alltoall(gs[0], outputs[1], name=back, process_set=process_set)
+        members = asked_when_run(process_set.size)
+        sent = parts(given[0] if given else None, tf.shape(x, tf.int64)[0], members)
+        return [placed(home, came, sent, x), *(tf.zeros_like(s) for s in given)]
 
     def meet() -> Any:
         tensors, types = [x, *given], [x.dtype, tf.int32]
@@ -87,10 +88,15 @@ def scatter(
         return [ops.scatter(xs[0], root_rank, splits, name=name, process_set=process_set)]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        rows = tf.shape(gs[0])[0]
-        to_root = [rows if rank == root_rank else 0 for rank in process_set.ranks or ()]
-        home, _ = alltoall(gs[0], tf.stack(to_root), name=back, process_set=process_set)
-        return [tf.concat([home, tf.zeros_like(x)[tf.shape(home)[0] :]], 0)]
+        rows, members = tf.shape(gs[0])[0], process_set.ranks or []
+        to_root = [rows if rank == root_rank else 0 for rank in members]
+        home, came = alltoall(gs[0], tf.stack(to_root), name=back, process_set=process_set)
+        sent = tf.cond(
+            tf.equal(asked_when_run(topology.rank), root_rank),
+            lambda: parts(splits, tf.shape(x, tf.int64)[0], len(members)),
+            lambda: tf.cast(came, tf.int64),
+        )
+        return [placed(home, came, sent, x)]
 
     shapes = any_rows([x])
     return lambda: differentiable(Op.SCATTER, name, process_set, [x], run, gradient, shapes)[0]

@@ -149,7 +149,7 @@ def broadcast_optimizer_state(
     def meet() -> None:
         skeleton: Skeleton = broadcast_object(mine, chosen, scope, process_set)
         counts: Sequence[list[int]] = allgather_object(own, f"{scope}.counts", process_set)
-        if any(count != skeleton.counts for count in counts):
+        if any(count not in (None, skeleton.counts) for count in counts):  # None: it has joined
             raise ValueError(
                 f"optimizers have different parameters: groups of {skeleton.counts} on rank "
                 f"{chosen}, over the ranks {counts}; build the same on all ranks"

@@ -187,6 +187,20 @@ class XlaCall {
     return made;
   }
 
+  // Why a result may have another shape than the program expects, and what to do.
+  std::string remedy(const farandole_result& result) const {
+    std::vector<Rank> without;
+    for (int32_t m = 0; m < result.n_received; ++m) {
+      if (result.received[m] == 0) without.push_back(members_[static_cast<size_t>(m)]);
+    }
+    if (without.empty()) {
+      return ": within jit all ranks bring equal shapes; make the call outside, or pad them";
+    }
+    return ", because " + text_of_ranks(without) +
+           " brought no rows: who has joined brings none. Make the call outside of jit, or before "
+           "any rank calls join()";
+  }
+
   // Copies a result of the core's own, if it has the shape for which the program was compiled.
   Failure taken(size_t i, Handle handle) const {
     if (direct()) return {};
@@ -195,12 +209,11 @@ class XlaCall {
     if (farandole_result_of(handle, &result)) return {last_code, last_error};
     const std::span shape(result.shape, static_cast<size_t>(result.ndim));
     if (!std::ranges::equal(shape, std::span(output.shape, static_cast<size_t>(output.ndim)))) {
-      return {ErrorCode::kMismatch,
-              std::string(name_of(static_cast<Op>(head_[kOp]))) + " '" + names_[i] + "': rank " +
-                  std::to_string(head_[kOwnRank]) + " gets shape " + text_of(shape) +
-                  ", and its program has " +
-                  text_of({output.shape, static_cast<size_t>(output.ndim)}) +
-                  ": within jit all ranks bring equal shapes; make the call outside, or pad them"};
+      return {ErrorCode::kMismatch, std::string(name_of(static_cast<Op>(head_[kOp]))) + " '" +
+                                        names_[i] + "': rank " + std::to_string(head_[kOwnRank]) +
+                                        " gets shape " + text_of(shape) + ", and its program has " +
+                                        text_of({output.shape, static_cast<size_t>(output.ndim)}) +
+                                        remedy(result)};
     }
     if (bytes_of(i) == 0) return {};
     if (!on_gpu()) {

@@ -342,7 +342,12 @@ def _meet(
         check_held(first, terms.dtype, "initial values")
         values[...] = first
         shard = Shard(values, np.add if update == "add" else update, ranks, bound)
-    told = allgather_object((terms, _made), NAME, process_set)
+    told: list[Any] = allgather_object((terms, _made), NAME, process_set)
+    if None in told:
+        raise ValueError(
+            f"{NAME}: rank {(process_set.ranks or [])[told.index(None)]} has joined and can't hold "
+            "its rows: make it before any rank calls join()"
+        )
     made = max(one[1] for one in told)
     _made = made + 1
     for other, (others, _) in enumerate(told):

@@ -13,7 +13,7 @@ import numpy as np
 
 from farandole._library import lib
 from farandole.arrays.kinds import kind_of
-from farandole.members import ProcessSet, global_process_set
+from farandole.members import ProcessSet, global_process_set, size_of
 
 Fault = type[Exception] | None  # the error to raise for a wrong value; None: it is right
 
@@ -35,6 +35,12 @@ class ReduceOp(IntEnum):
     PRODUCT = lib.FARANDOLE_PRODUCT
 
     __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
+
+
+def divisor_of(op: int, process_set: int) -> int:
+    """What the core divides a reduction of this set by: for Average all members, whether they have
+    joined or not."""
+    return size_of(process_set) if op == ReduceOp.AVERAGE else 1
 
 
 class Argument(NamedTuple):

@@ -269,7 +269,8 @@ def value_of(number: int) -> int:
 
 
 def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, Shape]:
-    """A finished handle's own memory, and the rows received from each member (alltoall).
+    """A finished handle's own memory, and, of an allgather or alltoall, the rows received from
+    each member of the set: 0 from one that has joined.
 
     `buffer`: the input; `stream`: the one that reads a result on a GPU next.
     """

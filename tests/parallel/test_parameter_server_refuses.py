@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import farandole as hvd
+from harness.joins import in_turns
 
 several = pytest.mark.ranks(2, 3, 4)
 
@@ -54,6 +55,14 @@ def test_an_update_that_fails_is_an_error_of_those_who_only_push(pusher: int) ->
     with pytest.raises(expected, match=r"no update|rank 0 no longer serves its part"):
         work()
     hvd.barrier()
+
+
+@several
+@in_turns
+def test_who_has_joined_can_hold_no_rows(active: list[int]) -> None:
+    gone = next(rank for rank in range(hvd.size()) if rank not in active)
+    with pytest.raises(ValueError, match=rf"rank {gone} has joined and can't hold its rows"):
+        hvd.ParameterServer((hvd.size(), 1))
 
 
 def fails(_rows: Any) -> Any:

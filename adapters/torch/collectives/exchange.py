@@ -7,16 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from farandole import ops, topology
+from farandole.calls.arguments import divisor_of
 from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
+from farandole.calls.rows import Table, parts, places, splits_of
 from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.ops import Average, Sum, divisor_of
+from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.reductions import grouped_allreduce
 
@@ -61,33 +64,39 @@ def grouped_allgather(
         [tensor([0, 1, 2])]
     """
     members = list(tensors)
-    return lambda: _allgather(members, name, process_set)
+    return lambda: gathered(members, name, process_set)[0]
 
 
 allgather = one_of(grouped_allgather)
 
 
-def _allgather(
+def gathered(
     tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet
-) -> list[Tensor]:
+) -> tuple[list[Tensor], list[Table]]:
+    """The results of grouped_allgather(), and the rows of each by member."""
+    tables: list[Table] = []
+
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        return grouped_allgather_async(xs, name, process_set).wait()
+        pairs = ops._grouped_allgather_async(xs, name=name, process_set=process_set).wait()
+        tables[:] = [rows for _, rows in pairs]
+        return [result for result, _ in pairs]
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         means = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
-        starts = _first_rows([len(x) for x in tensors], f"{back}.rows", process_set)
-        rows = zip(means, starts, tensors, strict=True)
-        return [mean.narrow(0, start, len(x)) for mean, start, x in rows]
+        own = process_set.rank() or 0
+        pairs = zip(means, tables, strict=True)
+        return [mean.narrow(0, sum(rows[:own]), rows[own]) for mean, rows in pairs]
 
-    return differentiable("allgather", name, process_set, tensors, run, gradient)
+    return differentiable("allgather", name, process_set, tensors, run, gradient), tables
 
 
-def _first_rows(rows: Sequence[int], name: str, process_set: ProcessSet) -> list[int]:
-    """This rank's first row in each result of allgathers of so many rows; collective."""
-    own = torch.tensor([list(rows)])
-    table = allgather_async(own, name, process_set).wait()
-    before: list[int] = table[: process_set.rank() or 0].sum(0).tolist()
-    return before
+def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor) -> Tensor:
+    """The gradient of a tensor like `like` from its `rows` that came back, `came` by member, of
+    those that were `sent`. Others are zeros: they went nowhere, or to a member that has joined."""
+    if len(rows) == len(like):
+        return rows
+    at = torch.from_numpy(places(came, sent)).to(rows.device)
+    return rows.new_zeros(like.shape).index_copy(0, at, rows)
 
 
 # ---- broadcast
@@ -250,14 +259,16 @@ def alltoall_async(
         >>> hvd.alltoall_async(torch.arange(3), splits=[3]).wait()
         (tensor([0, 1, 2]), tensor([3], dtype=torch.int32))
     """
+    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
+        lambda both: (both[0], _told(both[1], splits))
+    )
+
+
+def _told(rows: ops.Rows, splits: Any) -> Tensor:
+    """Rows from each member as users get them."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
-
-    def as_horovod(both: tuple[Tensor, ops.Rows]) -> tuple[Tensor, Tensor]:
-        output, rows = both
-        dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
-        return output, torch.from_numpy(rows).to(device, dtype)
-
-    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(as_horovod)
+    dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
+    return torch.from_numpy(rows).to(device, dtype)
 
 
 @overload
@@ -294,20 +305,33 @@ def alltoall(
         >>> hvd.alltoall(torch.arange(3), splits=[3])
         (tensor([0, 1, 2]), tensor([3], dtype=torch.int32))
     """
-    received = torch.empty(0)
+    given = splits_of(splits)
+
+    def meet() -> Any:
+        output, received = exchanged(tensor, given, name, process_set)
+        return output if splits is None else (output, _told(received, splits))
+
+    return meet
+
+
+def exchanged(
+    tensor: Tensor, splits: Sequence[int], name: str | None, process_set: ProcessSet
+) -> tuple[Tensor, ops.Rows]:
+    """The result of alltoall(), and the rows from each member. Without `splits`: equal parts."""
+    received = np.empty(0, np.int64)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         nonlocal received
-        output, received = alltoall_async(xs[0], splits, name, process_set).wait()
+        chosen = splits or None
+        output, received = ops.alltoall_async(
+            xs[0], chosen, name=name, process_set=process_set
+        ).wait()
         return [output]
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        back_home, _ = alltoall(gs[0], received, back, process_set)
-        unsent = tensor.new_zeros((len(tensor) - len(back_home), *tensor.shape[1:]))
-        return [torch.cat([back_home, unsent])]
+        rows, came = exchanged(gs[0], received.tolist(), back, process_set)
+        sent = parts(splits, len(tensor), process_set.size() or 1)
+        return [placed(rows, came.tolist(), sent, tensor)]
 
-    def meet() -> Any:
-        (output,) = differentiable("alltoall", name, process_set, [tensor], run, gradient)
-        return output if splits is None else (output, received)
-
-    return meet
+    (output,) = differentiable("alltoall", name, process_set, [tensor], run, gradient)
+    return output, received

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from farandole import ops
+from farandole import ops, topology
 from farandole.calls.forms import one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
+from farandole.calls.rows import kept, parts, splits_of
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
-from farandole.torch.collectives.exchange import allgather, alltoall
+from farandole.torch.collectives.exchange import exchanged, gathered, placed
 from farandole.torch.compression import Compression, Compressor, compressed
 
 # ---- reducescatter
@@ -98,8 +98,8 @@ def _reducescatter(
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         members = process_set.size() or 1
         scale = factors[0] * factors[1] * (members if op == Sum else 1)
-        named = enumerate(gs)
-        return [allgather(g, f"{back}.{i}", process_set) * scale for i, g in named]
+        triples = zip(*gathered(gs, back, process_set), tensors, strict=True)
+        return [placed(rows, came, kept(len(x), members), x) * scale for rows, came, x in triples]
 
     return differentiable("reducescatter", name, process_set, tensors, run, gradient)
 
@@ -152,9 +152,12 @@ def scatter(
         return [scatter_async(xs[0], root_rank, splits, name, process_set).wait()]
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        to_root = [len(gs[0]) if rank == root_rank else 0 for rank in process_set.ranks or ()]
-        rows, _ = alltoall(gs[0], to_root, back, process_set)
-        unsent = tensor.new_zeros((len(tensor) - len(rows), *tensor.shape[1:]))
-        return [torch.cat([rows, unsent])]
+        members = process_set.ranks or []
+        to_root = [len(gs[0]) if rank == root_rank else 0 for rank in members]
+        rows, table = exchanged(gs[0], to_root, back, process_set)
+        came = table.tolist()
+        sent = parts(given, len(tensor), len(members)) if topology.rank() == root_rank else came
+        return [placed(rows, came, sent, tensor)]
 
+    given = splits_of(splits)
     return lambda: differentiable("scatter", name, process_set, [tensor], run, gradient)[0]

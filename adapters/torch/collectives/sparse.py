@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from farandole.calls.arguments import shown
+from farandole.calls.arguments import divisor_of, shown
 from farandole.calls.public_call import collective
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.ops import Average, Sum, divisor_of
+from farandole.ops import Average, Sum
 from farandole.torch.collectives.exchange import allgather_async, grouped_allgather_async
 from farandole.torch.collectives.reductions import allreduce
 

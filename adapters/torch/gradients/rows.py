@@ -10,8 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from farandole.calls.arguments import divisor_of
 from farandole.calls.requests import Call, Op
-from farandole.ops import divisor_of
 from farandole.torch.compression import Compression
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.kind import prepare, receive

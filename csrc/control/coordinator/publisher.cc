@@ -172,10 +172,16 @@ Failure Publisher::verdict(const SetState& set, Call& call) {
   const Signature& s = call.signature();
   if (s.traits().rooted()) {
     int root = s.root < 0 || s.root >= shared_.settings.size ? -1 : set.member_of(s.root);
-    if (root < 0 || !call.inputs().has(root)) {
+    const std::string subject =
+        text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root);
+    if (root < 0) {
+      return {ErrorCode::kInvalidArgument, subject + " is not in the process set"};
+    }
+    if (!call.inputs().has(root)) {
       return {ErrorCode::kInvalidArgument,
-              text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
-                  " brings no tensor: it is not in the process set, or it has joined"};
+              subject +
+                  " brings no tensor, because it has joined: choose a root that has not, or "
+                  "make the call after join(), which returns the rank that joined last"};
     }
   }
   return sites_.judge(set, call);

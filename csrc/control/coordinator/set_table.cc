@@ -46,10 +46,18 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
             "there are " + std::to_string(max_sets_) +
                 " process sets already; remove one, or raise FARANDOLE_PROCESS_SETS"};
   }
-  if (sound) return {};
-  return {ErrorCode::kInvalidArgument, "a process set needs different ranks between 0 and " +
-                                           std::to_string(world_size_ - 1) + "; got " +
-                                           text_of_ranks({wanted.begin(), wanted.end()})};
+  if (!sound) {
+    return {ErrorCode::kInvalidArgument, "a process set needs different ranks between 0 and " +
+                                             std::to_string(world_size_ - 1) + "; got " +
+                                             text_of_ranks({wanted.begin(), wanted.end()})};
+  }
+  std::vector<Rank> joined = sets_.at(kWorldSet)->joined.members();
+  std::erase_if(joined, [&](Rank rank) { return !std::ranges::binary_search(wanted, rank); });
+  if (joined.empty()) return {};
+  return {ErrorCode::kInvalidArgument,
+          text_of_ranks(joined) +
+              " joined, and can't be in a new process set until join() returns: "
+              "make sets before join(), or without who has joined"};
 }
 
 SetId SetTable::open(std::vector<Rank> ranks) { return add(next_++, std::move(ranks)).id; }

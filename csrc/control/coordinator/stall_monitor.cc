@@ -121,6 +121,10 @@ std::string line_of(const WaitingCall& call, int64_t now_ns) {
 std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
                      const std::vector<WaitingCall>& all, int64_t now_ns) {
   if (state.stopped) return "is stopped by a signal or a debugger";
+  if (state.joined >= 0) {
+    return "waits in join() of process set " + std::to_string(state.joined) +
+           ", which holds for that set alone: let it join the set of this call first";
+  }
   if (call.moving || state.silent) {
     return "does not answer, and neither does its background thread: it is frozen, swaps, or has "
            "no core";
@@ -262,6 +266,10 @@ const StackReport* StallMonitor::answer_of(Rank rank) const {
 RankState StallMonitor::state_of(Rank rank) const {
   RankState state;
   state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
+  for (const auto& [id, set] : std::as_const(shared_.sets).known()) {
+    const int member = set->member_of(rank);
+    if (member >= 0 && set->joined.contains(member)) state.joined = id;
+  }
   if (!questioned_.contains(rank) || question_ns_ <= state.heard_ns) return state;
   const StackReport* answer = answer_of(rank);
   state.silent = answer == nullptr;

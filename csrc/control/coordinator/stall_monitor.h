@@ -42,6 +42,7 @@ struct RankState {
   int64_t heard_ns = -1;  // its last call; -1: none yet
   bool silent = false;    // asked for its stack, it has not answered
   bool stopped = false;   // by a signal or a debugger
+  SetId joined = -1;      // the set in whose join() it waits
   std::string where;      // its answer; empty: none
 };
 using StateOf = std::function<RankState(Rank)>;

@@ -59,9 +59,16 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   outcome.had_place = signature.window_range.window != 0;
   auto own = static_cast<size_t>(member);
   switch (signature.traits().rows) {
-    case Rows::kBrought: outcome.shape[0] = sum(rows); break;
+    case Rows::kBrought:
+      outcome.received = rows;
+      outcome.shape[0] = sum(rows);
+      break;
     case Rows::kKept: outcome.shape[0] = rows[own]; break;
     case Rows::kPairs:
+      if (signature.traits().rooted()) {  // `rows` are those of the receivers
+        outcome.shape[0] = rows[own];
+        break;
+      }
       for (size_t at = own; at < rows.size(); at += static_cast<size_t>(members)) {
         outcome.received.push_back(rows[at]);
       }

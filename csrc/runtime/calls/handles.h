@@ -76,7 +76,7 @@ struct Outcome {
   OwnedMemory owned;  // if the core had to allocate the output
   bool absent = false;
   Dimensions shape;
-  std::vector<int64_t> received;  // alltoall
+  std::vector<int64_t> received;  // as in farandole_result
   int64_t value = 0;
   std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
   bool had_place = false;          // in a window

@@ -161,6 +161,20 @@ TEST(a_wrong_join_is_an_error_on_all_when_all_have_joined) {
   CHECK(!only<Joined>(job.publish()).failure);
 }
 
+TEST(a_new_set_has_no_joined_member) {
+  Job job(3);
+  job.report(1, Join{kWorldSet});
+  for (Rank r : {0, 2}) job.submit(r, add_set_of({0, 1}), no_input());
+  const Failure failure = only<Fail>(job.publish()).failure;
+  CHECK(failure.code == ErrorCode::kInvalidArgument);
+  contains(failure.text, "rank 1 joined, and can't be in a new process set until join() returns");
+  for (Rank r : {0, 2}) job.submit(r, form_set_of({0, 2}, "others"), no_input());
+  CHECK(only<OpenSet>(job.publish()).ranks == (std::vector<Rank>{0, 2}));
+  for (Rank r : {0, 2}) job.report(r, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "joined");
+  add(job, {0, 1});
+}
+
 TEST(a_broadcast_whose_root_has_joined_fails) {
   Job job(2);
   Request x = with_op(tensor("x"), Op::kBroadcast);
@@ -169,7 +183,7 @@ TEST(a_broadcast_whose_root_has_joined_fails) {
   job.submit(0, x, no_input());
   Failure failure = only<Fail>(job.publish()).failure;
   CHECK(failure.code == ErrorCode::kInvalidArgument);
-  contains(failure.text, "root rank 1 brings no tensor");
+  contains(failure.text, "root rank 1 brings no tensor, because it has joined: choose");
 }
 
 TEST(a_mismatch_does_not_blame_a_joined_rank) {

@@ -105,6 +105,16 @@ TEST(a_notice_says_that_a_rank_is_out_of_data) {
            "or drop_last)");
 }
 
+TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
+  Job job(watchful(3));
+  job.submit_all(add_set_of({0, 1}), no_input());
+  const SetId set = only<OpenSet>(job.publish()).set;
+  job.report(1, Join{kWorldSet});
+  job.submit(0, in_set(tensor("x"), set));
+  contains(notice_of(job),
+           "rank 1 waits in join() of process set 0, which holds for that set alone");
+}
+
 TEST(a_notice_names_the_first_and_the_last_rank_that_wait) {
   Job job(watchful(3));
   job.submit(2, tensor("x"));
