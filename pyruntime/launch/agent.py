@@ -6,7 +6,9 @@ main thread; other threads put what happens into its queue."""
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +17,6 @@ import secrets
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -304,11 +305,35 @@ class _Hands:
 
 
 def say(text: str) -> None:
-    """One line for the user; the job outlives whoever reads it."""
-    # `2>&1 | head` has seen enough, or its disk is full for a moment. Unbuffered: nothing of it may
-    # be flushed at exit.
-    with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"farandole: {text}\n".encode(errors="backslashreplace"))
+    """Writes one line for the user, on a thread: the job outlives whoever reads it, and waits for
+    nobody who does not, such as a pager."""
+    _writer()
+    _said.put(f"farandole: {text}\n".encode(errors="backslashreplace"))
+
+
+_said: SimpleQueue[bytes | threading.Event] = SimpleQueue()
+
+
+@functools.cache
+def _writer() -> None:
+    """Starts the thread, once."""
+
+    def write() -> None:
+        while True:
+            line = _said.get()
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            with contextlib.suppress(OSError):  # its disk is full, or `2>&1 | head` has seen enough
+                os.write(2, line)
+
+    def flush() -> None:
+        written = threading.Event()
+        _said.put(written)
+        written.wait(_LAST_WORDS)
+
+    threading.Thread(target=write, name="words", daemon=True).start()
+    atexit.register(flush)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

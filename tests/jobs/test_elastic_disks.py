@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of `farandole run --elastic` whose disk fails for a moment, and agents that never start."""
+"""Jobs of `farandole run --elastic` whose disk fails for a moment or whose words nobody reads, and
+agents that never start."""
 
 from __future__ import annotations
 
@@ -9,13 +10,16 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.proc import processes_of_sessions
-from harness.supervised import SupervisedJob, story
+from harness.process import PATIENCE, wait_until_gone
+from harness.supervised import SupervisedJob, farandole_run, story
 from harness.worlds import check, training
 
 Start = Callable[..., SupervisedJob]
@@ -93,6 +97,32 @@ def test_a_disk_that_fails_for_good(elastic_ranks: Start, tmp_path: Path) -> Non
     assert result.returncode == 1
     assert "5 s (--elastic-timeout) without a world, because of the disk: " in result.out
     assert story(result.out)[-1].endswith(f"{folder}: No such file or directory")
+
+
+# ---- who reads the words
+
+
+def test_nobody_reads_what_the_supervisor_says(tmp_path: Path) -> None:
+    """As in a pager: the job does not wait for it, and its agents hear from the supervisor."""
+    (tmp_path / "program.py").write_text(training("time.sleep(1)"))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 12))
+    os.set_blocking(writer, True)
+    argv = [sys.executable, str(tmp_path / "program.py")]
+    command = farandole_run(["-np", "1", "--checkpoint-dir", str(tmp_path / "job")], argv)
+    env = {**os.environ, "FARANDOLE_PEER_TIMEOUT": "4"}
+    with (tmp_path / "out").open("wb") as out:
+        job = subprocess.Popen(command, env=env, stdout=out, stderr=writer, start_new_session=True)
+    os.close(writer)
+    try:
+        assert job.wait(PATIENCE) == 0
+    finally:
+        wait_until_gone({job.pid}, kill=True)
+        os.close(reader)
+    check((tmp_path / "out").read_text(), 1, 1)
 
 
 # ---- agents

@@ -7,13 +7,13 @@ import os
 import select
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from farandole.launch import agent
 from farandole.launch import roster as roster_module
-from farandole.launch.agent import say
 from farandole.launch.job import Host
 from farandole.launch.roster import Roster
 from farandole.tools import cli
@@ -81,14 +81,14 @@ def test_nothing_of_a_script_that_hangs_lives_on(
     os.close(reader)
 
 
-def test_a_supervisor_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_outlives_its_reader() -> None:
     """As in `farandole run --elastic ... 2>&1 | head`."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as stderr:
-        monkeypatch.setattr("sys.stderr", stderr)
-        say("start 1")
-        say("start 2")
+    words = "from farandole.launch.agent import say; say('start 1'); say('start 2')"
+    done = subprocess.run([sys.executable, "-c", words], stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
