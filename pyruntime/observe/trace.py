@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.errors import counted, said
-from farandole.output import console, why_no_plot, why_not
+from farandole.output import why_not
 
 Event = dict[str, Any]
 _MEMBERS = {"rank", "size"}  # of the event that tells whose it is
@@ -81,7 +81,6 @@ EXAMPLES = """\
 examples:
   FARANDOLE_TIMELINE=run.json mpirun -np 2 python train.py
   farandole trace merge run.json                    # run.merged.json, for https://ui.perfetto.dev
-  farandole trace report run.json --plot run.png    # where the time of a step went
 """
 
 
@@ -89,35 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole trace`."""
     actions = parser.add_subparsers(dest="action", required=True)
     merge = actions.add_parser("merge", help="one trace of all ranks")
-    report = actions.add_parser("report", help="where the time of a step went")
-    for action in (merge, report):
-        action.add_argument(
-            "path",
-            type=Path,
-            help="rank 0's trace; the other ranks' traces must be in the same folder",
-        )
+    merge.add_argument(
+        "path",
+        type=Path,
+        help="rank 0's trace; the other ranks' traces must be in the same folder",
+    )
     merge.add_argument("-o", "--output", type=Path, help="default: NAME.merged.SUFFIX")
-    report.add_argument("--plot", type=Path, help="picture to write (PNG, SVG, PDF)")
-
-
-def _report(traces: list[RankTrace], plot: Path | None) -> int:
-    from farandole.observe import trace_report  # imported late: it uses this module
-
-    steps = {t.rank: s for t in traces if (s := trace_report.analyse(t))}
-    if not steps:
-        print("no tensor comes twice in these traces: there is no step to see", file=sys.stderr)
-        return 1
-    trace_report.show(steps, console())
-    if plot is not None:
-        trace_report.plot(steps, plot)
-        print(plot)
-    return 0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merge the traces that the ranks wrote, or report what they say."""
-    plot = options.plot if options.action == "report" else None
-    if refused := why_no_plot(plot) or why_not(getattr(options, "output", None)):
+    """Merge the traces that the ranks wrote."""
+    if refused := why_not(options.output):
         print(f"farandole trace: {refused}", file=sys.stderr)
         return 2
     try:
@@ -129,8 +110,6 @@ def run(options: argparse.Namespace) -> int:
         print(
             f"{missing} of {counted(traces[0].size, 'rank')} wrote no trace here", file=sys.stderr
         )
-    if options.action == "report":
-        return _report(traces, plot)
     path: Path = options.path
     out: Path = options.output or path.with_name(f"{path.stem}.merged{path.suffix}")
     count = merge(traces, out)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole.observe import trace, trace_report
+from farandole.observe import trace
 from farandole.tools import cli
 
 NAMES = ["first", "second", "third"]
@@ -87,16 +87,9 @@ def test_ranks_merge_into_one_trace(tmp_path, capsys):
         assert len(trace.siblings(path)) == fd.size()
         assert cli.main(["trace", "merge", str(path)]) == 0
         assert re.search(rf"of {fd.size()} ranks?;", capsys.readouterr().out)
-        plot = tmp_path / "report.png"
-        assert cli.main(["trace", "report", str(path), "--plot", str(plot)]) == 0
-        assert plot.read_bytes().startswith(b"\x89PNG")
         traces = [trace.read(p) for p in trace.siblings(path)]
         ids = [e["id"] for t in traces for e in t.events if e["ph"] == "s"]
         assert len(set(ids)) == len(ids)
-        for rank, one in enumerate(traces):
-            steps = trace_report.analyse(one)
-            assert [s.rank for s in steps] == [rank] * (STEPS - 1)
-            assert all(0 <= s.waiting <= s.time and 0 <= s.overlap <= 1 for s in steps)
         # All ranks moved the same bucket at the same time: their clocks are one.
         first = [
             next((e["ts"], e["ts"] + e["dur"]) for e in t.events if e["name"] == "bucket 1")

@@ -207,7 +207,7 @@ def test_foreign_and_cut_files_are_named(text, tmp_path, capsys):
     dump.write_text(text)
     for command in (
         ["explain", tmp_path],
-        ["trace", "report", dump],
+        ["trace", "merge", dump],
         ["trace", "merge", dump],
     ):
         assert cli.main([*map(str, command)]) == 1
@@ -266,7 +266,7 @@ def test_what_cannot_be_written_is_refused_before_measuring(tmp_path, capsys):
         assert says in err
         assert out == ""
     (tmp_path / "t.json").write_text("[]")
-    assert cli.main(["trace", "report", str(tmp_path / "t.json"), "--plot", "/nowhere/x.png"]) == 2
+    assert cli.main(["trace", "merge", str(tmp_path / "t.json"), "-o", "/nowhere/x.json"]) == 2
     assert "there is no folder /nowhere" in capsys.readouterr().err
 
 
@@ -291,7 +291,7 @@ def test_the_bare_command_shows_its_help(capsys):
     "command",
     [
         ["trace", "merge", "/nowhere"],
-        ["trace", "report", "/nowhere"],
+        ["trace", "merge", "/nowhere"],
         ["run", "-np", "1", "--hostfile", "/nowhere", "true"],
     ],
 )
