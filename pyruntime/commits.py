@@ -8,16 +8,19 @@ The header has a document of trees, in JSON, and the checksums of all tensors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import stat
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +37,11 @@ _PICKLED = "elastic.pickle"  # of farandole before it was released
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds: between attempts, doubled each time; for all of them
+_LASTING = (  # errors of a path that is wrong from the beginning
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
@@ -70,53 +78,127 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
 # ---- a commit
 
 
-def write_commit(folder: Path, values: dict[str, Any], commit: Commit = NOTHING) -> None:
-    """Replaces the folder's commit, whatever is killed when.
+class Part(NamedTuple):
+    """An object that has a state, and the copy of that state."""
 
-    Raises CheckpointError for a folder that another user may write to, and where the disk fails;
-    TypeError, with its name, for a value that no file without code can hold.
+    value: Any
+    state: Any
+
+
+class Saved(NamedTuple):
+    """A copy of values. Objects within that have a state are themselves, and are parts by path."""
+
+    values: dict[str, Any]
+    parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
+
+    def objects(self) -> dict[str, Any]:
+        """The objects by path."""
+        return {path: part.value for path, part in self.parts.items()}
+
+
+def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: bool = True) -> None:
+    """Replaces the folder's commit, whatever is killed when. `make`: makes folders that are not
+    there.
+
+    Raises CheckpointError for a folder that another user may write to; OSError where the disk
+    fails; TypeError, with its name, for a value that no file without code can hold.
     """
-    blocks = Blocks()
+    blocks = Blocks(saved.objects())
     try:
-        shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
-        digests = {name: digest(*block) for name, block in blocks.found.items()}
-        metadata = metadata_of({"shared": shared, "digests": digests, "commit": list(commit)})
+        shared = {name: trees.encode(x, name, blocks) for name, x in saved.values.items()}
+        states = {x: trees.encode(part.state, x, blocks) for x, part in saved.parts.items()}
+        document = {"shared": shared, "states": states, "commit": list(commit)}
+        document["digests"] = {name: digest(*block) for name, block in blocks.found.items()}
+        metadata = metadata_of(document)
     except RecursionError:
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
     header = _header(metadata, blocks.found)
-    try:
-        with _opened(folder, make=True) as place:
-            data = (block.flat.data for block in blocks.found.values())
-            replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
-    except OSError as reason:
-        raise CheckpointError(f"no commit was written to {folder}: {reason}") from reason
+    with _opened(folder, make) as place:
+        data = (block.flat.data for block in blocks.found.values())
+        replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
+
+
+class NotSaved(CheckpointError):
+    """A commit that could not be written, because the disk fails."""
 
 
 class Writer:
-    """Writes commits to one folder, in the background if told to; a thread at a time."""
+    """Writes commits to one folder, in the background if told to; a thread at a time.
 
-    def __init__(self, folder: Path) -> None:
+    While the disk fails it tries again, for some seconds. It tells once that it fails, and once
+    that it works again: meanwhile commits are in memory only.
+    """
+
+    def __init__(self, folder: Path, make: bool = True) -> None:
+        """`make`: makes the folder if it is not there."""
         self._folder = folder
+        self._make = make
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._newest: Commit | None = None  # that is on the disk
+        self._asked: tuple[Saved, Commit]  # the newest that shall be
+        self._fails = False  # and it has been told
 
-    def write(self, values: dict[str, Any], commit: Commit) -> None:
-        """Calls write_commit(), unless this commit is on the disk already."""
-        if commit != self._newest:
-            write_commit(self._folder, values, commit)
-            self._newest = commit
+    def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
+        """Writes, unless this commit is on the disk already. `last`: no later one will be.
 
-    def begin(self, values: dict[str, Any], commit: Commit) -> None:
-        """Begins to write `values`, which must not change any more. Raises the error of the one
+        Raises NotSaved if the disk still fails after some seconds, and if it failed before at the
+        first attempt unless it is the last; else as write_commit().
+        """
+        self._asked = saved, commit
+        self._write(0.0 if self._fails and not last else _PATIENCE)
+
+    def _write(self, patience: float) -> None:
+        wait, until = _FIRST_WAIT, time.monotonic() + patience
+        while self._asked[1] != self._newest:
+            saved, commit = self._asked
+            try:
+                write_commit(self._folder, saved, commit, self._make)
+            except OSError as reason:
+                self._tell(commit, reason)
+                if time.monotonic() + wait > until:
+                    raise NotSaved(f"no commit was written to {self._folder}: {reason}") from reason
+            else:
+                self._tell(commit)
+                self._newest, self._make = commit, False  # else a folder that was moved gets a twin
+                return
+            time.sleep(wait)
+            wait *= 2
+
+    def _tell(self, commit: Commit, reason: OSError | None = None) -> None:
+        """Raises CheckpointError for an error that no time heals, before the first success."""
+        if reason is not None and self._newest is None and reason.errno in _LASTING:
+            raise CheckpointError(
+                f"no commit can be written to {self._folder}: {reason}; remedy: give a folder that "
+                "you can write to"
+            ) from reason
+        if self._fails == (reason is not None):
+            return
+        self._fails = reason is not None
+        text = f"farandole: commit {commit.number} is "
+        if reason is None:
+            text += f"on the disk, which works again ({self._folder})\n"
+        else:
+            kept = "none" if self._newest is None else str(self._newest.number)
+            text += (
+                f"not saved on the disk yet: {reason}; farandole tries again; the newest one there "
+                f"is {kept} ({self._folder})\n"
+            )
+        os.write(2, text.encode(errors="replace"))
+
+    def begin(self, saved: Saved, commit: Commit) -> None:
+        """Begins to write `saved`, which must not change any more. Raises the error of the one
         before; where that is not written yet, it goes on instead."""
+        self._asked = saved, commit
         if self._thread is not None and self._thread.is_alive():
             return
         self.join()
 
         def work() -> None:
             try:
-                self.write(values, commit)
+                self._write(_PATIENCE)
+            except NotSaved:
+                pass  # it has been told; the next commit is another attempt
             except Exception as reason:
                 self._error = reason
 
@@ -133,41 +215,60 @@ class Writer:
             raise error
 
 
-def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
-    """The folder's commit; None: there is none. `like`: the values whose place it takes.
+def read_commit(folder: Path, like: Saved) -> Saved | None:
+    """The folder's commit; None: there is none. `like`: the copy whose place it takes, with the
+    classes of its values, and its objects.
 
-    Raises CheckpointError for a folder or file that another user owns or may write to, and for a
-    file that is damaged, foreign or pickled.
+    Raises CheckpointError for a folder or file that another user owns or may write to, for a file
+    that is damaged, foreign or pickled, and for one that can't be read for some seconds.
     """
     path = folder / FILE
-    try:
-        with _opened(folder, make=False) as place:
-            data = _bytes_of(place, path)
-        document, blocks = _parsed(data)
-        shared = document["shared"]
-        return {x: trees.decode(tree, Blocks(blocks), like.get(x)) for x, tree in shared.items()}
-    except FileNotFoundError:
-        return None
-    except CheckpointError:
-        raise
-    except OSError as reason:
-        raise CheckpointError(f"the commit {path} can't be read: {reason}") from reason
-    except (Exception, RecursionError) as reason:  # of many classes, by what is wrong
-        text = f"{type(reason).__name__}: {reason}"
-        raise CheckpointError(
-            f"the commit {path} is damaged, or not of this program ({text}); remedy: start "
-            "again in a different folder"
-        ) from reason
+    wait, until = _FIRST_WAIT, time.monotonic() + _PATIENCE
+    while True:
+        try:
+            with _opened_file(folder) as file:
+                document, found = _parsed(file)
+            return _decoded(document, Blocks(like.objects(), found), like)
+        except FileNotFoundError:
+            return None
+        except CheckpointError:
+            raise
+        except OSError as reason:
+            if time.monotonic() + wait > until:
+                raise CheckpointError(f"the commit {path} can't be read: {reason}") from reason
+        except (Exception, RecursionError) as reason:  # of many classes, by what is wrong
+            text = f"{type(reason).__name__}: {reason}"
+            raise CheckpointError(
+                f"the commit {path} is damaged, or not of this program ({text}); remedy: start "
+                "again in a different folder"
+            ) from reason
+        time.sleep(wait)
+        wait *= 2
+
+
+def _decoded(document: dict[str, Any], blocks: Blocks, like: Saved) -> Saved:
+    values, parts = like.values, {}
+    for path, tree in document["states"].items():
+        if path not in like.parts:
+            raise TypeError(
+                f"it has the state of an object {path}, which the program does not have"
+            )
+        value, state = like.parts[path]
+        parts[path] = Part(value, trees.decode(tree, blocks, state))
+    trees_of = document["shared"].items()
+    return Saved({x: trees.decode(tree, blocks, values.get(x)) for x, tree in trees_of}, parts)
 
 
 def newest_commit(folder: Path) -> Commit:
-    """Which one the files of a job's calls hold: the greatest; NOTHING: there is none. Raises
-    CheckpointError as read_commit() does, but checks no tensor."""
+    """Which one the files of a job's calls hold: the greatest; NOTHING: there is none. It reads
+    their headers only. Raises CheckpointError as read_commit() does, and OSError."""
     found = NOTHING
-    for each in folder.glob("call-*"):
+    for each in folder.iterdir():
+        if not each.name.startswith("call-"):
+            continue
         try:
-            with _opened(each, make=False) as place:
-                header, _ = _header_of(_bytes_of(place, each / FILE))
+            with _opened_file(each) as file:
+                header, _ = _header_of(file)
             told = document_of(header[METADATA]).get("commit", [0, 1])
             found = max(found, Commit(int(told[0]), int(told[1])))
         except FileNotFoundError:
@@ -192,32 +293,37 @@ def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
     return encoded + b" " * (-len(encoded) % 8)
 
 
-def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
-    """Document and tensors of a file. Raises ValueError, and errors of Python's own."""
-    header, begin = _header_of(data)
+def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, Block]]:
+    """Document and tensors of a file. Raises ValueError, OSError, and errors of Python's own."""
+    header, begin = _header_of(file)
+    end = os.fstat(file.fileno()).st_size
     document = document_of(header.pop(METADATA))
     found = {}
     for name, told in header.items():
         dtype, size = DTYPES[told["dtype"]]
         shape = tuple(int(n) for n in told["shape"])
         first, last = (begin + int(n) for n in told["data_offsets"])
-        if min(shape, default=0) < 0 or not begin <= first <= last <= len(data):
+        if min(shape, default=0) < 0 or not begin <= first <= last <= end:
             raise ValueError(f"{name} is not in the file")
         if prod(shape) * size != last - first:
             raise ValueError(f"{name} does not have the bytes of its shape {shape}")
-        flat = np.frombuffer(data, np.uint8, last - first, first).copy()  # to be written to
+        flat = np.empty(last - first, np.uint8)
+        file.seek(first)
+        if file.readinto(flat.data) != flat.size:
+            raise ValueError(f"{name} is not whole")
         found[name] = Block(dtype, shape, flat)
     check_digests({name: digest(*block) for name, block in found.items()}, document)
     return document, found
 
 
-def _header_of(data: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and the offset of the tensors. Raises ValueError and Python's own errors."""
-    (length,) = _LENGTH.unpack_from(data)
-    begin = _LENGTH.size + length
-    if length > _LONGEST_HEADER or begin > len(data):
-        raise ValueError(f"its header has {length} bytes, the file {len(data)}")
-    return json.loads(data[_LENGTH.size : begin]), begin
+def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
+    """The header, and the offset of the tensors; it reads no more. Raises ValueError, OSError and
+    Python's own errors."""
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    begin, size = _LENGTH.size + length, os.fstat(file.fileno()).st_size
+    if length > _LONGEST_HEADER or begin > size:
+        raise ValueError(f"its header has {length} bytes, the file {size}")
+    return json.loads(file.read(length)), begin
 
 
 # ---- whose a folder or file is
@@ -269,29 +375,44 @@ def replace_file(place: int, name: str, new: str, parts: Iterable[bytes | memory
     os.fsync(place)  # else the new name may be lost with the machine
 
 
-def _bytes_of(place: int, path: Path) -> bytes:
-    """The file's contents. Raises FileNotFoundError where there is neither one nor a pickle."""
-    try:
-        _check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
-    except FileNotFoundError:
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
-            raise CheckpointError(
-                f"{path.with_name(_PICKLED)} was pickled by an old farandole, and reading it could "
-                "run code: it is not read; remedy: start again in a different folder"
-            ) from None
-        raise
-    return read_file(place, FILE, path)
+@contextlib.contextmanager
+def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
+    """The file with a folder's commit. Raises FileNotFoundError where there is neither one nor a
+    pickle."""
+    path = folder / FILE
+    with _opened(folder, make=False) as place:
+        try:
+            _check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
+        except FileNotFoundError:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
+                raise CheckpointError(
+                    f"{path.with_name(_PICKLED)} was pickled by an old farandole, and reading it "
+                    "could run code: it is not read; remedy: start again in a different folder"
+                ) from None
+            raise
+        with _open_file(place, FILE, path) as file:
+            yield file
 
 
-def read_file(place: int, name: str, path: Path | None = None) -> bytes:
-    """A file of the folder with the descriptor `place`; errors name `path`. Raises CheckpointError
-    for one that another user may write to, OSError."""
+def read_file(place: int, name: str) -> bytes:
+    """A file of the folder with the descriptor `place`. Raises CheckpointError for one that another
+    user may write to, OSError."""
+    with _open_file(place, name, Path(name)) as file:
+        return file.read()
+
+
+def _open_file(place: int, name: str, path: Path) -> io.BufferedReader:
+    """Errors name `path`."""
     # Not waiting for somebody to write, if it is a pipe by now.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, dir_fd=place), "rb") as file:
-        _check(path or Path(name), os.fstat(file.fileno()))
-        return file.read()
+    file = os.fdopen(os.open(name, flags, dir_fd=place), "rb")
+    try:
+        _check(path, os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _check(path: Path, found: os.stat_result) -> None:

@@ -16,21 +16,23 @@ FARANDOLE_CHECKPOINT_DIR is set.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from farandole import ops, runtime, topology
-from farandole.commits import Writer, read_commit
+from farandole.commits import NotSaved, Saved, Writer, read_commit
 from farandole.config import setting
 from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt, PeerError
+from farandole.handlers import Handlers, handler_of
 from farandole.membership.words import Commit, World
 from farandole.objects import broadcast_object
 from farandole.start import agency, leaving
@@ -44,6 +46,7 @@ P = ParamSpec("P")
 S = TypeVar("S", bound="State")
 
 _REMOVED, _ADDED = 1, 2  # bits of on_hosts_updated's update_res
+_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds between attempts to find a commit
 
 
 class State(ABC):
@@ -154,34 +157,44 @@ class State(ABC):
 class ObjectState(State):
     """Attributes of any type that can be copied and pickled: ObjectState(epoch=0, batch=0).
 
-    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes numbers, texts, bytes, None,
-    arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named) tuples of these.
+    Objects with state_dict() and load_state_dict(), as schedulers have them, also those within
+    containers and other objects, are saved and restored by these: they stay the same objects, and
+    copies of attributes that refer to them refer to the same. All ranks make them before training.
+
+    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes such objects, numbers, texts,
+    bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named)
+    tuples of these.
     """
 
     if TYPE_CHECKING:  # attributes have the names that the program gives them
 
         def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        self._names = tuple(attributes)
+        self._handlers = Handlers()
         for name, value in attributes.items():
             setattr(self, name, value)
-        self._saved = copy.deepcopy(attributes)
+        self._saved = self._handlers.save(attributes)
+        self._names = tuple(attributes)
 
     def save(self) -> None:
-        """Keeps a deep copy of the attributes in this process's memory."""
-        self._saved = copy.deepcopy(self._attributes())
+        """Keeps a copy of the attributes in this process's memory."""
+        self._saved = self._handlers.save(self._attributes())
 
     def restore(self) -> None:
         """Gives the attributes the values of the last copy."""
-        self._assign(copy.deepcopy(self._saved))
+        self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:
         """Copies rank 0's attributes to all ranks, and saves; collective."""
-        self._assign(broadcast_object(self._attributes(), 0, name="farandole.elastic.objects"))
-        ObjectState.save(self)
+        values = self._handlers.sync(self._attributes())
+        self._assign(values)
+        self._saved = self._handlers.copy(values)
+
+    def reset(self) -> None:
+        """Adapts samplers and other objects to the number of ranks."""
+        self._handlers.reset()
 
     def write(self, folder: Path) -> None:
         """Writes rank 0's last copy to `folder`, as a whole or not at all; collective.
@@ -206,13 +219,14 @@ class ObjectState(State):
             self.restore_from(found)
         return there
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> Saved:
         """What write() puts on the disk: the last copy."""
         return self._saved
 
-    def restore_from(self, saved: dict[str, Any]) -> None:
+    def restore_from(self, saved: Saved) -> None:
         """Restores what saved() has returned; attributes that it lacks stay."""
-        self._saved = {**self._saved, **saved}
+        last = self._saved
+        self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
 
     def _attributes(self) -> dict[str, Any]:
@@ -220,7 +234,13 @@ class ObjectState(State):
 
     def _assign(self, attributes: dict[str, Any]) -> None:
         for name, value in attributes.items():
-            setattr(self, name, value)
+            super().__setattr__(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An object that has a handler is saved at once, as with Horovod."""
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_names", ()) and handler_of(value) is not None:
+            self._saved = self._handlers.save({**self._saved.values, name: value}, only=value)
 
 
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
@@ -251,7 +271,8 @@ class _Call:
         self.number, self.worlds = number, worlds
         name = setting("FARANDOLE_CHECKPOINT_DIR")
         self.folder = Path(name) / f"call-{number}" if name else None
-        self._writer = Writer(self.folder) if self.folder else None
+        # Under `farandole run --elastic` the folder is there.
+        self._writer = Writer(self.folder, make=worlds is None) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
         self._written = float("-inf")  # when; the first commit shows whether the disk takes any
         # Of the first call `farandole run --elastic` knows whether there is anything.
@@ -272,20 +293,28 @@ class _Call:
         if self.folder is None or self._writer is None:
             return
         first, self._written = self._written < 0, time.monotonic()
-        if at_once or first or not self._seconds or not isinstance(state, ObjectState):
-            if topology.rank() == 0:
-                self._writer.join()
+        if not isinstance(state, ObjectState):
             state.write(self.folder)
             return
+        now = at_once or first or not self._seconds
+        write = partial(self._save, last=at_once) if now else self._writer.begin
+        _by_rank_0(lambda: write(state.saved(), state._number()), "write")
 
-        writer = self._writer
-        _by_rank_0(lambda: writer.begin(state.saved(), state._number()), "write")
+    def _save(self, saved: Saved, commit: Commit, last: bool) -> None:
+        """Puts this commit on the disk; if the disk fails, training goes on without it."""
+        assert self._writer is not None
+        self._writer.join()
+        try:
+            self._writer.write(saved, commit, last)
+        except NotSaved as reason:
+            if last:
+                text = f"farandole: the last commit, {commit.number}, is not saved: {reason}\n"
+                os.write(2, text.encode(errors="replace"))
 
     def end(self, state: State) -> None:
         """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
-            self._writer.join()
-            self._writer.write(state.saved(), state._number())
+            self._save(state.saved(), state._number(), last=True)
 
     def read(self, state: State) -> None:
         """Restores what is on the disk, where some rank wants that; collective."""
@@ -293,7 +322,19 @@ class _Call:
             return
         wanted = np.array([self.unread or self.start.from_disk], np.uint8)
         ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
-        if wanted[0] and state.read(self.folder):
+        found = bool(wanted[0]) and state.read(self.folder)
+        if self.start.from_disk and self.number == 1 and isinstance(state, ObjectState):
+            for wait in _WAITS:  # the folder may be away for a moment
+                if found:
+                    break
+                time.sleep(wait)
+                found = state.read(self.folder)
+            else:
+                raise CheckpointError(
+                    f"commit {self.start.start.number}, from which all ranks shall start, is not "
+                    f"in {self.folder}; remedy: bring that folder back, and start again"
+                )
+        if found:
             state.on_reset()
         self.unread = False
 

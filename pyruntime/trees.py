@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +58,11 @@ class Block(NamedTuple):
 class Blocks:
     """The elements of arrays and tensors, by name, while a tree stands for their owner."""
 
-    def __init__(self, found: dict[str, Block] | None = None) -> None:
+    def __init__(self, objects: Mapping[str, Any], found: dict[str, Block] | None = None) -> None:
+        """`objects`: by path, those whose states are other trees."""
         self.found = {} if found is None else found
+        self._objects = objects
+        self._paths = {id(value): path for path, value in objects.items()}
 
     def put(self, path: str, flat: Flat) -> str:
         """Keeps bytes as a block of uint8, under a name like `path`; returns the name."""
@@ -69,8 +73,10 @@ class Blocks:
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """The tree of a tensor or a JAX array; None for all else, and if nobody has imported its
-        framework."""
+        """The tree of an object with a state, of a tensor or a JAX array; None for all else, and if
+        nobody has imported its framework."""
+        if (known := self._paths.get(id(value))) is not None:
+            return {KIND: "object", "path": known}
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
             from farandole.torch.strides import of_state
@@ -82,7 +88,9 @@ class Blocks:
         return None
 
     def decode(self, tree: dict[str, Any]) -> Any:
-        """The tensor or JAX array of such a tree."""
+        """The object, tensor or JAX array of such a tree."""
+        if tree[KIND] == "object":
+            return self._objects[tree["path"]]
         if tree[KIND] == "tensor":
             from farandole.torch.strides import laid_out
 

@@ -4,7 +4,8 @@ callbacks that commit within model.fit. For any backend, on the thread that trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
@@ -12,6 +13,7 @@ import keras
 import farandole
 from farandole import elastic
 from farandole.elastic import ObjectState, State
+from farandole.handlers import StateHandler, register
 from farandole.keras.callbacks import assign, values_of, variables_of, write_back
 from farandole.keras.optimizer import calls
 
@@ -28,7 +30,52 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # a key beside the attributes' names, and the name of the broadcast
+_VALUES = "keras.elastic"  # an attribute beside the user's, and the name of the broadcast
+
+
+class VariablesHandler(StateHandler[Any]):
+    """What has variables of Keras or TensorFlow, or is one: their values, as NumPy arrays."""
+
+    def _variables(self) -> list[Any]:
+        return list(getattr(self.value, "variables", None) or [self.value])
+
+    def save(self) -> None:
+        """Stores copies of the values."""
+        self.saved = values_of(self._variables())
+
+    def restore(self) -> None:
+        """Restores the values; variables that were built since keep theirs."""
+        variables = self._variables()[: len(self.saved)]
+        assign(variables, self.saved[: len(variables)])
+
+    def sync(self) -> None:
+        """Copies rank 0's values to all ranks; collective."""
+        own = values_of(self._variables())
+        counts = farandole.allgather_object(len(own), name=f"{_VALUES}.count")
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"a {type(self.value).__name__} has {counts} variables on the ranks: build it on "
+                "all ranks before training"
+            )
+        self.saved = farandole.grouped_broadcast(own, 0, name=_VALUES)
+        assign(self._variables(), self.saved)
+
+
+class Variables:
+    """A list of variables, as one object of a state."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = list(variables)
+
+
+def _kinds() -> Iterator[type]:
+    yield Variables
+    yield from (keras.Variable, keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
+    if (tf := sys.modules.get("tensorflow")) is not None:
+        yield tf.Variable
+
+
+register((kind, VariablesHandler) for kind in _kinds())
 
 
 class VariablesState(ObjectState):
@@ -38,36 +85,8 @@ class VariablesState(ObjectState):
     """
 
     def __init__(self, variables: Sequence[Any], **attributes: Any) -> None:
-        super().__init__(**attributes)
         self.variables = list(variables)
-        self._values = values_of(self.variables)
-
-    def save(self) -> None:
-        """Keeps a copy of the variables and attributes in this process's memory."""
-        self._values = values_of(self.variables)
-        super().save()
-
-    def restore(self) -> None:
-        """Restores the last copy."""
-        assign(self.variables, self._values)
-        super().restore()
-
-    def sync(self) -> None:
-        """Copies rank 0's variables and attributes to all ranks, and saves; collective."""
-        own = values_of(self.variables)
-        self._values = farandole.grouped_broadcast(own, 0, name=_VALUES)
-        assign(self.variables, self._values)
-        super().sync()
-
-    def saved(self) -> dict[str, Any]:
-        """The last copy: the attributes by name, and the variables' values."""
-        return {**super().saved(), _VALUES: self._values}
-
-    def restore_from(self, saved: dict[str, Any]) -> None:
-        """Restores what saved() has given; what it lacks keeps its last copy."""
-        attributes = dict(saved)
-        self._values = attributes.pop(_VALUES, self._values)
-        super().restore_from(attributes)
+        super().__init__(**{_VALUES: Variables(variables)}, **attributes)
 
 
 class KerasState(VariablesState):
@@ -104,6 +123,7 @@ class KerasState(VariablesState):
 
     def reset(self) -> None:
         """Drops JAX's compiled programs, which are for the ranks that were there."""
+        super().reset()
         if keras.backend.backend() == "jax":
             import jax
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole import commits
 from farandole.elastic import ObjectState
 from farandole.elastic import run as run_neutral
 from farandole.errors import HostsUpdatedInterrupt
@@ -198,6 +202,37 @@ def test_neutral_state() -> None:
 
     assert train(state, gain=5) == 1010
     assert attempts == [0, 5]
+
+
+def test_a_disk_that_fails_ends_nothing(
+    undisturbed: Trainer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is away during two commits: training goes on, and the last commit is there."""
+    parent = Path(fd.broadcast_object(tempfile.mkdtemp() if fd.rank() == 0 else None))
+    folder, away = parent / "kept", parent / "away"
+    monkeypatch.setattr(commits, "_PATIENCE", 0.2)
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_DIR", str(folder))
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_SECONDS", "0")
+    fd.shutdown()  # settings are read when the core starts
+    fd.init()
+
+    def move(old: Path, new: Path) -> Any:
+        return lambda: old.rename(new) if fd.rank() == 0 else None
+
+    trainer = Trainer({2: move(folder, away), 5: move(away, folder)})
+    assert trainer() == "done"
+    assert_like(trainer, undisturbed)
+    assert trainer.steps_done == STEPS
+    if fd.rank() == 0:
+        told = [line for line in capfd.readouterr().err.splitlines() if "farandole: commit" in line]
+        assert len(told) == 2, told
+        assert "commit 2 is not saved on the disk yet: " in told[0]
+        assert "commit 3 is on the disk, which works again" in told[1]
+        assert commits.newest_commit(folder) == (trainer.state.world, 3)
+        shutil.rmtree(parent)
+    monkeypatch.undo()
+    fd.shutdown()
+    fd.init()
 
 
 def test_assigning_another_model() -> None:

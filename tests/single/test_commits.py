@@ -4,6 +4,7 @@ of other users, links, pickles, and files that are damaged or made to do damage.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,8 @@ import random
 import resource
 import signal
 import stat
+import subprocess
+import sys
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +26,9 @@ import pytest
 import torch
 
 import farandole as fd
-from farandole.commits import FILE, read_commit, write_commit
+from farandole import commits
+from farandole.commits import FILE, Saved
+from farandole.membership.words import Commit
 
 Point = namedtuple("Point", "x y")
 OTHER = 65_534  # a user that is not this one
@@ -46,6 +51,15 @@ VALUES: dict[str, Any] = {
     "point": Point(np.arange(3), [Point(1, 2)]),
     "__metadata__": np.arange(2),
 }
+
+
+def write_commit(folder: Path, values: dict[str, Any]) -> None:
+    commits.write_commit(folder, Saved(values))
+
+
+def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
+    found = commits.read_commit(folder, Saved(like))
+    return None if found is None else found.values
 
 
 @pytest.fixture
@@ -260,7 +274,7 @@ def told(document: Any) -> dict[str, str]:
 
 def shared(tree: Any, dtype: str = "U8", shape: Any = (8,), places: Any = (0, 8)) -> bytes:
     digest = hashlib.sha256(f"torch.uint8 {tuple(shape)}".encode() + b"12345678").hexdigest()
-    document = {"format": 1, "shared": {"x": tree}, "digests": {"t": digest}}
+    document = {"format": 1, "shared": {"x": tree}, "states": {}, "digests": {"t": digest}}
     tensor = {"dtype": dtype, "shape": shape, "data_offsets": places}
     return made({"__metadata__": told(document), "t": tensor}, b"12345678")
 
@@ -342,16 +356,121 @@ def test_every_cut_is_noticed(folder: Path) -> None:
 
 
 def test_a_disk_that_is_full(folder: Path) -> None:
-
     write_commit(folder, {"x": 3})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(fd.CheckpointError, match="no commit was written to"):
+        with pytest.raises(OSError, match="File too large"):
             write_commit(folder, {"x": np.arange(1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert read_commit(folder, {}) == {"x": 3}
+
+
+# ---- a disk that fails
+
+
+def test_a_folder_that_is_away_for_a_moment(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Later commits go there when it is back; none makes another one in its place."""
+    writer = commits.Writer(folder)
+    writer.write(Saved({"x": 1}), Commit(1, 1))
+    away = folder.parent.with_name("away")
+    folder.parent.rename(away)
+    writer.begin(Saved({"x": 2}), Commit(1, 2))
+    told = ""
+    while "not saved" not in told:
+        told += capfd.readouterr().err
+    writer.begin(Saved({"x": 3}), Commit(1, 3))
+    away.rename(folder.parent)
+    writer.join()
+    told += capfd.readouterr().err
+    assert read_commit(folder, {}) == {"x": 3}, "the newest one that was asked for"
+    assert commits.newest_commit(folder.parent) == (1, 3)
+    lines = told.splitlines()
+    assert len(lines) == 2, told
+    assert "commit 2 is not saved on the disk yet: " in lines[0]
+    assert "No such file or directory" in lines[0]
+    assert "the newest one there is 1" in lines[0]
+    assert "commit 3 is on the disk, which works again" in lines[1]
+
+
+def test_a_disk_that_stays_full(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once; every commit is tried, and the last one for some time."""
+    monkeypatch.setattr(commits, "_PATIENCE", 0.2)
+    writer = commits.Writer(folder)
+    writer.write(Saved({"x": 1}), Commit(1, 1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    big = Saved({"x": np.arange(1000)})
+    try:
+        writer.begin(big, Commit(1, 2))
+        writer.join()
+        for number in (3, 4):
+            with pytest.raises(commits.NotSaved, match=r"no commit was written to .*too large"):
+                writer.write(big, Commit(1, number), last=number == 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1, told
+    assert read_commit(folder, {}) == {"x": 1}
+    writer.write(big, Commit(1, 5))
+    assert commits.newest_commit(folder.parent) == (1, 5)
+    assert "commit 5 is on the disk, which works again" in capfd.readouterr().err
+
+
+def test_a_path_that_can_be_no_folder(tmp_path: Path) -> None:
+    """No time heals that: it is an error at once."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fd.CheckpointError, match=r"Not a directory.*remedy: give a folder"):
+        commits.Writer(tmp_path / "file" / "kept" / "call-1").write(Saved({"x": 1}), Commit(1, 1))
+
+
+def test_a_reader_waits_for_a_disk_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_commit(folder, {"x": 1})
+    read, failures = commits._parsed, [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "I/O")]
+
+    def fails(file: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read(file)
+
+    monkeypatch.setattr(commits, "_parsed", fails)
+    assert read_commit(folder, {}) == {"x": 1}
+    assert not failures
+
+
+def test_the_number_of_a_big_commit_needs_its_header_only(folder: Path) -> None:
+    write_commit(folder, {"x": np.zeros(3, np.uint8)})
+    file = folder / FILE
+    header = json.loads(file.read_bytes()[8:].decode(errors="replace").rsplit("}", 1)[0] + "}")
+    (name,) = set(header) - {"__metadata__"}
+    size = 3_000_000_000
+    header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    file.write_bytes(made(header))
+    os.truncate(file, file.stat().st_size + size)
+    code = f"""
+import resource, sys, pathlib
+from farandole.commits import newest_commit
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+assert newest_commit(pathlib.Path({str(folder.parent)!r})) == (0, 0)
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 500_000
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_job_whose_folder_is_gone_has_not_begun_anew(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        commits.newest_commit(folder.parent)
+    folder.mkdir(parents=True)
+    assert commits.newest_commit(folder.parent) == (0, 0)

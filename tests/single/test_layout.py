@@ -72,7 +72,7 @@ PYTHON_LADDER = (
     *("arrays", "calls", "observe", "process_sets"),
     *("ops", "messages", "objects"),
     "equality",
-    *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch"),
+    *("adasum", "parameters", "runtime", "features", "worlds", "handlers", "elastic", "launch"),
     *("extras", "__init__"),
     *("as_horovod", "tools", "__main__"),
 )

@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax import numpy as jnp
 
-from farandole.commits import read_commit, write_commit
+from farandole.commits import Saved, read_commit, write_commit
 
 
 @pytest.mark.ranks(1)
@@ -27,9 +27,11 @@ def test_arrays_and_states_come_back(tmp_path: Path) -> None:
     gradients = jax.tree.map(lambda x: x + 1, params)
     _, trained = optimizer.update(gradients, first, params)
     values = {"params": params, "optimizer": trained, "step": 3}
-    write_commit(tmp_path / "kept" / "call-1", values)
-    found = read_commit(tmp_path / "kept" / "call-1", {"params": params, "optimizer": first})
-    assert found is not None
+    write_commit(tmp_path / "kept" / "call-1", Saved(values))
+    like = Saved({"params": params, "optimizer": first})
+    read = read_commit(tmp_path / "kept" / "call-1", like)
+    assert read is not None
+    found = read.values
     assert jax.tree.structure(found) == jax.tree.structure(values)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(values), strict=True):
         assert type(a) is type(b)
@@ -40,4 +42,4 @@ def test_arrays_and_states_come_back(tmp_path: Path) -> None:
 @pytest.mark.ranks(1)
 def test_a_key_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="state, key: "):
-        write_commit(tmp_path / "kept" / "call-1", {"key": jax.random.key(1)})
+        write_commit(tmp_path / "kept" / "call-1", Saved({"key": jax.random.key(1)}))

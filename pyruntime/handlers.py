@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects that have a state, within the values of an elastic state: they are saved and restored in
+place, by a handler, and no copy of a value contains a copy of one. For elastic.py, on the thread
+that trains.
+
+A copy of a scheduler would drive a copy of the optimizer. So values are copied around the objects
+that have a handler: a copy refers to the very same objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import io
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, Generic, TypeVar
+
+import cloudpickle
+
+from farandole.commits import Part, Saved
+from farandole.objects import allgather_object, broadcast_object
+
+T = TypeVar("T", bound=Any)
+
+# Values without parts, which copies share.
+_ATOMS = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, NoneType, type),
+        *(FunctionType, BuiltinFunctionType, ModuleType),
+    }
+)
+_WITHOUT_ORDER = (set, frozenset)
+
+
+class StateHandler(Generic[T]):
+    """How one kind of object is saved, restored and synchronised: by its state_dict."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self.saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        """Stores a copy of the state."""
+        self.saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Restores the copy."""
+        self.value.load_state_dict(copy.deepcopy(self.saved))
+
+    def sync(self) -> None:
+        """Copies rank 0's state to all ranks; collective."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+        self.save()
+
+    def reset(self) -> None:
+        """Called after a restart: the number of ranks may have changed."""
+
+    def set_value(self, value: T) -> None:
+        """Replaces the object."""
+        self.value = value
+        self.save()
+
+
+registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first type that matches counts
+
+
+def handler_of(value: Any) -> type[StateHandler[Any]] | None:
+    """The class of this object's handler; None for a plain value, which is copied."""
+    if type(value) in _ATOMS or isinstance(value, type):
+        return None
+    for kind, handler in registry:
+        if isinstance(value, kind):
+            return handler
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return StateHandler if all(map(callable, methods)) else None
+
+
+def handled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By path, the objects within `values` that have a handler, in an order that is equal on all
+    ranks. It looks wherever copy.deepcopy() does.
+
+    Raises TypeError for several of them in one set, which has no order.
+    """
+    found: dict[str, Any] = {}
+    seen: dict[int, Any] = {}  # by id, and alive, so that no id comes twice
+
+    def look(path: str, value: Any) -> None:
+        if handler_of(value) is not None:
+            if found.setdefault(path, value) is not value:
+                raise TypeError(
+                    f"state, {path}: a set has no order in which ranks could tell its objects "
+                    "apart: use a list"
+                )
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            for name, part in _parts(value):
+                if type(part) not in _ATOMS:
+                    look(f"{path}.{name}", part)
+
+    for name, value in values.items():
+        look(name, value)
+    return found
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What copy.deepcopy() copies with `value`, each with a name."""
+    kind = type(value)
+    if kind in (dict, list, tuple, *_WITHOUT_ORDER):
+        yield from _members(value)
+    elif kind is MethodType:
+        yield "self", value.__self__
+    elif hasattr(kind, "__deepcopy__"):
+        yield from getattr(value, "__dict__", {}).items()
+    else:
+        try:
+            reduce = copyreg.dispatch_table.get(kind)
+            reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        except Exception:
+            return  # copy.deepcopy() will raise it
+        if isinstance(reduced, tuple):
+            _, arguments, state, *items = (*reduced, None, None)[:5]
+            states = state if type(state) is tuple else (state,)
+            for part in (arguments, *states):
+                yield from _members(part)
+            for more in items:
+                yield from _members(dict(more) if more is items[-1] and more else list(more or ()))
+
+
+def _members(value: Any) -> Iterator[tuple[Any, Any]]:
+    kind = type(value)
+    if kind is dict:
+        for i, (key, member) in enumerate(value.items()):
+            yield (key if type(key) is str else repr(key) if type(key) in _ATOMS else i), member
+            yield f"key {i}", key
+    elif kind in (list, tuple):
+        yield from enumerate(value)
+    elif kind in _WITHOUT_ORDER:
+        yield from (("member", member) for member in value)
+
+
+class Handlers:
+    """The handlers of a state's objects; each object keeps its own."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, StateHandler[Any]] = {}  # by the first path of its object
+
+    def _by_object(self) -> dict[int, StateHandler[Any]]:
+        return {id(handler.value): handler for handler in self._found.values()}
+
+    def save(self, values: dict[str, Any], only: Any = None) -> Saved:
+        """Saves the objects within `values`, and returns copy(values). `only`: saves that object
+        alone; the others keep what was saved last."""
+        before, self._found = self._by_object(), {}
+        for path, value in _firsts(handled(values)).items():
+            handler = before.get(id(value))
+            if handler is None:
+                handler = _made(value)
+            elif only is None or value is only:
+                handler.save()
+            self._found[path] = handler
+        return self.copy(values)
+
+    def copy(self, values: dict[str, Any]) -> Saved:
+        """A copy of the values, and what the handlers of the objects within have saved."""
+        objects = {id(handler.value): handler.value for handler in self._found.values()}
+        parts = {path: Part(x.value, x.saved) for path, x in self._found.items()}
+        return Saved(copy.deepcopy(values, objects), parts)
+
+    def restore(self, saved: Saved) -> dict[str, Any]:
+        """Restores the objects, and returns a copy of the values."""
+        before, self._found = self._by_object(), {}
+        for path, (value, state) in saved.parts.items():
+            handler = self._found[path] = before.get(id(value)) or _made(value)
+            handler.saved = state
+            handler.restore()
+        return self.copy(saved.values).values
+
+    def reset(self) -> None:
+        """Called after a restart."""
+        for handler in self._found.values():
+            handler.reset()
+
+    def sync(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Copies rank 0's objects to all ranks, and its values, which are returned; collective.
+
+        Raises ValueError, on all ranks, where one lacks an object that rank 0 has.
+        """
+        before, own = self._by_object(), handled(values)
+        told = broadcast_object(_Told(values, own), 0, name="farandole.elastic.objects")
+        missing = [
+            f"state, {path}: rank 0 has a {kind} there, and this rank "
+            + (f"a {_name(own[path])}" if path in own else "none")
+            for path, kind in told.kinds.items()
+            if path not in own or _name(own[path]) != kind
+        ]
+        answers = allgather_object(missing, name="farandole.elastic.missing")
+        for rank, texts in enumerate(answers):
+            if texts:
+                raise ValueError(
+                    f"rank {rank}: {texts[0]}; remedy: make the same objects on all ranks before "
+                    "training, because farandole sends their states only"
+                )
+        self._found = {x: before.get(id(own[x])) or _made(own[x]) for x in told.kinds}
+        for handler in self._found.values():
+            handler.sync()
+        return told.values(own)
+
+
+def _firsts(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Each object by the first of its paths."""
+    paths: dict[int, str] = {}
+    for path, value in found.items():
+        paths.setdefault(id(value), path)
+    return {path: found[path] for path in paths.values()}
+
+
+def _made(value: Any) -> StateHandler[Any]:
+    handler = handler_of(value)
+    assert handler is not None
+    return handler(value)
+
+
+def _name(value: Any) -> str:
+    return type(value).__qualname__
+
+
+class _Told:
+    """Rank 0's values on their way to the other ranks, which find the objects by their paths."""
+
+    def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
+        firsts = _firsts(found)
+        self._values, self._data = values, data
+        self._paths = {id(value): path for path, value in firsts.items()}
+        self.kinds = {path: _name(value) for path, value in firsts.items()}
+
+    def __reduce__(self) -> Any:
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        pickler.paths = self._paths
+        pickler.dump(self._values)
+        return _heard, (file.getvalue(), self.kinds)
+
+    def values(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, with this rank's objects."""
+        if not self._data:
+            return dict(self._values)
+        unpickler = _Unpickler(io.BytesIO(self._data))
+        unpickler.own = own
+        return dict(unpickler.load())
+
+
+def _heard(data: bytes, kinds: dict[str, str]) -> _Told:
+    told = _Told(None, {}, data)
+    told.kinds = kinds
+    return told
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    paths: dict[int, str]
+
+    def persistent_id(self, value: Any) -> str | None:
+        return self.paths.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    own: Mapping[str, Any]
+
+    def persistent_load(self, path: Any) -> Any:
+        return self.own[path]
+
+
+def register(kinds: Iterable[tuple[type, type[StateHandler[Any]]]]) -> None:
+    """Registers handlers, by the type of their objects."""
+    registry.extend(kinds)
