@@ -97,8 +97,8 @@ class Saved(NamedTuple):
 
 
 def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: bool = True) -> None:
-    """Replaces the folder's commit, whatever is killed when. `make`: makes folders that are not
-    there.
+    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder around it too,
+    if it is not there.
 
     Raises CheckpointError for a folder that another user may write to; OSError where the disk
     fails; TypeError, with its name, for a value that no file without code can hold.
@@ -113,7 +113,9 @@ def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: boo
     except RecursionError:
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
     header = _header(metadata, blocks.found)
-    with _opened(folder, make) as place:
+    if make:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _opened(folder, make=True) as place:
         data = (block.flat.data for block in blocks.found.values())
         replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
 
@@ -130,7 +132,7 @@ class Writer:
     """
 
     def __init__(self, folder: Path, make: bool = True) -> None:
-        """`make`: makes the folder if it is not there."""
+        """`make`: makes the folder around it, if that is not there."""
         self._folder = folder
         self._make = make
         self._thread: threading.Thread | None = None
@@ -335,8 +337,6 @@ def _opened(folder: Path, make: bool) -> Iterator[int]:
 
     Raises CheckpointError for one that isn't the user's own alone, FileNotFoundError.
     """
-    if make:
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with opened(folder.parent) as outer:
         if make:
             with contextlib.suppress(FileExistsError):
