@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.calls.requests import Call, Op, generation, refuse
+from farandole.calls.requests import Call, Op, refuse, world
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Sum
 from farandole.torch.mpi_ops import allreduce_
 
 _UNNAMED = "layer"
-# Numbers of layers that use a name since init(), by generation, process set and name.
+# Numbers of layers that use a name, by world, process set and name.
 _taken: Counter[tuple[tuple[int, int], str]] = Counter()
 _taking = threading.Lock()
 
@@ -42,7 +42,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """
 
     _name = _UNNAMED  # for old pickles, which lack it
-    _claim: tuple[tuple[int, int], str] | None = None  # ((generation, process set), its name)
+    _claim: tuple[tuple[int, int], str] | None = None  # ((world, process set), its name)
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         Chosen at the first use in training, not when the layer is built: a layer that only one
         rank builds takes no name.
         """
-        here = generation(), set_id(self.process_set)
+        here = world(), set_id(self.process_set)
         if self._claim is None or self._claim[0] != here:
             with _taking:
                 _taken[here, self._name] += 1

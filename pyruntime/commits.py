@@ -97,8 +97,8 @@ class Saved(NamedTuple):
 
 
 def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: bool = True) -> None:
-    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder around it too,
-    if it is not there.
+    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder around it, if
+    that is not there.
 
     Raises CheckpointError for a folder that another user may write to; OSError where the disk
     fails; TypeError, with its name, for a value that no file without code can hold.

@@ -179,7 +179,7 @@ class Comparison:
         self._every = interval.every
         self._equality = Equality(describe, process_set, interval, remedies)
         self._steps: Counter[int] = Counter()  # by join() calls before them
-        self._generation = -1
+        self._world = 0
 
     def before_step(self) -> None:
         """To be called in each step on all ranks; collective in the first one, and where models are
@@ -187,8 +187,8 @@ class Comparison:
         process_set = self._process_set
         if not process_set.included() or (process_set.size() == 1 and not may_grow()):
             return
-        if self._generation != requests.generation():
-            self._generation = requests.generation()
+        if self._world != requests.world():
+            self._world = requests.world()
             self._steps.clear()
             self._equality.restart()
         joins = requests.joins[set_id(process_set)]

@@ -33,7 +33,6 @@ _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
 _comm: Any = None  # of the last init()
 _parting: bootstrap.Parting | None = None  # how the ranks left the last job
-_world = 0  # the number of the present or last world in this job's life; 0: there was none
 _ended = ""  # why this rank's elastic training ended; empty: it has not
 
 
@@ -154,7 +153,6 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
 
 def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
     """Starts the core on all ranks or on none; returns the sets to register then."""
-    global _world
     job = agreement.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
@@ -172,7 +170,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
     except Exception as reason:
         failure = limits.of_machine(reason)
     ranks = [None if s.mpi_comm is not None else s.ranks for s in sets]
-    met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)).hex(), _world))
+    met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)).hex(), requests.world()))
     different = [r for r, (theirs, _, _) in enumerate(met) if theirs != met[0][0]]
     if different:
         agreement.agreed = True
@@ -182,7 +180,8 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
         )
     failure = None
     blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
-    _world = job.number or 1 + max(world for _, _, world in met)
+    newest = max(number for _, _, number in met)
+    requests.enter(job.number or 1 + newest, fresh=newest == 0)
     leader = _with_world(job, job.node, blobs, lib.farandole_probe)
     if leader < 0:
         failure = core_error(-leader)
@@ -217,7 +216,7 @@ def _with_world(
             "blobs": ffi.cast("char const* const*", table),
             "blob_bytes": lengths,
             "mpi_comm": ffi.cast("void*", job.comm_address()),
-            "number": _world,
+            "number": requests.world(),
         },
     )
     return int(call(world))
@@ -277,7 +276,7 @@ def patience() -> float:
 
 def world() -> int:
     """The number of the present or last world in this job's life, from 1; 0: there was none."""
-    return _world
+    return requests.world()
 
 
 def end_training(cause: str) -> None:

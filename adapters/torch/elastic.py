@@ -53,6 +53,9 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
 
     def sync(self) -> None:
         """Broadcasts rank 0's optimizer state, and saves; collective."""
+        reducer = getattr(self.value, "_reducer", None)
+        if reducer is not None and not reducer.has_name:
+            reducer.choose_name(0)  # here all ranks are in step, whatever each did before
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 

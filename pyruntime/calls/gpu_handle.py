@@ -64,4 +64,4 @@ class GpuHandle(Handle[T]):
         super()._complete(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
-        leases.drop(numbers, self._epoch)
+        leases.drop(numbers)

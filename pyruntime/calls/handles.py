@@ -28,7 +28,7 @@ _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
 _owned = _cffi_backend.gcp  # as ffi.gc, but in C: a signal is not heard within it
-_end_one, _epoch = leases.end_one, leases.epoch
+_end_one, _lost = leases.end_one, leases.lost
 _making_locks = threading.RLock()  # of handles
 
 
@@ -38,7 +38,6 @@ class Handle(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_collect",
-        "_epoch",
         "_error",
         "_lock",
         "_numbers",
@@ -57,7 +56,6 @@ class Handle(Generic[T]):
     ) -> None:
         """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
         for errors; `timeout` (seconds) holds for waits that give none."""
-        self._epoch = _epoch()  # before the numbers: __del__ needs both
         self._numbers = numbers
         self._collect = collect
         self._what = what
@@ -120,7 +118,7 @@ class Handle(Generic[T]):
         return all(lib.farandole_poll(n) != 0 for n in numbers)
 
     def _lost(self) -> Exception | None:
-        if self._epoch == _epoch():
+        if self._numbers is None or not _lost(self._numbers):
             return None
         return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
@@ -141,11 +139,11 @@ class Handle(Generic[T]):
         if failure is None:
             leases.end(numbers)
         else:
-            leases.drop(numbers, self._epoch)
+            leases.drop(numbers)
 
     def __del__(self) -> None:
         if getattr(self, "_numbers", None) is not None:
-            leases.drop(self._numbers, self._epoch)
+            leases.drop(self._numbers)
 
     def __repr__(self) -> str:
         state = "under way" if self._numbers is not None else "failed" if self._error else "done"
@@ -159,7 +157,6 @@ class OneHandle(Handle[T]):
 
     def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
         """`value` is the result; the others as in Handle."""
-        self._epoch = _epoch()
         self._numbers = (number,)
         self._collect = None
         self._what = what
@@ -171,7 +168,7 @@ class OneHandle(Handle[T]):
         """Blocks until done and returns the result; raises the call's error."""
         numbers = self._numbers
         plain = timeout is None and self._timeout is None and self._collect is None
-        mine = plain and numbers is not None and self._epoch == _epoch()
+        mine = plain and numbers is not None
         if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
             self._numbers = None
             _end_one(numbers[0], None)
@@ -183,7 +180,7 @@ class OneHandle(Handle[T]):
 
         Another thread's wait() releases it, or one that a signal handler interrupted.
         """
-        here = failure is not None and self._epoch == _epoch()
+        here = failure is not None and not _lost(numbers)
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
             _end_one(numbers[0], None)
             failure = None

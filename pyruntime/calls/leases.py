@@ -10,7 +10,7 @@ time-outs, garbage collection) can free memory in use by the core. Any thread ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat, starmap
 from typing import Any, NamedTuple
 
@@ -26,22 +26,19 @@ _held: dict[int, object] = {}
 _dropped: deque[int] = deque()  # handles that nobody will wait for
 # Memory of submissions whose handle was lost to a signal handler's exception; never freed.
 _stranded: list[object] = []
-_epoch = 0  # grows with every init(), where the core numbers its handles anew
 
 end_one = _held.pop  # as end(), for one handle that farandole_finish has released
 
 
 def restart() -> None:
-    """Makes all older handles invalid. init() calls this."""
-    global _epoch
-    _epoch += 1
+    """Makes all older handles invalid; the core never reuses their numbers. init() calls this."""
     for table in (_held, _dropped, _stranded):
         table.clear()
 
 
-def epoch() -> int:
-    """The number of restarts: handles of different epochs are unrelated."""
-    return _epoch
+def lost(numbers: Iterable[int]) -> bool:
+    """Whether handles that nobody has ended were under way at the last shutdown()."""
+    return not all(map(_held.__contains__, numbers))
 
 
 def in_flight() -> list[tuple[int, object]]:
@@ -149,10 +146,9 @@ def taken(number: int) -> list[Any]:
     return entry.pointers
 
 
-def drop(numbers: Sequence[int], epoch: int) -> None:
-    """Leaves these handles to sweep(): nobody will wait for them. `epoch`: of their submission."""
-    if epoch == _epoch:
-        _dropped.extend(numbers)
+def drop(numbers: Iterable[int]) -> None:
+    """Leaves these handles to sweep(): nobody will wait for them."""
+    _dropped.extend(filter(_held.__contains__, numbers))
 
 
 def sweep(most: int = 8) -> None:

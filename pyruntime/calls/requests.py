@@ -70,11 +70,12 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 # By process set, the one thread that may make unnamed calls: two threads have no common order.
 _callers: dict[int, threading.Thread] = {}
 _in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
-_generation = 0
+_world = 0  # see world()
+_fresh = True  # no rank of this world was in another one before
 # join() calls of this rank, by process set. Counts of calls or steps restart with each of them:
 # ranks that joined early have made fewer.
 joins: Counter[int] = Counter()
-_scopes: Counter[tuple[int, str, int]] = Counter()  # by generation, kind and process set
+_scopes: Counter[tuple[str, int]] = Counter()  # in this world, by kind and process set
 _at_restart: list[Callable[[], None]] = []
 _at_leave: list[Callable[[], None]] = []
 
@@ -97,27 +98,38 @@ def leave() -> None:
 
 
 def restart() -> None:
-    """Forgets the unnamed calls so far. init() calls this."""
-    global _generation
+    """Forgets the calls so far. init() calls this."""
     for forget in _at_restart:
         forget()
     _callers.clear()
     _in_order.clear()
     joins.clear()
+    _scopes.clear()
     leases.restart()
     sites.restart()
-    _generation += 1
 
 
-def generation() -> int:
-    """How often init() has started the core; calls prepared before the last start are invalid."""
-    return _generation
+def enter(number: int, fresh: bool) -> None:
+    """Notes the next world; `fresh`: none of its ranks was in another one. init() calls this."""
+    global _world, _fresh
+    _world, _fresh = number, fresh
+
+
+def world() -> int:
+    """The number of the present or last world in this job's life, from 1, equal on its ranks; 0:
+    there was none. What was prepared in another world is invalid."""
+    return _world
+
+
+def is_fresh() -> bool:
+    """Whether no rank of this world was in another one: all have made what they use in it."""
+    return _fresh
 
 
 def next_scope(kind: str, process_set: int) -> str:
-    """A name for all calls of one more object, the same on all ranks that make as many of this
-    kind in the process set; valid until shutdown()."""
-    key = (_generation, kind, process_set)
+    """A name for all calls of one more object, valid in this world; the same on all ranks that ask
+    for as many of this kind in the process set."""
+    key = kind, process_set
     _scopes[key] += 1
     return f"{kind}.{_scopes[key] - 1}"
 
@@ -129,14 +141,14 @@ class Scope:
         """next_scope() makes the name from these, at its first use."""
         self._kind = kind
         self._set = process_set
-        self._generation = -1
+        self._world = 0
         self._name = ""
 
     @property
     def name(self) -> str:
         """For now."""
-        if self._generation != _generation:
-            self._generation = _generation
+        if self._world != _world:
+            self._world = _world
             self._name = next_scope(self._kind, set_id(self._set))
         return self._name
 

@@ -96,6 +96,9 @@ class Pass:
         node = _node()
         if node is None:
             reducers = sorted(self._reducers, key=attrgetter("serial"))
+            new = [r for r in reducers if r.now.closing and not r.has_name]
+            for reducer in new:
+                reducer.choose_name(len(new))
             for reducer in reducers:
                 reducer.end_pass()
             for reducer in reducers:
@@ -155,12 +158,14 @@ class Reducer:
         self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
         self.now = Round(self)
-        self._start()
+        # Where a rank may have made its optimizers in an earlier world, the first use counts.
+        self._start(requests.world() if requests.is_fresh() else 0)
         _all.add(self)
 
-    def _start(self) -> None:
-        """Chooses the name of its calls; again after shutdown() and init()."""
-        self.consensus = Consensus(self.settings.process_set)
+    def _start(self, world: int) -> None:
+        """Chooses the name of its calls, for this world; 0: that follows."""
+        self.consensus = Consensus(self.settings.process_set, world)
+        self.named = 0  # as in RoundState
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
         self._equality.restart()
 
@@ -241,27 +246,40 @@ class Reducer:
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
         if passes.begin():
-            self.now.sending = True
-            self.begin()
+            self.now.closing = True
+            # Until then names would depend on the order in which gradients arrive.
+            if self.has_name:
+                self.now.sending = True
+                self.begin()
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
         self.now.inside = lambda: None
-        if self.now.sending:
+        if self.now.closing:
             self.close(at_step=False)
+
+    @property
+    def has_name(self) -> bool:
+        """Whether its calls have their name in this world."""
+        return self.consensus.world == requests.world()
+
+    def choose_name(self, together: int = 1) -> None:
+        """Names its calls, by the order in which the ranks of this world use optimizers: whatever
+        a rank did before, it is equal on all. `together`: as RoundState.named."""
+        self._start(requests.world())
+        self.named = together
+        for gradient in self.gradients:
+            gradient.encoding = self._encoding(gradient.parameter, gradient.name)
+        if self.settings.views:  # an earlier job's memory may no longer be shared
+            lay_out(self.gradients, self.settings.process_set)
 
     # ---- rounds
 
     def begin(self) -> None:
         """To be called before the first gradient of a round is sent. Raises ValueError, on all
         ranks, if its results can't be added to those of the step's last one."""
-        settings = self.settings
-        if self.consensus.epoch != leases.epoch():
-            self._start()
-            for gradient in self.gradients:
-                gradient.encoding = self._encoding(gradient.parameter, gradient.name)
-            if settings.views:  # an earlier job's memory may no longer be shared
-                lay_out(self.gradients, settings.process_set)
+        if not self.has_name:
+            self.choose_name()
         self.consensus.begin()
         self.now.open = True
         if self.passes.reduced and not self._linear:
@@ -315,7 +333,7 @@ class Reducer:
         if self.consensus.handles is not None:
             return
         if not now.open:
-            if not (now.again or now.sending):
+            if not (now.again or now.closing):
                 now.at_step = at_step
             self.begin()
         now.send()
@@ -331,11 +349,12 @@ class Reducer:
             sent = self.sent
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
-        equal = int(now.at_step), steps, len(sent)
+        equal = int(now.at_step), steps, len(sent), self.named
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
         state = RoundState(int(now.late), now.sparse, *equal, model)
         self.consensus.close(state, now.made, sent)
-        now.sending = False
+        now.sending = now.closing = False
+        self.named = 0
 
     def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
@@ -415,7 +434,9 @@ class Reducer:
     def give_up(self, why: str) -> None:
         """Ends a round that an exception has left open; the peers' calls get an error."""
         if not self.now.open:
-            return
+            if not self.now.closing:
+                return
+            self.begin()
         text = f"{self.consensus.scope}: rank {rank()} has given up its backward pass: {why}"
         reason = MismatchError(f"{text} before step() or synchronize() could end it")
         self.refuse(reason)
@@ -424,7 +445,7 @@ class Reducer:
         """Ends the round without results: leaves all handles under way to leases, and to the next
         round, which waits for them, as all ranks complete or refuse them."""
         numbers = [*(g.handle or 0 for g in self.sent), *self.now.made]
-        leases.drop(numbers, self.consensus.epoch)
+        leases.drop(numbers)
         self.consensus.unfinished += numbers
         for gradient in self.gradients:
             gradient.lose()

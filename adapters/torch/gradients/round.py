@@ -48,7 +48,7 @@ class Round:
     """
 
     __slots__ = (
-        *("again", "at_step", "batch", "inside", "late", "made", "memory", "open"),
+        *("again", "at_step", "batch", "closing", "inside", "late", "made", "memory", "open"),
         *("reducer", "refused", "room", "sending", "sparse"),
     )
 
@@ -59,6 +59,7 @@ class Round:
         self.again = again
         self.inside: Callable[[], Pass | None] = lambda: None  # a weak reference, during a pass
         self.open = False  # gradients may be under way
+        self.closing = False  # the end of the pass closes it
         self.sending = False  # gradients that arrive are taken and sent
         self.late = False  # gradients have arrived after theirs had been sent
         self.sparse = 0  # as in RoundState
@@ -159,6 +160,7 @@ class RoundState(NamedTuple):
     at_step: int  # 1: step() closes it; 0: a backward pass or synchronize()
     steps: int  # earlier step() calls since the last join()
     tensors: int  # sent in the round
+    named: int  # optimizers that got a name together, where this one did since its last round
     # Compared by whoever asks, see Consensus.equal_models:
     model: int  # a digest of this rank's model, not negative; 0: not compared
 
@@ -170,16 +172,19 @@ _REMEDIES = {
     "backward passes? One that leaves a pass out calls optimizer.synchronize() in its place",
     "steps": "do all ranks call step() and backward() equally often?",
     "tensors": "do all ranks freeze or add the same parameters?",
+    "named": "in the first backward pass after a restart the ranks have used different optimizers; "
+    "remedy: make them attributes of the elastic state, or use the same in all ranks' first passes",
 }
 
 
 class Consensus:
     """The call in which all ranks tell how they have closed a round: one optimizer's, by the name
-    of its calls, until shutdown()."""
+    of its calls, which is valid in one world."""
 
-    def __init__(self, process_set: int) -> None:
-        self.scope = next_scope("optimizer", process_set)
-        self.epoch = leases.epoch()
+    def __init__(self, process_set: int, world: int) -> None:
+        """`world`: the present one; 0: it gets a name later."""
+        self.scope = next_scope("optimizer", process_set) if world else "optimizer"
+        self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _LARGEST,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
