@@ -38,7 +38,7 @@ _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds: between attempts, doubled each time; for all of them
-_LASTING = (  # errors of a path that is wrong from the beginning
+LASTING = (  # errors of a path that is wrong from the beginning
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
@@ -169,7 +169,7 @@ class Writer:
 
     def _tell(self, commit: Commit, reason: OSError | None = None) -> None:
         """Raises CheckpointError for an error that no time heals, before the first success."""
-        if reason is not None and self._newest is None and reason.errno in _LASTING:
+        if reason is not None and self._newest is None and reason.errno in LASTING:
             raise CheckpointError(
                 f"no commit can be written to {self._folder}: {reason}; remedy: give a folder that "
                 "you can write to"

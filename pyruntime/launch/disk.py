@@ -4,7 +4,6 @@ the supervisor, whose loop must not wait: agents end the ranks of one that is si
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable
@@ -12,15 +11,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from farandole.commits import LASTING
 from farandole.errors import said
 from farandole.membership.journal import Unready
 
 T = TypeVar("T")
 _PAUSES = (0.05, 2.0)  # shortest and longest, in seconds, before what has failed is repeated
-_LASTING = (  # errors of a folder that is wrong from the beginning
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
-    *(errno.ELOOP, errno.ENAMETOOLONG),
-)
 _SLOW = 10.0  # seconds after which a disk that does not answer is reported
 
 
@@ -81,7 +77,7 @@ class Disk:
                 raise TimeoutError(f"{self._folder} has not answered for {seconds:g} s")
             if work.error is None:
                 return work.answer  # type: ignore[no-any-return]
-            passing = isinstance(work.error, OSError) and work.error.errno not in _LASTING
+            passing = isinstance(work.error, OSError) and work.error.errno not in LASTING
             if not passing or time.monotonic() > until:
                 raise work.error
 
