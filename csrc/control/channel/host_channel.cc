@@ -21,12 +21,14 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of a message
 
-// A frame: this, the message, and the MAC of both.
+// A frame: this, its MAC, the message, and the MAC of all three. The head has a MAC of its own, so that its length is
+// proved before the reader waits for that many bytes.
 struct Head {
   uint64_t bytes;   // of the message
   uint64_t number;  // of this frame in its direction, from 0
 };
 constexpr size_t kMacBytes = sizeof(Mac128);
+constexpr size_t kBeforeMessage = sizeof(Head) + kMacBytes;
 
 [[noreturn]] void throw_altered(const char* what) {
   throw Error(ErrorCode::kPeer, std::string(what) +
@@ -51,28 +53,35 @@ void limit_silence(int fd, std::chrono::milliseconds timeout) {
 
 ByteString FrameWriter::frame(ByteView message) {
   const Head head{message.size(), number_++};
-  const size_t sealed = sizeof head + message.size();
-  ByteString framed(sealed + kMacBytes);
+  ByteString framed(kBeforeMessage + message.size() + kMacBytes);
+  const auto seal = [&](size_t bytes) {  // puts their MAC behind the first `bytes`
+    const Mac128 mac = siphash128(key_, ByteView(framed).first(bytes));
+    std::memcpy(framed.data() + bytes, mac.data(), kMacBytes);
+  };
   std::memcpy(framed.data(), &head, sizeof head);
-  std::memcpy(framed.data() + sizeof head, message.data(), message.size());
-  const Mac128 mac = siphash128(key_, ByteView(framed).first(sealed));
-  std::memcpy(framed.data() + sealed, mac.data(), kMacBytes);
+  seal(sizeof head);
+  std::memcpy(framed.data() + kBeforeMessage, message.data(), message.size());
+  seal(kBeforeMessage + message.size());
   return framed;
 }
 
 std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
-  if (arrived.size() < sizeof(Head)) return std::nullopt;
+  const auto check = [&](size_t bytes) {
+    if (!equal_keys(arrived.subspan(bytes, kMacBytes), siphash128(key_, arrived.first(bytes)))) {
+      throw_altered("a control message with a wrong MAC");
+    }
+  };
+  if (arrived.size() < kBeforeMessage) return std::nullopt;
+  check(sizeof(Head));
   const Head head = Decoder(arrived).get<Head>();
   if (head.bytes > kMostBytes || head.number != number_) {
     throw_altered("a control message out of turn");
   }
-  const size_t sealed = sizeof(Head) + head.bytes;
+  const size_t sealed = kBeforeMessage + head.bytes;
   if (arrived.size() < sealed + kMacBytes) return std::nullopt;
-  if (!equal_keys(arrived.subspan(sealed, kMacBytes), siphash128(key_, arrived.first(sealed)))) {
-    throw_altered("a control message with a wrong MAC");
-  }
+  check(sealed);
   ++number_;
-  return Frame{arrived.subspan(sizeof(Head), head.bytes), sealed + kMacBytes};
+  return Frame{arrived.subspan(kBeforeMessage, head.bytes), sealed + kMacBytes};
 }
 
 HostChannel::HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,

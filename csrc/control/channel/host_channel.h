@@ -25,7 +25,7 @@
 
 namespace farandole {
 
-// Messages between hosts as they travel: each in a frame with its number and a MAC under the connection's own key. Who
+// Messages between hosts as they travel: each in a frame with its number and MACs under the connection's own key. Who
 // relays a connection can end it, but can't change, repeat, reorder, drop or add a message unnoticed.
 
 // One direction of a connection.

@@ -21,7 +21,11 @@ TcpWire::TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_
       ranks_(std::move(ranks)),
       number_(number),
       lines_(2 * ranks_.size() * kChannels * kStreams),
-      posted_(2 * ranks_.size() * kChannels) {}
+      posted_(2 * ranks_.size() * kChannels) {
+  ends_->listener.expect(callers());
+}
+
+TcpWire::~TcpWire() { ends_->listener.forget(callers()); }
 
 Wire::Ticket TcpWire::send(int member, Channel channel, const std::byte* data, size_t bytes) {
   return post(true, member, channel, const_cast<std::byte*>(data), bytes);  // only read

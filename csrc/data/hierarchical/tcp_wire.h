@@ -32,6 +32,7 @@ class TcpWire final : public Wire {
  public:
   // `ranks`: of the set's members. `number`: never used for another wire of the job, not even a closed one.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
+  ~TcpWire() override;
 
   size_t most_bytes() const override { return 128 * 1024; }
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
@@ -57,6 +58,7 @@ class TcpWire final : public Wire {
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // messages
   };
+  size_t callers() const { return ranks_.size() * kChannels * kStreams; }  // lines from others
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
   bool open(Line& line);
   void move(Line& line);

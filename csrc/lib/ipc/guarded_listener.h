@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listening socket with the connections that have not yet proved who they are. It never blocks on one of
-// them: each is judged by the bytes received so far and dropped after 5 s without a proof. Part of
-// UnixListener and TcpListener.
+// them: each is judged by the bytes received so far and dropped after 5 s without a proof. Where strangers take all
+// places, or all descriptors of the process, the oldest connection is judged once more, then dropped: an honest caller
+// calls again. Part of UnixListener and TcpListener.
 #pragma once
 
 #include <poll.h>
@@ -27,28 +28,38 @@ class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
 
-  // `most`: unproved connections kept at once; one more drops the oldest.
+  // `most`: unproved connections kept at once.
   GuardedListener(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
   int fd() const { return fd_.get(); }
+  // Makes room for so many honest callers beside the strangers; forget() takes it back.
+  void expect(size_t callers) { most_ += callers; }
+  void forget(size_t callers) { most_ -= callers; }
 
-  // Accepts all pending connections.
-  void admit() {
+  // Accepts all pending connections, and calls undecided(unproved) for each; false: it was proved, and moved away, or is
+  // to be dropped. Throws Error(kLibrary) if the process has no descriptor left, and no stranger has one.
+  template <class Judge>
+  void admit(Judge&& undecided) {
+    const auto judge = [&] {
+      std::erase_if(waiting_,
+                    [&](Waiting& one) { return !undecided(one.unproved) || one.due.expired(); });
+    };
+    const auto make_room = [&](size_t most) {
+      if (waiting_.size() > most) judge();
+      while (waiting_.size() > most) waiting_.erase(waiting_.begin());
+    };
     for (;;) {
       Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!peer && (errno == EMFILE || errno == ENFILE)) {
-        throw_system_error("cannot accept a connection", errno, kMoreFiles);
+      if (peer) {
+        waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
+        make_room(most_);
+      } else if (errno == EMFILE || errno == ENFILE) {
+        const int reason = errno;
+        if (waiting_.empty()) throw_system_error("cannot accept a connection", reason, kMoreFiles);
+        make_room(waiting_.size() - 1);
+      } else if (errno != EINTR && errno != ECONNABORTED) {
+        return judge();
       }
-      if (!peer && errno != EINTR && errno != ECONNABORTED) return;
-      if (!peer) continue;
-      if (waiting_.size() >= most_) waiting_.erase(waiting_.begin());
-      waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
     }
-  }
-  // Calls undecided(unproved) for each; false: it was proved, and moved away, or is to be dropped.
-  template <class Judge>
-  void judge(Judge&& undecided) {
-    std::erase_if(waiting_,
-                  [&](Waiting& one) { return !undecided(one.unproved) || one.due.expired(); });
   }
   // Waits until a connection comes, sends something, or times out.
   void wait(Deadline deadline) const {

@@ -227,8 +227,7 @@ UnixListener::UnixListener(const JobKey& key)
 
 UnixSocket UnixListener::accept(Deadline deadline) {
   for (;;) {
-    guarded_.admit();
-    guarded_.judge([&](Unproved& unproved) { return undecided(unproved); });
+    guarded_.admit([&](Unproved& unproved) { return undecided(unproved); });
     if (!known_.empty()) {
       UnixSocket first(std::move(known_.front()));
       known_.pop_front();

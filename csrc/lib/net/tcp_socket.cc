@@ -151,6 +151,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
                                          const Key128& key, Deadline deadline) {
   std::vector<TcpPeer> peers;
   std::vector<int32_t> missing = ranks;
+  expect(ranks.size());
   for (;;) {
     look(own, key);  // once: a peer proved between here and wait() would not wake the wait
     std::erase_if(missing, [&](int32_t rank) {
@@ -159,7 +160,10 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
       peers.push_back(std::move(peer));
       return true;
     });
-    if (missing.empty()) return peers;
+    if (missing.empty()) {
+      forget(ranks.size());
+      return peers;
+    }
     if (deadline.expired()) {
       throw Error(ErrorCode::kPeer, "the leaders of other hosts, " + text_of_ranks(missing) +
                                         ", have not connected to rank " + std::to_string(own) +
@@ -184,8 +188,7 @@ TcpPeer TcpListener::take_proved(int32_t rank, TcpLine line) {
 }
 
 void TcpListener::look(int32_t own, const Key128& key) {
-  guarded_.admit();
-  guarded_.judge([&](Unproved& unproved) { return undecided(unproved, own, key); });
+  guarded_.admit([&](Unproved& unproved) { return undecided(unproved, own, key); });
 }
 
 bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) {

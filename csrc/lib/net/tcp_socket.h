@@ -55,7 +55,11 @@ class TcpListener {
   // The connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
-  static constexpr size_t kMaxStrangers = 128;
+  // Makes room for so many honest callers at once, beside kMaxStrangers others; forget() takes it back.
+  void expect(size_t callers) { guarded_.expect(callers); }
+  void forget(size_t callers) { guarded_.forget(callers); }
+
+  static constexpr size_t kMaxStrangers = 32;
 
  private:
   struct Unproved {

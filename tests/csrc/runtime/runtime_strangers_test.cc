@@ -15,8 +15,7 @@ namespace {
 
 const std::vector<Rank> kNodes = {0, 0, 2, 2};
 
-// Relays the connection of rank 2 to rank 0. Once told to, flips a bit of what one of them sends: at the end of a frame,
-// because a length that was altered is noticed only when that many bytes have come.
+// Relays the connection of rank 2 to rank 0. Once told to, flips a bit of what one of them sends.
 class Middle {
  public:
   explicit Middle(bool of_leaf) : of_leaf_(of_leaf) {}

@@ -2,6 +2,7 @@
 // The channel between hosts, and everybody else who knocks at its door.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -132,14 +133,56 @@ TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
   std::thread leaf([&] { tcp_connect(7, 0, listener.address(), key, patience()); });
   CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1});
   leaf.join();
-  CHECK(now_ns() - began < 4'000'000'000);  // they cost the peer no time limit of theirs
-  CHECK(alive() <= TcpListener::kMaxStrangers);
+  CHECK(now_ns() - began < 4'000'000'000);           // they cost the peer no time limit of theirs
+  CHECK(alive() <= TcpListener::kMaxStrangers + 1);  // and a place for the peer
   come(kCrowd / 4);
   CHECK(!listener.take(0, 7, 1, key));
   CHECK(alive() <= TcpListener::kMaxStrangers);
   CHECK_THROWS(listener.accept(0, {8}, key, Deadline::in(std::chrono::seconds(6))),
                ErrorCode::kPeer);
   CHECK_EQ(alive(), size_t{0});
+}
+
+// More honest callers than strangers are allowed, all of them unproved at once: none is dropped.
+TEST(honest_callers_take_no_place_of_one_another) {
+  constexpr Rank kCallers = 150;
+  TcpListener listener;
+  const Key128 key = random_key();
+  std::vector<TcpCaller> callers;
+  std::vector<Rank> ranks;
+  for (Rank rank = 1; rank <= kCallers; ++rank) {
+    ranks.push_back(rank);
+    callers.emplace_back(rank, 0, kControlLine, listener.address(), key);
+    callers.back().step();  // sends its hello: loopback connects at once
+  }
+  size_t accepted = 0;
+  std::thread root([&] { accepted = listener.accept(0, ranks, key, patience()).size(); });
+  for (TcpCaller& caller : callers) {
+    while (!caller.step()) caller.wait(patience());
+    CHECK(caller.trouble().ends_with("; "));  // nothing was tried in vain
+  }
+  root.join();
+  CHECK_EQ(accepted, ranks.size());
+}
+
+// Silent callers take every descriptor that the process has left: the peer comes in nevertheless.
+TEST(strangers_may_take_every_descriptor) {
+  TcpListener listener;
+  const Key128 key = random_key();
+  run_in_fork([&] {
+    std::vector<Fd> crowd;
+    for (size_t i = 0; i < TcpListener::kMaxStrangers; ++i) {
+      crowd.push_back(probe(listener.address()));
+    }
+    TcpCaller caller(7, 0, kControlLine, listener.address(), key);
+    caller.step();
+    const auto most = static_cast<rlim_t>(Fd(dup(0)).get() + 3);  // three are left
+    const rlimit few{most, most};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    std::thread root([&] { CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1}); });
+    while (!caller.step()) caller.wait(Deadline::in(std::chrono::milliseconds(50)));
+    root.join();
+  });
 }
 
 TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {
@@ -177,7 +220,7 @@ TEST(garbage_on_a_link_ends_that_link_only) {
   peers.push_back({1, Fd(ends[0])});
   peers.push_back({2, Fd(good[0])});
   End end(std::move(peers));
-  const std::string huge = "\xff\xff\xff\xff, they said, and said again";
+  const std::string huge = "\xff\xff\xff\xff, they said, and said again and again";
   CHECK(::send(mad.get(), huge.data(), huge.size(), MSG_NOSIGNAL) > 0);
   CHECK(end.end(1).starts_with("is lost"));
   const ByteString hello = FrameWriter(TcpSession().receives).frame(bytes_of("ok"));
