@@ -99,6 +99,34 @@ def test_a_disk_that_fails_for_good(elastic_ranks: Start, tmp_path: Path) -> Non
     assert story(result.out)[-1].endswith(f"{folder}: No such file or directory")
 
 
+# ---- the commit that is there at the start
+
+PRINTS = """
+import farandole as fd
+from pathlib import Path
+fd.init()
+print("here", flush=True)
+while not Path("go").exists():
+    fd.barrier()
+"""
+HUGE = 1 << 30
+
+
+def test_the_supervisor_reads_the_header_of_a_commit(elastic_ranks: Start, tmp_path: Path) -> None:
+    """Not its tensors, which may be larger than its memory, on a disk that is slow."""
+    elastic_ranks(training(), 1, "--checkpoint-dir", str(tmp_path / "job")).finish().check()
+    os.truncate(tmp_path / "job" / "call-1" / "commit.safetensors", HUGE)  # a hole behind the end
+    job = elastic_ranks(PRINTS, 1, "--checkpoint-dir", str(tmp_path / "job"))
+    job.process.wait_for_output("here")
+    status = Path(f"/proc/{job.process.pid}/status").read_text()
+    (tmp_path / "go").touch()
+    out = job.finish().check().out
+    assert re.search(r"world 2: 1 rank from commit \d+ on the disk", out), out
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert peak
+    assert int(peak[1]) << 10 < HUGE // 2, "it has read all"
+
+
 # ---- who reads the words
 
 
