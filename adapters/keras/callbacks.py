@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -13,18 +14,52 @@ import keras
 import numpy as np
 
 import farandole
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective_then, heard_by_all
 from farandole.calls.requests import Op
 from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
+from farandole.errors import MismatchError, ranks_text
+from farandole.keras.optimizer import training_alone
 from farandole.members import ProcessSet, global_process_set
 
 _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
+    """Warns after the first batch of fit() if no DistributedOptimizer was asked to reduce it."""
+
+    _set: ProcessSet
+    _watched = False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        if batch:
+            self._watch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._watch()
+
+    def _watch(self) -> None:
+        own_step = type(self.model).train_step is not keras.Model.train_step  # may reduce itself
+        if self._watched or own_step or not self._set.included() or self._set.size() == 1:
+            return
+        self._watched = True
+        alone = training_alone(self.model.optimizer)
+        if alone:
+            warnings.warn(
+                f"fit() trains on this rank's gradients alone: {', '.join(alone)} did not reduce "
+                "them. Pass hvd.DistributedOptimizer(optimizer) to model.compile(); if you made it "
+                "after an earlier fit(), compile the model again",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+class BroadcastGlobalVariablesCallback(_Watching):
     """Before training: the weights and the optimizer's state of `root_rank` on every rank.
 
-    States of random generators stay each rank's own.
+    States of random generators stay each rank's own. After the first batch it warns if no
+    DistributedOptimizer has reduced the gradients.
 
     Examples:
         >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
@@ -109,7 +144,7 @@ _REMEDIES = Remedies(
 )
 
 
-class VerifyModelCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class VerifyModelCallback(_Watching):
     """Compares the ranks' weights, and the numbers in their optimizers' configurations.
 
     It does so before the first batch that fit() trains, and then before one in `verify_every`.
@@ -131,11 +166,13 @@ class VerifyModelCallback(keras.callbacks.Callback):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
+        self._set = process_set
         interval = Interval.of(verify_every, verify)
         self._comparison = Comparison("model", self._describe, process_set, interval, _REMEDIES)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """A hook of Keras."""
+        super().on_train_batch_begin(batch, logs)
         self._comparison.before_step()
 
     def _describe(self) -> Model:
@@ -171,7 +208,8 @@ def _numbers(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """At the end of each epoch: metrics become their average over the ranks.
 
-    Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints.
+    Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints. Metrics may
+    be vectors. Raises MismatchError on all ranks if one has other metrics, or other shapes.
 
     Examples:
         >>> callback = hvd.callbacks.MetricAverageCallback()
@@ -184,12 +222,34 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """A hook of Keras."""
-        if not logs:
-            return
-        names = sorted(logs)
-        own = np.array([float(logs[name]) for name in names])
-        means = farandole.allreduce(own, name=_METRICS, process_set=self._set)
-        logs.update(zip(names, means.tolist(), strict=True))
+        with heard_by_all(self._set, _METRICS):
+            own = {name: _array(value) for name, value in (logs or {}).items()}
+        sent = farandole.rank(), own
+        every = farandole.allgather_object(sent, name=_METRICS, process_set=self._set)
+        told = dict(filter(None, every))  # not of ranks that have joined
+        for name in dict.fromkeys(name for metrics in told.values() for name in metrics):
+            _check_metric(name, {rank: metrics.get(name) for rank, metrics in told.items()})
+            mean = np.mean([metrics[name] for metrics in told.values()], axis=0)
+            logs[name] = mean if mean.ndim else float(mean)
+
+
+def _array(metric: Any) -> np.ndarray[Any, Any]:
+    value = keras.ops.convert_to_numpy(metric) if keras.ops.is_tensor(metric) else metric
+    return np.asarray(value, np.float64)
+
+
+def _check_metric(name: str, values: dict[int, Any]) -> None:
+    """Raises MismatchError unless all ranks, the keys, have a value, of the same shape."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        text = "missing" if value is None else f"of shape {value.shape}"
+        groups.setdefault(text, []).append(rank)
+    if len(groups) > 1:
+        found = ", ".join(f"{text} on {ranks_text(ranks)}" for text, ranks in groups.items())
+        raise MismatchError(
+            f"{_METRICS}: the metric {name} is {found}: pass the same metrics to model.compile() "
+            "on all ranks, and validation_data to fit() on all or on none"
+        )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -5,14 +5,23 @@ backend Keras uses. Users make it; it works inside the functions that Keras comp
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum, auto
+from functools import cache
+from types import FrameType
+from typing import Any, NamedTuple
 
 import keras
+from keras.src import api_export
 
 from farandole.calls.arguments import check, check_compression, factors_of, shown
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average
+from farandole.start.agency import may_grow
+from farandole.topology import is_initialized, size
 
 
 def calls() -> Any:
@@ -23,36 +32,27 @@ def calls() -> Any:
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
-class ReducingOptimizer:
-    """What a DistributedOptimizer adds to its class."""
+class Reduction(NamedTuple):
+    """How a DistributedOptimizer reduces gradients."""
 
-    _farandole: dict[str, Any]
+    op: int
+    factors: tuple[float, float]
+    compression: Any
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    wraps: bool  # other optimizers, which accumulate gradients if any does
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
-
-        Collective. If gradients are accumulated, only the last of the passes is.
-        """
-        own: Any = super()
-        later = getattr(self, "gradient_accumulation_steps", None)
-        return own.apply(grads if later else self._reduced(grads), trainable_variables)
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """A hook of Keras, called with what an update uses: here with accumulated gradients."""
-        own: Any = super()
-        later = getattr(self, "gradient_accumulation_steps", None)
-        return own._clip_gradients(self._reduced(grads) if later else grads)
-
-    def _reduced(self, grads: Sequence[Any]) -> list[Any]:
+    def of(self, grads: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks; those that are None must be so on all ranks."""
-        hvd, options = calls(), self._farandole
-        compression = options["compression"] or hvd.Compression.none
+        hvd = calls()
+        compression = self.compression or hvd.Compression.none
+        common = {"op": self.op, "process_set": self.process_set}
         if keras.backend.backend() == "tensorflow":
             from farandole.tensorflow.gradients import reduce_gradients
 
-            return reduce_gradients(grads, **options | {"compression": compression})
-        before, after = options["factors"]
-        common = {"op": options["op"], "process_set": options["process_set"]}
+            common |= {"factors": self.factors, "compression": compression}
+            return reduce_gradients(grads, sparse_as_dense=self.sparse_as_dense, **common)
+        before, after = self.factors
         results = list(grads)
         places = [i for i, g in enumerate(results) if g is not None]
         sent = [compression.compress(results[i]) for i in places]
@@ -62,6 +62,190 @@ class ReducingOptimizer:
         for i, x, (_, context) in zip(places, reduced, sent, strict=True):
             results[i] = compression.decompress(x, context)
         return results
+
+
+class Step(Enum):
+    """Gradients in the step that is under way."""
+
+    REDUCED = auto()  # reduced where the step started
+    ACCUMULATED = auto()  # to be reduced in the last of several passes
+
+
+_now: ContextVar[Step | None] = ContextVar("farandole.keras.step", default=None)
+
+
+class ReducingOptimizer:
+    """What a DistributedOptimizer adds to its class.
+
+    The method that starts a step reduces the gradients. The methods that it calls do not, neither
+    here nor in an optimizer inside. Without a Reduction this is a copy: steps raise RuntimeError.
+    """
+
+    _farandole: Reduction | None = None
+    _farandole_asked = False  # True once a step has started, or was traced
+
+    def build(self, variables: Any) -> None:
+        """A hook of Keras, called before the first step."""
+        self._check_scaled_inside()
+        own: Any = super()
+        own.build(variables)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
+
+        Collective. If gradients are accumulated, only the last of the passes is.
+        """
+        own: Any = super()
+        with self._step(grads) as reduced:
+            return own.apply(reduced, trainable_variables)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+    ) -> Any:
+        """Does the same on JAX, where a LossScaleOptimizer does not call apply()."""
+        own: Any = super()
+        with self._step(grads) as reduced:
+            return own.stateless_apply(optimizer_variables, reduced, trainable_variables)
+
+    @contextmanager
+    def _step(self, grads: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Starts a step, unless one is under way. Gives the gradients to go on with."""
+        if _now.get() is not None:
+            yield grads
+            return
+        reduction = self._reduction()
+        if not self._farandole_asked:
+            self._check_scaled_inside()
+            object.__setattr__(self, "_farandole_asked", True)
+        later = reduction is not None and not reduction.wraps
+        later = later and bool(getattr(self, "gradient_accumulation_steps", None))
+        before = _now.set(Step.ACCUMULATED if later else Step.REDUCED)
+        try:
+            yield grads if later or reduction is None else reduction.of(grads)
+        finally:
+            _now.reset(before)
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        """A hook of Keras, called with what an update uses: here with accumulated gradients."""
+        own: Any = super()
+        reduction = self._farandole if _now.get() is Step.ACCUMULATED else None
+        return own._clip_gradients(reduction.of(grads) if reduction else grads)
+
+    def _backend_update_step(self, *args: Any) -> Any:
+        """A hook of Keras."""
+        self._check_step()
+        own: Any = super()
+        return own._backend_update_step(*args)
+
+    def update_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A hook of Keras, part of a step. Raises RuntimeError outside of one."""
+        self._check_step()
+        own: Any = super()
+        return own.update_step(*args, **kwargs)
+
+    def _check_step(self) -> None:
+        if _now.get() is None and self._reduction() and _has_others():
+            raise RuntimeError(
+                f"a step of this {type(self).__name__}, a DistributedOptimizer, did not start with "
+                "apply() and would use this rank's gradients alone: call apply(), or pass the "
+                "optimizer around it to DistributedOptimizer()"
+            )
+
+    def _reduction(self) -> Reduction | None:
+        """None: a copy in a process without other ranks, where it is the plain optimizer."""
+        if self._farandole is None and _has_others():
+            raise RuntimeError(
+                f"this {type(self).__name__} is a copy of a DistributedOptimizer, or one loaded "
+                "from a file, and would train on this rank's gradients alone: on all ranks call "
+                "hvd.DistributedOptimizer(model.optimizer) before fit(), or hvd.load_model()"
+            )
+        return self._farandole
+
+    def _check_scaled_inside(self) -> None:
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers: it would decide by
+        this rank's gradients whether to skip a step."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _now.get() is None:
+            caller = type(frame.f_locals.get("self"))
+            if issubclass(caller, _SCALER) and not issubclass(caller, ReducingOptimizer):
+                raise ValueError(
+                    "a LossScaleOptimizer around a DistributedOptimizer would let each rank decide "
+                    "alone whether it skips a step: pass "
+                    "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+                )
+            frame = frame.f_back
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are not yet distributed ones."""
+        own: Any = super()
+        _, (saved,) = own.__reduce__()
+        return _unpickled, (_plain(type(self)), saved)
+
+
+_SCALER = keras.optimizers.LossScaleOptimizer
+
+
+def _has_others() -> bool:
+    """True if there are other ranks, or if some may join, as a traced function runs again then."""
+    return is_initialized() and (size() > 1 or may_grow())
+
+
+def _unpickled(plain: type[Any], saved: Any) -> Any:
+    with keras.saving.custom_object_scope({plain.__name__: reducing(plain)}):
+        return keras.Optimizer._unpickle_model(saved)
+
+
+def _plain(kind: type[Any]) -> type[Any]:
+    """The class that a DistributedOptimizer had before."""
+    return kind.__bases__[1] if ReducingOptimizer in kind.__bases__ else kind
+
+
+@cache
+def reducing(plain: type[Any]) -> type[Any]:
+    """The class of distributed optimizers whose class was `plain`, and of their copies.
+
+    Keras writes its module and name to files. Without farandole Keras finds the plain class there.
+    With farandole it finds this one, registered here, so that a loaded one does not train alone.
+    """
+    builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
+    if plain.__name__ != builtin.__name__ or not plain.__module__.startswith("keras."):
+        builtin = plain  # a user's class
+    made = type(plain.__name__, (ReducingOptimizer, plain), {"__module__": builtin.__module__})
+    if plain is not builtin or api_export.get_name_from_symbol(plain):
+        path = f"{builtin.__module__}.{builtin.__name__}"
+        api_export.register_internal_serializable(path, made)
+    return made
+
+
+def _register_all() -> None:
+    """Registers Keras's classes, for files that another process has written."""
+    for kind in vars(keras.optimizers).values():
+        if isinstance(kind, type) and issubclass(kind, keras.Optimizer):
+            reducing(type(kind.__new__(kind)))  # on torch each has a class of its own
+
+
+_register_all()
+
+
+def inside(optimizer: Any) -> list[Any]:
+    """The optimizers that an optimizer has in its attributes."""
+    values: list[Any] = []
+    for x in vars(optimizer).values():
+        if isinstance(x, Mapping):  # a keras.optimizers.OptimizerMap, for example
+            values += [*x.values(), getattr(x, "default_optimizer", None)]
+        else:
+            values += x if isinstance(x, (list, tuple)) else [x]
+    found = {id(x): x for x in values if isinstance(x, keras.Optimizer) and x is not optimizer}
+    return list(found.values())
+
+
+def training_alone(optimizer: Any) -> list[str]:
+    """Names of classes of the optimizers, in this one too, whose gradients nobody has reduced."""
+    if isinstance(optimizer, ReducingOptimizer) and optimizer._farandole_asked:
+        return []
+    parts = [x for x in inside(optimizer) if x.built]
+    names = [name for x in parts for name in training_alone(x)]
+    return names if parts else [type(optimizer).__name__]
 
 
 def DistributedOptimizer(
@@ -116,11 +300,18 @@ def DistributedOptimizer(
         check_compression(compression)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"optimizer is {shown(optimizer)}: pass a keras.optimizers.Optimizer")
-    if isinstance(optimizer, ReducingOptimizer):
+    if any(getattr(x, "_farandole", None) for x in [optimizer, *inside(optimizer)]):
         raise ValueError("optimizer is distributed already: wrap it once")
     _check_scaling(optimizer)
     calls()
+    wraps = isinstance(optimizer, (_SCALER, keras.optimizers.MultiOptimizer))
+    wraps = wraps or bool(inside(optimizer))
     if backward_passes_per_step > 1:
+        if wraps:
+            raise ValueError(
+                "backward_passes_per_step does not reach the optimizer inside "
+                f"{type(optimizer).__name__}: pass gradient_accumulation_steps to that one"
+            )
         if optimizer.built or optimizer.gradient_accumulation_steps:
             raise ValueError(
                 "backward_passes_per_step needs a new optimizer that does not set "
@@ -128,26 +319,15 @@ def DistributedOptimizer(
             )
         optimizer.gradient_accumulation_steps = backward_passes_per_step
         after *= 1.0 if average_aggregated_gradients else backward_passes_per_step
-    kind = type(optimizer)
-    made = type(kind.__name__, (ReducingOptimizer, kind), {"__module__": kind.__module__})
-    object.__setattr__(optimizer, "__class__", made)
-    object.__setattr__(
-        optimizer,
-        "_farandole",
-        {
-            "op": op,
-            "factors": (before, after),
-            "compression": compression,
-            "sparse_as_dense": sparse_as_dense,
-            "process_set": process_set,
-        },
-    )
+    reduction = Reduction(op, (before, after), compression, sparse_as_dense, process_set, wraps)
+    object.__setattr__(optimizer, "__class__", reducing(_plain(type(optimizer))))
+    object.__setattr__(optimizer, "_farandole", reduction)
     return optimizer
 
 
 def _check_scaling(optimizer: Any) -> None:
     """Refuses what would let each rank decide alone whether it skips a step."""
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    scaled = isinstance(optimizer, _SCALER)
     if not scaled and keras.config.dtype_policy().compute_dtype == "float16":
         raise ValueError(
             "the dtype policy computes in float16, so Keras would scale the loss outside of this "
@@ -176,6 +356,6 @@ def load_model(
     """
     named = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.saving.load_model(filepath, custom_objects=named)
-    if model.optimizer is not None:
+    if getattr(model, "optimizer", None) is not None:  # it was compiled
         DistributedOptimizer(model.optimizer, **options)
     return model
