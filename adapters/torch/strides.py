@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a tensor's elements in memory, which torch's fused kernels walk. For all of
-farandole.torch that hands tensors to torch, or writes to the user's."""
+"""Torch's contracts about gradients, state and memory: strides, by which its fused kernels walk,
+dtypes, and what can be written. For all of farandole.torch that hands tensors to torch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def of_gradient(parameter: Tensor) -> tuple[int, ...]:
     if _is_dense(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
+
+
+def dtype_of_gradient(parameter: Tensor) -> torch.dtype | None:
+    """The dtype of the gradient; None: the user allows any. Before torch 2.10, the parameter's."""
+    return getattr(parameter, "grad_dtype", parameter.dtype)
+
+
+def like_gradient(parameter: Tensor) -> Tensor:
+    """A tensor of the gradient's shape, dtype and device, without memory for its elements."""
+    dtype = dtype_of_gradient(parameter) or parameter.dtype
+    return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
 
 def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:

@@ -20,6 +20,7 @@ from farandole.arrays import arena
 from farandole.arrays.buffers import NOWHERE
 from farandole.arrays.window import Window
 from farandole.torch import cuda, kind
+from farandole.torch.strides import dtype_of_gradient
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
@@ -67,7 +68,8 @@ class BucketView:
 
 
 def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
-    """Allocates memory for the gradients of dense, contiguous parameters, dtype by dtype.
+    """Allocates memory for the gradients of dense, contiguous parameters, dtype by dtype; not for
+    those whose gradients have another dtype.
 
     In reverse order, as a backward pass makes them, so that neighbours are reduced
     together. Raises LibraryError where memory is short.
@@ -76,7 +78,8 @@ def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
     for gradient in gradients:
         gradient.use_view(None)
         p = gradient.parameter
-        if p.device.type in ("cpu", "cuda") and p.is_contiguous() and p.numel() > 0:
+        usual = p.is_contiguous() and dtype_of_gradient(p) is p.dtype
+        if p.device.type in ("cpu", "cuda") and usual and p.numel() > 0:
             device, _ = kind.device_and_stream(p.device)
             buckets[device, p.dtype].insert(0, gradient)
     for (device, _), members in buckets.items():

@@ -16,6 +16,7 @@ from farandole.ops import Average, Sum
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.kind import prepare
+from farandole.torch.strides import like_gradient
 
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
 
@@ -113,10 +114,13 @@ class Encoding:
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for the result, if this rank sends nothing."""
+        like = like_gradient(parameter)
         if self._compressor is Compression.none:
-            encoded = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            contiguous = parameter.is_contiguous()  # by strides of its own where a size is 1
+            order = torch.preserve_format if contiguous else torch.contiguous_format
+            encoded = torch.empty_like(parameter, dtype=like.dtype, memory_format=order)
         else:
-            encoded, self._context = self._compressor.compress(torch.zeros_like(parameter))
+            encoded, self._context = self._compressor.compress(torch.zeros_like(like))
             encoded = encoded.contiguous()
         self._prepare(encoded)
         return encoded

@@ -17,6 +17,7 @@ from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.round import have_own_memory
 from farandole.torch.kind import address_of
+from farandole.torch.strides import dtype_of_gradient, laid_out, of_gradient, overlaps
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.reducer import Reducer
@@ -121,7 +122,7 @@ class Gradient:
     def _encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
         if grad.layout is torch.strided:
-            if 0 in grad.stride() and grad.numel() > 1:  # expanded: has no memory for the result
+            if overlaps(grad):  # it has no memory for the result
                 grad = grad.contiguous()
             elif grad._base is None and not have_own_memory([grad.untyped_storage()]):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
@@ -129,7 +130,10 @@ class Gradient:
             if self.view is None:
                 self.reducer.now.claim(address, self)
             self.grad = grad
-        return self.encoding.encode(grad)
+        encoded = self.encoding.encode(grad)
+        if not self.parameter.is_contiguous():
+            self.encoding.weight = 0  # what is sent in a batch becomes `.grad` as it is
+        return encoded
 
     def _send_data(self, encoded: Tensor) -> None:
         view, sent, grad = self.view, encoded, self.grad
@@ -170,8 +174,8 @@ class Gradient:
             later = self.parameter.grad
             self.parameter.grad = grad if later is None or grad is None else later + grad
         if result is not None and final:
-            result, complaint = fitted(self._at_home(result), self.parameter, self.name)
-            self.parameter.grad = result
+            result, complaint = fitted(result, self.parameter, self.name)
+            self.parameter.grad = None if result is None else self._at_home(result)
         self.base = None if final else result
         self.forget()
         return complaint
@@ -189,16 +193,24 @@ class Gradient:
         return result.clone() if keeps and self.reducer.now.again else result  # it is used again
 
     def _at_home(self, result: Tensor) -> Tensor:
-        """`result` in the memory where this parameter's gradient has to be."""
-        home, view = self.grad, self.view
-        if view is not None and view.fits(result):
-            home = view.ready(result)
-        if home is None or home is result or home.layout is not result.layout:
+        """`result` in the memory where this parameter's gradient has to be, if any, or else with
+        the strides that autograd gives it."""
+        home, view, parameter = self.grad, self.view, self.parameter
+        if result.layout is not torch.strided:
             return result
-        keeps = home._base is not None or home is not self.grad
-        if result.layout is torch.strided and (keeps or home.stride() != result.stride()):
-            return home.copy_(result) if home.shape == result.shape else result
-        return result
+        kept = home is not None and home._base is not None
+        if view is not None and view.fits(result) and parameter.is_contiguous():
+            home, kept = view.ready(result), True
+        strides = of_gradient(parameter)
+        in_order = result.stride() == strides or (
+            result.is_contiguous() and parameter.is_contiguous()
+        )
+        if result is home if kept else in_order:
+            return result
+        if home is None or (home.dtype, home.shape) != (result.dtype, result.shape):
+            return laid_out(result, strides)
+        right = kept or home.stride() == strides
+        return home.copy_(result) if right else laid_out(result, strides)
 
     def forget(self) -> None:
         """Leaves the round."""
@@ -219,9 +231,7 @@ def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, s
     `model.half()` may have been called after a pass that only accumulated.
     """
     if grad.shape == parameter.shape:
-        if (grad.dtype, grad.device) == (parameter.dtype, parameter.device):
-            return grad, None
-        return grad.to(parameter.device, parameter.dtype), None
+        return grad.to(parameter.device, dtype_of_gradient(parameter) or grad.dtype), None
     return None, (
         f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
         f"{[*parameter.shape]}: change a parameter's shape between step() and backward()"

@@ -31,6 +31,7 @@ from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState
 from farandole.torch.models import REMEDIES, model_of
+from farandole.torch.strides import like_gradient
 
 _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
@@ -392,7 +393,7 @@ class Reducer:
         complaint = self._deliver(final, sent)
         if heard.sparse:  # one gradient; the next round tells of the others
             g = self.gradients[heard.sparse >> 8]
-            g.encoding = g.encoding.rows(g.parameter, heard.sparse & 0xFF)
+            g.encoding = g.encoding.rows(like_gradient(g.parameter), heard.sparse & 0xFF)
         passes, following = self.passes, Round(self, now.at_step, again=not final)
         handles = consensus.handles
         # No calls from here on, so no signal is heard until the round has ended.

@@ -15,6 +15,7 @@ from farandole.calls.requests import Call, Op
 from farandole.torch.compression import Compression
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.kind import prepare, receive
+from farandole.torch.strides import like_gradient
 
 _INDEX = torch.int64.itemsize
 
@@ -78,7 +79,7 @@ class Rows(Encoding):
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor of no rows, since this rank sends nothing."""
-        self._rows = no_rows(parameter, self._dims)
+        self._rows = no_rows(like_gradient(parameter), self._dims)
         return self._rows
 
     def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
