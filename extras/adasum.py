@@ -4,9 +4,11 @@ thread that steps."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from farandole.calls.requests import Scope
@@ -26,12 +28,13 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
     _before_step: Callable[[], None]  # compares the ranks' models
     found_inf: Tensor | None
     grad_scale: Tensor | None
+    _scaler: Any = None  # the GradScaler that calls step()
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step on this rank's gradients, then the Adasum of all ranks' steps.
 
         Parameters that were equal on all ranks stay equal; the optimizer's state is local to each
-        rank. With a GradScaler all ranks skip the same steps; its scale is local too. Raises
+        rank. With a GradScaler all ranks skip the same steps, and their scales stay equal. Raises
         NotImplementedError with `timeout`, since a step can't be interrupted halfway, and with
         verify='raise' MismatchError if the ranks' parameters or settings differ.
         """
@@ -88,7 +91,12 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         if found is None:
             return False
         self.found_inf = self.grad_scale = None  # so that a fused inner step does not unscale again
-        if largest_flag(found, f"{self._scope.name}.overflow", self._process_set):
+        found = torch.as_tensor(found)  # 0, a number, of a rank without gradients
+        largest = largest_flag(found, f"{self._scope.name}.overflow", self._process_set)
+        if self._scaler is not None:  # its update() changes the scale by this
+            flags = {found.device: torch.tensor(largest, device=found.device)}
+            self._scaler._per_optimizer_states[id(self)]["found_inf_per_device"] = flags
+        if largest:
             return True
         if scale is not None:
             for group in self.param_groups:
@@ -108,4 +116,21 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         )
 
 
+_GradScaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+_scaled_step = _GradScaler.step
+
+
+@functools.wraps(_scaled_step)
+def _step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """GradScaler.step(), which shows an optimizer its own flag, and not the scaler that has it."""
+    if not isinstance(optimizer, AdasumOptimizer):
+        return _scaled_step(self, optimizer, *args, **kwargs)
+    optimizer._scaler = self
+    try:
+        return _scaled_step(self, optimizer, *args, **kwargs)
+    finally:
+        optimizer._scaler = None
+
+
+_GradScaler.step = _step
 combining[Adasum] = AdasumOptimizer

@@ -126,7 +126,7 @@ def test_compression_and_closures() -> None:
 def test_an_overflow_on_one_rank_skips_the_step_on_all(fused: bool, unscale: bool) -> None:
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("this torch has no GradScaler for CPUs")
-    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     p = nn.Parameter(torch.zeros(3))
     plain = torch.optim.SGD([p], lr=1.0, fused=fused)
     optimizer: Any = hvd.DistributedOptimizer(plain, op=hvd.Adasum)
@@ -143,6 +143,23 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(fused: bool, unscale: boo
         scaler.update()
         steps += not overflow
         assert p.tolist() == [-float(steps)] * 3
+        assert scaler.get_scale() == [8.0, 4.0, 4.0, 8.0][k]  # on all ranks
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_a_grad_scaler_where_one_rank_has_no_gradient(overflow: bool) -> None:
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this torch has no GradScaler for CPUs")
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
+    loss = scaler.scale((p * (float("inf") if overflow else 1.0)).sum())
+    if hvd.rank() == 0:
+        loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert p.tolist() == [0.0 if overflow else -1.0] * 2
+    assert scaler.get_scale() == (4.0 if overflow else 8.0)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
