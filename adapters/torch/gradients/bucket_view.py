@@ -69,7 +69,7 @@ class BucketView:
 
 def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
     """Allocates memory for the gradients of dense, contiguous parameters, dtype by dtype; not for
-    those whose gradients have another dtype.
+    those whose gradients have a different dtype.
 
     In reverse order, as a backward pass makes them, so that neighbours are reduced
     together. Raises LibraryError where memory is short.
