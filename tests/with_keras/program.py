@@ -413,6 +413,37 @@ def test_nonsense():
         refused(hvd.MismatchError, "keras.state", lambda: hvd.broadcast_state(model))
 
 
+def test_objects_of_a_state(folder):
+    """Models, wherever a state holds them, stay the same ones: the values of their variables are
+    saved, restored, sent and written."""
+    model, average = network(hvd.rank(), []), network(5 + hvd.rank(), [])
+    state = hvd.elastic.KerasState(model, held=[average], epoch=hvd.rank())
+    state.sync()
+    check_equal_everywhere(average)
+    before = [value.copy() for value in weights(average)]
+
+    def change():
+        for variable in average.weights:
+            variable.assign(variable + 1 + hvd.rank())
+        state.epoch += 1
+
+    def check_restored():
+        assert (state.held[0] is average, state.epoch) == (True, 0)
+        for now, then in zip(weights(average), before, strict=True):
+            np.testing.assert_array_equal(now, then)
+
+    change()
+    state.restore()
+    check_restored()
+    place = folder / f"objects-{hvd.size()}" / "call-1"
+    state.write(place)
+    change()
+    state.save()
+    assert state.read(place)
+    state.sync()
+    check_restored()
+
+
 class DiesInEpochOne(keras.callbacks.Callback):
     """Once, on rank 1, while the others reduce gradients."""
 
@@ -492,6 +523,7 @@ def main():
         hvd.init(comm)
         test_one_step_is_that_of_one_process(images, labels)
         model = test_fit(images, labels, folder)
+        test_objects_of_a_state(folder)
         if hvd.size() in (1, 2):
             test_load_model(model, images, labels, folder)
             test_nonsense()
