@@ -9,7 +9,7 @@ from farandole import ops
 from farandole._library import lib, text
 from farandole.arrays.arena import empty
 from farandole.calls.handles import Handle
-from farandole.config import Variable, config
+from farandole.config import config
 from farandole.errors import (
     CheckpointError,
     FarandoleError,
@@ -75,7 +75,6 @@ __all__ = [  # noqa: F811
     "ShutdownError",
     "StallError",
     "Straggler",
-    "Variable",
     "__version__",
     "add_process_set",
     "allgather_object",
