@@ -25,7 +25,11 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
         "uneven",
         "blocks, stripes, halving, sets and own states come out differently for each",
     ),
-    ((2, 3, 4), "horovod_defects torch_sparse", "so were the defects that they remember"),
+    (
+        (2, 3, 4),
+        "horovod_defects torch_join torch_sparse",
+        "so were the defects that they remember",
+    ),
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
     (
         (2, 4),
