@@ -27,7 +27,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (2, 3, 4),
-        "horovod_defects torch_join torch_sparse",
+        "horovod_defects join_rows torch_join torch_sparse",
         "so were the defects that they remember",
     ),
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
@@ -59,7 +59,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
         "torch_ordinary",
         "alone, nothing is reduced",
     ),
-    ((2, 3), "reduce", "a pair, and ranks that differ in more"),
+    ((2, 3), "reduce torch_names torch_writable", "a pair, and ranks that differ in more"),
     ((4,), "torch_functions", "some of its sets have two members, some three"),
 )
 
