@@ -12,6 +12,7 @@ from torch import Tensor
 
 from farandole.calls.requests import count_unnamed
 from farandole.members import ProcessSet, set_id
+from farandole.ops import Average, Sum
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 # (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
@@ -27,17 +28,25 @@ def differentiable(
     tensors: Sequence[Tensor],
     run: Run,
     gradient: Gradient,
+    op: int = Sum,
 ) -> list[Tensor]:
     """Calls `run(tensors)`, with `gradient` as its backward pass.
 
-    If `gradient` itself is differentiable, second derivatives work.
+    If `gradient` itself is differentiable, second derivatives work. The backward pass raises
+    NotImplementedError if `op`, the call's reduction, is neither Average nor Sum.
     """
+
+    def checked(gradients: Sequence[Tensor], back: str) -> Sequence[Tensor]:
+        if op not in (Average, Sum):
+            raise NotImplementedError(f"{operation} has a gradient for Average and Sum only")
+        return gradient(gradients, back)
+
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
     # Tensors of torch.func can't be sent. `run` raises that on all ranks, apply() only here.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)
-        return list(apply(run, lambda gs: gradient(gs, back), *tensors))
+        return list(apply(run, lambda gs: checked(gs, back), *tensors))
     return list(run(tensors))
 
 

@@ -227,13 +227,11 @@ def grouped_reduce(
         )
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        if chosen not in (Average, Sum):
-            raise NotImplementedError("reduce has a gradient for Average and Sum only")
         scale = prescale_factor * postscale_factor / divisor_of(chosen, set_id(process_set))
         return [g * scale for g in _broadcast(gs, root_rank, back, process_set, back_op=Sum)]
 
     members = list(tensors)
-    return lambda: differentiable("reduce", name, process_set, members, run, gradient)
+    return lambda: differentiable("reduce", name, process_set, members, run, gradient, chosen)
 
 
 reduce = one_of(grouped_reduce)

@@ -145,8 +145,6 @@ def _allreduce(
         return grouped_allreduce_async(xs, None, name, op, *factors, process_set).wait()
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        if op not in (Average, Sum):
-            raise NotImplementedError("allreduce has a gradient for Average and Sum only")
         return _allreduce(gs, back, op, factors, process_set)
 
-    return differentiable("allreduce", name, process_set, tensors, run, gradient)
+    return differentiable("allreduce", name, process_set, tensors, run, gradient, op)

@@ -101,7 +101,7 @@ def _reducescatter(
         triples = zip(*gathered(gs, back, process_set), tensors, strict=True)
         return [placed(rows, came, kept(len(x), members), x) * scale for rows, came, x in triples]
 
-    return differentiable("reducescatter", name, process_set, tensors, run, gradient)
+    return differentiable("reducescatter", name, process_set, tensors, run, gradient, op)
 
 
 # ---- scatter
