@@ -291,7 +291,6 @@ def test_the_bare_command_shows_its_help(capsys):
     "command",
     [
         ["trace", "merge", "/nowhere"],
-        ["trace", "merge", "/nowhere"],
         ["run", "-np", "1", "--hostfile", "/nowhere", "true"],
     ],
 )
