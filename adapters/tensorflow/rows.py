@@ -12,8 +12,15 @@ import tensorflow as tf
 
 
 def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
-    """A table that is returned with a result, of a node or an eager one."""
-    table = np.asarray(rows, dtype)
+    """A table that is returned with a result, of a node or an eager one. Raises ValueError for
+    numbers that `dtype` cannot hold."""
+    table = np.asarray(rows)
+    if len(table) and table.max() > np.iinfo(dtype).max:
+        raise ValueError(
+            f"{table.max()} rows came from one member, and TensorFlow gets these numbers as "
+            f"{np.dtype(dtype)}: send at most {np.iinfo(dtype).max} rows to a rank in one call"
+        )
+    table = table.astype(dtype, copy=False)
     return table if isinstance(result, np.ndarray) else tf.constant(table)
 
 

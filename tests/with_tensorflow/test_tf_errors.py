@@ -4,10 +4,12 @@ and then life goes on."""
 
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.tensorflow.rows import table_like
 from harness.process import SLOWNESS
 
 pytestmark = pytest.mark.ranks(2, 4)
@@ -130,3 +132,11 @@ def test_errors_of_the_program_between_two_calls():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="my bug"):
         step(tf.ones(4))
+
+
+def test_counts_beyond_int32_are_refused():
+    """A wrapped number would be negative, and a gradient would go astray."""
+    result = np.zeros(0)
+    assert table_like(result, [2**31 - 1, hvd.rank()], np.int32).tolist() == [2**31 - 1, hvd.rank()]
+    with pytest.raises(ValueError, match="2147483656 rows came from one member"):
+        table_like(result, [hvd.rank(), 2**31 + 8], np.int32)
