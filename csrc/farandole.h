@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 14
+#define FARANDOLE_ABI_VERSION 15
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -18,6 +18,7 @@
 #define FARANDOLE_E_LIBRARY 8
 
 /* What farandole_wait may return besides the codes above. */
+#define FARANDOLE_KEY_BYTES 16
 #define FARANDOLE_PENDING 100 /* time is up, or a signal came: run handlers, then wait again */
 
 enum farandole_op {
@@ -132,6 +133,8 @@ typedef struct farandole_world {
    * NULL: all ranks are on one host, or TCP connects the hosts */
   const void* mpi_comm;
   int32_t number; /* of this world in the job's life: a restart makes the next one */
+  /* FARANDOLE_KEY_BYTES that each rank derives alike, from a secret and from all blobs; sockets between ranks prove it */
+  const char* key;
 } farandole_world;
 
 typedef struct farandole_topology {

@@ -71,3 +71,9 @@ def check_count(value: int) -> int:
     if value < 0:
         raise error(-value)
     return value
+
+
+def told(ask: Any) -> str:
+    """The text of a function of the core that writes what fits, and returns how long it is."""
+    room = ffi.new("char[]", 1 << 16)
+    return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole._library import check_count, ffi, lib
+from farandole._library import lib, told
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 
@@ -62,21 +62,15 @@ class LoadedMpi:
 
 def loaded_mpi() -> LoadedMpi | None:
     """That of this process, as the core finds it; None if there is none."""
-    lines = _told(lib.farandole_mpi).split("\n")
+    lines = told(lib.farandole_mpi).split("\n")
     return LoadedMpi(*lines) if len(lines) > 1 else None
 
 
 def addresses() -> list[tuple[str, str]]:
     """(interface, address) for each address that the core tells ranks of other hosts. Raises
     ValueError where FARANDOLE_INTERFACE leaves none."""
-    lines = _told(lib.farandole_addresses).splitlines()
+    lines = told(lib.farandole_addresses).splitlines()
     return [(name, address) for name, address in (line.split(" ") for line in lines)]
-
-
-def _told(ask: Any) -> str:
-    """The text of a function of the core that writes what fits, and returns how long it is."""
-    room = ffi.new("char[]", 1 << 16)
-    return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))
 
 
 def mpi_library() -> str:

@@ -182,11 +182,12 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
     blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
     newest = max(number for _, _, number in met)
     requests.enter(job.number or 1 + newest, fresh=newest == 0)
-    leader = _with_world(job, job.node, blobs, lib.farandole_probe)
+    key = ffi.new("char[]", job.key(requests.world(), blobs))
+    leader = _with_world(job, job.node, blobs, key, lib.farandole_probe)
     if leader < 0:
         failure = core_error(-leader)
     node = agreement.agree(failure, leader)
-    if code := _with_world(job, node, blobs, lib.farandole_start):
+    if code := _with_world(job, node, blobs, key, lib.farandole_start):
         failure = core_error(code)
     else:
         try:
@@ -200,9 +201,13 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
 
 
 def _with_world(
-    job: bootstrap.Bootstrap, node: list[int], blobs: list[bytes], call: Callable[[Any], int]
+    job: bootstrap.Bootstrap,
+    node: list[int],
+    blobs: list[bytes],
+    key: Any,
+    call: Callable[[Any], int],
 ) -> int:
-    """Returns call(...), given the ranks, which of them share hosts, and their peer info."""
+    """Returns call(...), given the ranks, which of them share hosts, their peer info and key."""
     keep = [ffi.new("char[]", blob) for blob in blobs]
     places = ffi.new("int32_t[]", node)
     table = ffi.new("char*[]", keep)
@@ -217,6 +222,7 @@ def _with_world(
             "blob_bytes": lengths,
             "mpi_comm": ffi.cast("void*", job.comm_address()),
             "number": requests.world(),
+            "key": key,
         },
     )
     return int(call(world))

@@ -8,19 +8,17 @@ of torch.multiprocessing, start farandole by it (StoreBootstrap).
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from functools import cache
-from itertools import count
-from pathlib import Path
-from uuid import uuid4
+from pathlib import PurePath
 from weakref import finalize
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -28,24 +26,39 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from farandole import runtime, topology
 from farandole.calls.requests import Call, Op, refuse
 from farandole.config import setting
-from farandole.errors import FarandoleError, LibraryError, PeerError, StallError, ranks_text
+from farandole.errors import (
+    FarandoleError,
+    LibraryError,
+    PeerError,
+    StallError,
+    printable,
+    ranks_text,
+)
 from farandole.objects import broadcast_object
-from farandole.start import launchers, unmet
-from farandole.start.bootstrap import REMEDY, Bootstrap, Farewell, Parting, SocketBootstrap
+from farandole.start import launchers, torchrun, unmet
+from farandole.start.bootstrap import (
+    REMEDY,
+    Bootstrap,
+    Farewell,
+    Left,
+    Parting,
+    SocketBootstrap,
+    shared_host,
+)
 from farandole.start.launchers import TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
-from farandole.start.secret import SECRET, Seal, job_secret, remedy
+from farandole.start.secret import SECRET, job_secret, mac, remedy
+from farandole.start.session import Refused
 
 __all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 
 Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many there are
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_LONGEST_PAUSE = 0.25  # seconds between two looks into a store
+_LONGEST_NOTE = 2000  # bytes
 _STORE = "torch.distributed store"  # the name of its address's broadcast
-_SOCKET, _NAME = "\0farandole-", 32  # of ranks of one host: the name's beginning, what follows
 _TRUSTED = (
-    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys pass torch.distributed's store, which "
-    "any process that reaches it can read"
+    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys follow from what any process can read "
+    "that reaches this network"
 )
 
 
@@ -86,176 +99,139 @@ def _open_store(timeout: timedelta) -> TCPStore:
     return server or TCPStore(host, port, None, False, timeout, wait_for_workers=False)
 
 
-class StoreBootstrap(Bootstrap):
+class StoreBootstrap(SocketBootstrap):
     """Ranks that have a c10d store in common, and no MPI; between hosts their data go by TCP.
 
-    The store remembers what ranks of earlier attempts wrote, which may have died or given up. So a
-    meeting has a name that nobody has used, by which the ranks agree that they all are there now:
-    every rank but 0 has a ticket for its attempt; rank 0 answers each with the meeting's name, and
-    says go when all holders of the latest tickets have said that they are here.
+    By the store they learn where rank 0 listens, and no more: whoever reaches the store can read it
+    and write to it. At rank 0 all prove that they know the job's secret, and that they are of this
+    job. Without a secret rank 0 listens only where processes of its host and user can call.
 
-    Whoever reaches the store can read it and write to it, so no key passes it. Ranks of one host
-    learn by it only the random name of a Unix socket, and go on there; ranks of several hosts seal
-    what they write with the job's secret.
+    The store remembers what ranks of earlier attempts wrote, which may have died or given up. So a
+    rank that reaches nobody, or is left while the ranks meet, looks into the store again.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
-        """Collective; ranks may meet several times in one store, also after some gave up.
+    def __init__(
+        self, store: Store, rank: int, size: int, seconds: float, job: bytes = b""
+    ) -> None:
+        """Collective; ranks may meet several times in one store, also after some gave up. `job`:
+        what else the ranks know of their job, to tell it from others.
 
         Raises StallError, naming the ranks that do not come, and LibraryError where ranks of
         several hosts have no secret.
         """
-        self.rank, self.size, self.seconds = rank, size, seconds
-        self._store = PrefixStore("farandole", store)
-        deadline = time.monotonic() + seconds
-        with _store_answers():
-            meeting = self._open(deadline) if rank == 0 else self._find(deadline)
-        self._store = PrefixStore(meeting, self._store)
-        self._rounds = count()
-        self._seal: Seal | None = None
-        self._socket: SocketBootstrap | None = None
-        secret, wrong = _own_secret()
-        trusts = setting("FARANDOLE_TRUST_NETWORK") == "1" and wrong is None
-        own = _Trust.SECRET if secret else _Trust.NETWORK if trusts else _Trust.NOTHING
-        task = str(launchers.launcher().rank)
-        told = self.allgather(_Place(_host(), own, uuid4().hex, task).encode())
-        places = [_Place.decode(rank, text) for rank, text in enumerate(told)]
-        if rank == 0 and {place.task for place in places} == {task}:
-            _tell_of_jobs(size)
-        hosts = [place.host for place in places]
-        self.node = [hosts.index(host) for host in hosts]
-        if len(set(hosts)) == 1:
-            self._socket = self._at_socket()
-            finalize(self, self._socket.hang_up).atexit = False
-            return
-        if wrong is not None:
-            raise wrong
-        _check_trust(own, places)
-        if secret:
-            self._seal = Seal(secret, b"".join(told))
-        elif rank == 0:
-            print(_TRUSTED, file=sys.stderr, flush=True)
-
-    def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order, by the socket or the store. Collective."""
-        if self._socket is not None:
-            return self._socket.allgather(data, seconds)
-        limit, number = self.seconds if seconds is None else seconds, next(self._rounds)
-        keys = [f"{number}/{rank}" for rank in range(self.size)]
-        if self._seal is not None:
-            data = self._seal.close(keys[self.rank], data)
-        with _store_answers():
-            self._store.set(keys[self.rank], data.hex())
-            if _until(lambda: self._are(keys), time.monotonic() + limit):
-                return [self._read(rank, key) for rank, key in enumerate(keys)]
-            missing = [rank for rank, key in enumerate(keys) if not self._are([key])]
-        raise self._stalled(missing, limit)
-
-    def _read(self, rank: int, key: str) -> bytes:
+        self._store, self._key = PrefixStore("farandole", store), f"rank 0 of {size}"
+        secret, self._wrong = _own_secret()
+        trusts = setting("FARANDOLE_TRUST_NETWORK") == "1" and self._wrong is None
+        trust = _Trust.SECRET if secret else _Trust.NETWORK if trusts else _Trust.NOTHING
+        job = mac(b"", job, _name_of(store), str(size).encode())
+        self._secret_of_meeting = mac(secret, job)
+        self._own = _Record(shared_host(), trust, job.hex())
+        self._seen = b""  # rank 0's record in the store
+        self._noted = ""  # the key of notes why this meeting fails; "": no meeting is under way
+        self._server: finalize[..., StoreBootstrap] | None = None
+        if rank == 0:
+            self._serve(size)
         try:
-            data = bytes.fromhex(self._get(key))
-            return data if self._seal is None else self._seal.open(key, data)
-        except ValueError as reason:
-            raise LibraryError(
-                f"init(): torch.distributed's store holds data for rank {rank} that nobody "
-                f"with this rank's secret wrote ({reason}); a stranger writes to the store, or "
-                f"{SECRET} differs there; {remedy()}"
+            super().__init__(self._look, rank, size, seconds, seconds)
+        except Refused as reason:
+            raise self._note(
+                f"who listens where torch.distributed's store says that rank 0 does has not proved "
+                f"to be rank 0 of this job, or this rank has not ({reason}): a stranger writes to "
+                f"the store, or {SECRET} differs there; {remedy()}"
             ) from reason
-
-    def _at_socket(self) -> SocketBootstrap:
-        """A socket of rank 0, to which only processes of this user are let."""
-        name, deadline = uuid4().hex, time.monotonic() + self.seconds
-        with _store_answers():
-            if self.rank == 0:
-                server = RendezvousServer(self.size, _SOCKET + name)
-                finalize(self, server.close).atexit = False  # it lives as long as this rank
-                self._store.set("socket", name)
-            elif not _until(lambda: self._are(["socket"]), deadline):
-                raise self._stalled([0], self.seconds)
-            else:
-                name = self._get("socket")
-        try:
-            return SocketBootstrap(_SOCKET + name[:_NAME], self.rank, self.size, self.seconds)
         except OSError as reason:
-            raise PeerError(
-                f"init(): rank 0 does not answer at the socket that torch.distributed's store "
-                f"names: {reason}; rank 0 has ended, or a stranger writes to the store"
+            raise StallError(
+                f"init(): ranks [0] did not come to the meeting of all ranks within {seconds:g} s: "
+                f"{reason}; {REMEDY}"
             ) from reason
+        self._noted = ""
+        finalize(self, self._connection.close).atexit = False
+        if rank == 0:
+            if trust is _Trust.NETWORK and len(set(self.node)) > 1:
+                print(_TRUSTED, file=sys.stderr, flush=True)
+            if set(self.tasks) == {self.tasks[0]}:
+                _tell_of_jobs(size)
 
-    def _open(self, deadline: float) -> str:
-        """Rank 0's side of the meeting."""
-        meeting = uuid4().hex
-        answered: set[str] = set()
-        missing: list[int] = []
+    def _serve(self, size: int) -> None:
+        """Rank 0 listens, as long as it lives, and says where."""
+        here = self._own.trust is _Trust.NOTHING
+        server = RendezvousServer(size, self._secret_of_meeting, here=here)
+        self._server = finalize(self, server.close)
+        self._server.atexit = False
+        self._own = replace(self._own, address=server.address)
+        with _store_answers():
+            self._store.set(self._key, self._own.encode())
 
-        def all_here() -> bool:
-            nonlocal missing
-            for rank in range(1, self.size):
-                ticket = self._get(f"ticket of {rank}")
-                if ticket and ticket not in answered:
-                    answered.add(ticket)
-                    self._store.set(f"meeting of {ticket}", meeting)
-            missing = self._missing(meeting)
-            return not missing
+    def _look(self) -> tuple[str, bytes] | None:
+        """Returns where rank 0 listens now, and what is proved there. None: it has not said so yet.
+        Raises LibraryError where they can't meet."""
+        with _store_answers():
+            if not self._is(self._key):
+                return None
+            self._seen = self._store.get(self._key)
+        record = self._own if self._own.address else _Record.decode(self._seen)
+        self._noted = f"notes at {record.address}"
+        if record.job != self._own.job:
+            raise self._note(
+                "rank 0 is of another job by its variables (MASTER_ADDR, MASTER_PORT, torchrun's) "
+                "or its store, or a stranger writes to the store; remedy: the same on all ranks"
+            )
+        trusts = {record.trust, self._own.trust}
+        if len(trusts) > 1 or (record.host != self._own.host and _Trust.NOTHING in trusts):
+            if self._wrong is not None:
+                raise self._note(str(self._wrong)) from self._wrong
+            both = enumerate((record.trust, self._own.trust))
+            without = [self.rank * at for at, trust in both if trust is not _Trust.SECRET]
+            raise self._note(
+                "the ranks are on several hosts and meet by torch.distributed's store, which any "
+                f"process that reaches it can read; {ranks_text(without)} "
+                f"{'has' if len(without) == 1 else 'have'} no secret to derive keys from; "
+                f"{remedy()}"
+            )
+        return record.address, self._secret_of_meeting
 
-        if not _until(all_here, deadline):
-            raise self._stalled(missing, self.seconds)
-        self._store.set(f"go {meeting}", "yes")
-        return meeting
+    def _check(self) -> None:
+        """Raises LibraryError if another rank says that this meeting fails, Left if rank 0 has
+        opened another one."""
+        super()._check()
+        if not self._noted:
+            return
+        with _store_answers():
+            if not self._own.address and self._store.get(self._key) != self._seen:
+                raise Left("rank 0 meets the ranks elsewhere")
+            if self._is(self._noted):
+                note = self._store.get(self._noted)[:_LONGEST_NOTE].decode(errors="replace")
+                raise LibraryError(f"init(): {printable(note)}")
 
-    def _find(self, deadline: float) -> str:
-        """The side of the other ranks; rank 0 may give up meanwhile, and open another meeting."""
-        ticket, meeting = uuid4().hex, ""
-        self._store.set(f"ticket of {self.rank}", ticket)
+    def _note(self, text: str) -> LibraryError:
+        """The error to raise; the others hear of it."""
+        with _store_answers():
+            self._store.set(self._noted, f"rank {self.rank}: {text}")
+        return LibraryError(f"init(): {text}")
 
-        def may_go() -> bool:
-            nonlocal meeting
-            latest = self._get(f"meeting of {ticket}")
-            if latest != meeting:
-                meeting = latest
-                self._store.set(f"{ticket} is in {meeting}", "yes")
-            return bool(meeting) and self._are([f"go {meeting}"])
-
-        if not _until(may_go, deadline):
-            raise self._stalled((meeting and self._missing(meeting)) or [0], self.seconds)
-        return meeting
-
-    def _missing(self, meeting: str) -> list[int]:
-        """Ranks that are not in that meeting with their latest ticket."""
-        tickets = {rank: self._get(f"ticket of {rank}") for rank in range(1, self.size)}
-        return [r for r, t in tickets.items() if not self._are([f"{t} is in {meeting}"])]
-
-    def _are(self, keys: list[str]) -> bool:
-        """Whether all of them are there."""
+    def _is(self, key: str) -> bool:
+        """Whether it is there."""
         if hasattr(self._store, "check"):
-            return self._store.check(keys)
+            return self._store.check([key])
         try:
-            self._store.wait(keys, timedelta(milliseconds=1))  # torch before 2.4
+            self._store.wait([key], timedelta(milliseconds=1))  # torch before 2.4
         except RuntimeError:
             return False
         return True
 
-    def _get(self, key: str) -> str:
-        """What is there; "" if nothing is."""
-        return self._store.get(key).decode(errors="replace") if self._are([key]) else ""
-
-    def _stalled(self, missing: list[int], limit: float) -> StallError:
-        return StallError(
-            f"init(): ranks {missing} did not come to the meeting of all ranks within "
-            f"{limit:g} s; {REMEDY}"
-        )
-
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
         """Leaves without a farewell, since the same ranks may meet again."""
+        self.hang_up()
         return Parting(farewell, lambda: None)  # the store may have ended with rank 0
 
-    def abandon(self, reason: BaseException) -> None:
-        """Hangs up where there is a socket; else the others' wait has a limit."""
-        if self._socket is not None:
-            self._socket.abandon(reason)
+    def hang_up(self) -> None:
+        """Leaves without a word; the others notice."""
+        super().hang_up()
+        if self._server is not None:
+            self._server()
 
 
-def of_torchrun(seconds: float) -> Bootstrap:
+def of_torchrun(seconds: float, purpose: str) -> Bootstrap:
     """The ranks of several hosts that torchrun or its variables name, by torchrun's store or, where
     there is none, that of rank 0."""
     address = [os.environ.get(name, "") for name in _ADDRESS]
@@ -269,10 +245,11 @@ def of_torchrun(seconds: float) -> Bootstrap:
         ) from reason
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return StoreBootstrap(
-        PrefixStore(f"attempt {attempt} of {TORCHRUN.size}", store),
+        PrefixStore(f"{purpose} of attempt {attempt}", store),
         TORCHRUN.rank,
         TORCHRUN.size,
         seconds,
+        torchrun.job(purpose),
     )
 
 
@@ -296,18 +273,6 @@ def _store_answers() -> Iterator[None]:
         ) from reason
 
 
-def _until(there: Callable[[], bool], deadline: float) -> bool:
-    """Whether `there` came true in time; it looks again and again, more and more rarely."""
-    pause = 0.001
-    while not there():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    return True
-
-
 class _Trust(Enum):
     """By what a rank trusts what it reads in the store."""
 
@@ -317,27 +282,35 @@ class _Trust(Enum):
 
 
 @dataclass(frozen=True)
-class _Place:
-    """What a rank tells before the ranks know whether they share a host. Anybody may read it."""
+class _Record:
+    """What rank 0 writes into the store. Anybody may read and change it."""
 
     host: str
     trust: _Trust
-    number: str  # at random, so that no other meeting has the same seals
-    task: str  # the launcher's process that it is, or whose child it is
+    job: str
+    address: str = ""
 
-    def encode(self) -> bytes:
-        return "\n".join([self.host, self.trust.value, self.number, self.task]).encode()
+    def encode(self) -> str:
+        return json.dumps([self.host, self.trust.value, self.job, self.address])
 
     @classmethod
-    def decode(cls, rank: int, told: bytes) -> _Place:
+    def decode(cls, told: bytes) -> _Record:
         try:
-            host, trust, number, task = told.decode().split("\n")
-            return cls(host, _Trust(trust), number, task)
-        except ValueError as reason:
+            host, trust, job, address = map(str, json.loads(told))
+            return cls(host, _Trust(trust), job, address)
+        except (ValueError, TypeError) as reason:
             raise LibraryError(
                 f"init(): a stranger writes to torch.distributed's store: {told[:80]!r} for rank "
-                f"{rank}; {remedy()}"
+                f"0; {remedy()}"
             ) from reason
+
+
+def _name_of(store: Store) -> bytes:
+    """Tells the store from others, where that is alike for all ranks."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    path = PurePath(getattr(store, "path", ""))  # hosts may have mounted it at different places
+    return f"{getattr(store, 'port', '')} {'/'.join(path.parts[-2:])}".encode()
 
 
 def _tell_of_jobs(size: int) -> None:
@@ -352,28 +325,9 @@ def _tell_of_jobs(size: int) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _host() -> str:
-    """What ranks that can share memory have in common: a machine's start, and a network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-
-
 def _own_secret() -> tuple[bytes, LibraryError | None]:
     """This rank's, or why it can't be used: the others must hear of it first."""
     try:
         return job_secret(), None
     except LibraryError as reason:
         return b"", reason
-
-
-def _check_trust(own: _Trust, places: Sequence[_Place]) -> None:
-    """Raises LibraryError, on every rank, unless all ranks have a secret, or all do without."""
-    have = {each: [r for r, place in enumerate(places) if place.trust is each] for each in _Trust}
-    if own is _Trust.NOTHING or len(have[own]) < len(places):
-        without = ranks_text(have[_Trust.NOTHING] or have[_Trust.NETWORK])
-        raise LibraryError(
-            "init(): the ranks are on several hosts and meet by torch.distributed's store, which "
-            f"any process that reaches it can read; {without} "
-            f"{'has' if without.startswith('rank ') else 'have'} no secret to hide keys from "
-            f"it; {remedy()}"
-        )

@@ -40,8 +40,8 @@ class Rank {
     std::vector<int32_t> node(static_cast<size_t>(ranks), 0);
     std::vector<const char*> blobs;
     for (int r = 0; r < ranks; ++r) blobs.push_back(meeting_.blobs[r]);
-    const farandole_world world = {rank,    ranks, node.data(), blobs.data(), meeting_.bytes,
-                                   nullptr, 0};
+    const farandole_world world = {rank,           ranks,   node.data(), blobs.data(),
+                                   meeting_.bytes, nullptr, 0,           "a key of 16 byte"};
     checked(-farandole_start(&world));
   }
   ~Rank() { farandole_shutdown(0, "", 10); }

@@ -110,6 +110,7 @@ FARANDOLE_API int32_t farandole_probe(const farandole_world* world) {
     std::lock_guard lock(process().mutex);
     if (!process().endpoint)
       throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    std::memcpy(process().endpoint->key.data(), world->key, sizeof(JobKey));
     return process().endpoint->probe(world->rank, {world->node, world->node + world->size},
                                      peer_infos_of(world));
   });
@@ -123,6 +124,7 @@ FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
       endpoint = std::move(process().endpoint);
     }
     if (!endpoint) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    std::memcpy(endpoint->key.data(), world->key, sizeof(JobKey));
     std::vector<Rank> node(world->node, world->node + world->size);
     Topology topology = Topology::of(world->rank, std::move(node));
     topology.world = world->number;

@@ -31,8 +31,8 @@ void check_sockets(Rank own, Rank parent, std::vector<Rank> needed,
 }  // namespace
 
 Fabric::Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
-               const void* mpi_comm)
-    : config_(config), topology_(topology) {
+               const JobKey& key, const void* mpi_comm)
+    : config_(config), topology_(topology), key_(key) {
   if (topology_.local_size() < topology_.size && mpi_comm != nullptr && config_.wire != "tcp") {
     mpi_ = MpiComm::borrow(mpi_comm);
   }
@@ -42,7 +42,7 @@ Fabric::Fabric(const Config& config, const Topology& topology, std::span<const P
 void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
                           std::span<const PeerInfo> peer_infos, size_t staging_bytes,
                           Deadline deadline) {
-  links_ = HostLinks(topology_, peer_infos, listener, std::move(to_leader), deadline);
+  links_ = HostLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);
   const int ranks = topology_.local_size();
   const auto segment = [&](const char* name, size_t bytes) {
     return links_.leads() ? links_.give(name, bytes, numbers_below(ranks))
@@ -91,7 +91,7 @@ OpenWire Fabric::by_mpi() const {
 
 OpenWire Fabric::by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const {
   auto ends = std::make_shared<TcpEnds>(
-      TcpEnds{topology_.rank, peer_infos[0].key, std::move(listener), {}, host_names_, {}});
+      TcpEnds{topology_.rank, key_, std::move(listener), {}, host_names_, {}});
   ends->timeout = peer_timeout();
   std::vector<Rank> mute;
   for (const PeerInfo& peer_info : peer_infos) {
@@ -120,14 +120,13 @@ void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_
   std::vector<Rank> below;
   for (const HostTree::Branch& child : tree_.children) below.push_back(child.leader);
   check_sockets(topology_.rank, tree_.parent, below, peer_infos);
-  const Key128& key = peer_infos[0].key;
   std::vector<TcpPeer> peers;
   if (tree_.parent >= 0) {
     const TcpAddress address = way_to(peer_infos[static_cast<size_t>(tree_.parent)],
                                       peer_infos[static_cast<size_t>(topology_.rank)]);
-    peers.push_back(tcp_connect(topology_.rank, tree_.parent, address, key, deadline));
+    peers.push_back(tcp_connect(topology_.rank, tree_.parent, address, key_, deadline));
   }
-  std::ranges::move(listener.accept(topology_.rank, below, key, deadline),
+  std::ranges::move(listener.accept(topology_.rank, below, key_, deadline),
                     std::back_inserter(peers));
   hosts_ = std::make_unique<HostChannel>(std::move(peers), peer_timeout(),
                                          [this] { wakeup().notify(); });

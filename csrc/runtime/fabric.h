@@ -28,7 +28,7 @@ class Fabric {
  public:
   // Keeps what is needed between hosts. The next three are collective on the host, in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
-         const void* mpi_comm);
+         const JobKey& key, const void* mpi_comm);
   // `staging_bytes`: for the world's set.
   void share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const PeerInfo> peer_infos, size_t staging_bytes, Deadline deadline);
@@ -64,6 +64,7 @@ class Fabric {
 
   const Config& config_;
   const Topology& topology_;
+  const JobKey key_;  // of the world
   std::vector<std::string> host_names_;
   HostLinks links_;
   std::unique_ptr<MpiComm> mpi_;  // null: one host, or no MPI

@@ -32,8 +32,6 @@ std::string text_of_addresses(const std::string& wanted) {
 LocalEndpoint::LocalEndpoint(Config its_config, StackSource its_stacks,
                              std::shared_ptr<Arena> its_arena)
     : config(std::move(its_config)),
-      key(random_key()),
-      listener(key),
       hosts(config.interface),
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
@@ -45,8 +43,8 @@ Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
   if (leader == own) return own;
   const PeerInfo& peer_info = peer_infos[static_cast<size_t>(leader)];
   try {
-    to_leader = std::make_unique<UnixSocket>(
-        UnixSocket::connect(peer_info.listener, peer_info.key, Deadline::in(kPatience)));
+    to_leader = std::make_unique<UnixSocket>(UnixSocket::connect(
+        peer_info.listener, proof_at(peer_info.listener, key), Deadline::in(kPatience)));
     return leader;
   } catch (const Error& error) {
     log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank opens before the bootstrap: its settings, key, listening sockets and arena.
+// What a rank opens before the bootstrap: its settings, listening sockets and arena; after it, the world's key.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key;
+  JobKey key{};  // of the world, set before probe(): callers of both listeners must prove it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;
@@ -32,9 +32,7 @@ struct LocalEndpoint {
   // The leader of the host that this rank belongs to: the lowest rank whose socket it can reach, or itself.
   // `node`: by rank, the lowest rank of its host according to MPI.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
-  ByteString peer_info() const {
-    return own_peer_info(config, listener, hosts.address(), key).encode();
-  }
+  ByteString peer_info() const { return own_peer_info(config, listener, hosts.address()).encode(); }
 };
 
 }  // namespace farandole

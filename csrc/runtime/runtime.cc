@@ -43,7 +43,7 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   apply_job_wide_text(config_, peer_infos[0].job_wide);
 
   const Deadline deadline = Deadline::in(nanoseconds(config_.init_timeout));
-  fabric_ = std::make_unique<Fabric>(config_, topology_, peer_infos, mpi_comm);
+  fabric_ = std::make_unique<Fabric>(config_, topology_, peer_infos, endpoint.key, mpi_comm);
   backends_ = std::make_unique<BackendFactory>(
       config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
   fabric_->share_memory(endpoint.listener, std::move(endpoint.to_leader), peer_infos,

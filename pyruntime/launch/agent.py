@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -17,6 +18,8 @@ import secrets
 import select
 import signal
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from farandole.commits import opened
 from farandole.errors import CheckpointError, said
 from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
@@ -31,15 +35,15 @@ from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
-from farandole.start.line import Line, pid_of_other_end, reach
-from farandole.start.server import Guest, Server, listen_at
+from farandole.start.line import Line, reach
+from farandole.start.server import Guest, Server
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
 PREEMPTED = 75  # the exit code of agents and supervisors that a signal has ended
 _LEASE = 30.0  # seconds, until the supervisor says another number
+_FLOCK = struct.Struct("hh4xqqi4x")  # of fcntl(2), on 64-bit Linux: its last field is the process
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
-_CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
 
 EXAMPLES = """\
 examples:
@@ -47,7 +51,7 @@ examples:
   farandole agent /shared/run7 --slots 4 --host a
 
 Run it on each host that shall take part, by hand, by srun or as a pod; `farandole run --elastic
---checkpoint-dir FOLDER` starts those of the hosts that it knows.
+--checkpoint-dir FOLDER` starts those of the hosts that it knows. Its ranks get its environment.
 """
 
 Event = Callable[[], object]
@@ -57,11 +61,9 @@ class _Door(Server):
     """Takes the calls of this host's ranks, and turns away other users' processes."""
 
     def __init__(self, events: SimpleQueue[Event], agent: _Hands) -> None:
-        name = f"farandole-agent-{secrets.token_hex(8)}"
-        self.address = f"@{name}"
         self._events, self._agent = events, agent
         self._guest: dict[int, Guest] = {}
-        super().__init__("ranks", [listen_at(f"\0{name}")], _CALLS, None)
+        super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
         """Sends to the rank of this number, if it is there."""
@@ -100,6 +102,7 @@ class _Hands:
         self._blobs: dict[tuple[str, int, int], str] = {}  # which nobody has answered
         self._line: Line | None = None
         self._job: dict[str, Any] = {}  # what the supervisor has told of it
+        self._secret = ""  # from which the ranks derive keys
         self._over = False
         self._looked = time.monotonic()
 
@@ -160,9 +163,11 @@ class _Hands:
             try:
                 found = contact(self._folder)
                 if found is not None:
-                    with reach(found[0], bytes.fromhex(found[1])) as line:
+                    address, key, secret = found
+                    with reach(address, bytes.fromhex(key)) as line:
                         line.send(str(os.getpid()).encode())
-                        self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
+                        words = line, secret
+                        self._events.put(lambda words=words: self._found(*words))  # type: ignore[misc]
                         while True:
                             words = json.loads(line.receive())
                             self._events.put(lambda words=words: self._hear(words))  # type: ignore[misc]
@@ -176,8 +181,8 @@ class _Hands:
     def _refuse(self, reason: CheckpointError) -> None:
         raise reason
 
-    def _found(self, line: Line) -> None:
-        self._line = line
+    def _found(self, line: Line, secret: str) -> None:
+        self._line, self._secret = line, secret
         for key, data in self._blobs.items():
             self._tell(["blob", *key, data])
 
@@ -232,18 +237,16 @@ class _Hands:
             self._events.put(lambda: self._ended(name, code))
 
         try:
-            process = RankProcess(job["command"], self._environment | ours, label, ended)
+            process = RankProcess(job["command"], self._environment() | ours, label, ended)
         except OSError as reason:  # too many processes, say: another attempt may succeed
             self._decides.ended(name, End.LOST, f"can't be started: {said(reason)}", 127)
             return
         process.slot = slot
         self._processes[name] = process
 
-    @property
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not is_inherited(name)}
-        told: dict[str, str] = self._job["environment"]
-        return own | told
+        return {**own, "FARANDOLE_CHECKPOINT_DIR": str(self._folder)}
 
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}
@@ -255,7 +258,7 @@ class _Hands:
         what, *rest = words
         if what == "here":
             # A program after another one in this process was in no world of that one's.
-            self._tell_rank(name, ["begin", self._decides.world_of(name)])
+            self._tell_rank(name, ["begin", self._decides.world_of(name), self._secret])
             process.called, process.connected, process.pid = True, True, int(rest[0])
             process.said = None  # what an earlier program in it has said is over
             self._decides.ends(name, None)
@@ -343,40 +346,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
     text = "end the agent that is there, which is stopped or hangs"
     add("--replace", action="store_true", help=text)
+    text = "read the ranks' environment from the standard input, as JSON, as ssh's starter sends it"
+    add("--environment", action="store_true", help=text)
     text = "this host's name, as -H or the discovery script gives it; default: the system's"
     add("--host", default=socket.gethostname(), metavar="NAME", help=text)
 
 
-def _only_one(path: str, replaces: bool) -> socket.socket:
-    """A socket that one process at a time can have. Raises OSError if another one has it, unless
-    that is to be replaced, and can be."""
-    with contextlib.suppress(OSError):
-        alone = listen_at(path)
-        alone.listen()  # so that the next one learns which process this is
-        return alone
+def _locked(lock: int) -> bool:
+    """Takes the lock; False: another process has it."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # fcntl(2): either of them
+        return False
+    return True
+
+
+def _only_one(folder: Path, host: str, replaces: bool) -> int | None:
+    """A lock that one agent of this host has at a time, until its process ends; None: another one
+    has it, unless that is to be replaced, and can be. It is in the job's folder, which no other
+    user can write to: so no stranger can take it."""
+    name = f"agent-{hashlib.sha256(os.fsencode(host)).hexdigest()[:16]}.lock"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with opened(folder) as place:
+        lock = os.open(
+            name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place
+        )
+    if _locked(lock):
+        return lock
     if replaces:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
-            line.connect(path)
-            if pid := pid_of_other_end(line):
-                end = os.pidfd_open(pid)
-                if not select.select([line], [], [], 0)[0]:  # else it has ended: a reused pid
-                    signal.pidfd_send_signal(end, signal.SIGKILL)
-                    select.select([end], [], [], _LAST_WORDS)
-                os.close(end)
-    return listen_at(path)
+        with contextlib.suppress(OSError):
+            _end_holder(lock, folder)
+        if _locked(lock):
+            return lock
+    os.close(lock)
+    return None
+
+
+def _holder(lock: int) -> int:
+    """The process that has the lock, as the kernel knows it."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    return int(_FLOCK.unpack(fcntl.fcntl(lock, fcntl.F_GETLK, asked))[-1])
+
+
+def _end_holder(lock: int, folder: Path) -> None:
+    """Kills the agent that has the lock. A lock on a network's disk may outlive its host, and its
+    number then be another process's: that is left alone."""
+    pid = _holder(lock)
+    end = os.pidfd_open(pid)
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if _holder(lock) == pid and {b"agent", os.fsencode(folder)} <= {*words}:
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+            select.select([end], [], [], _LAST_WORDS)
+    finally:
+        os.close(end)
 
 
 def agent(options: argparse.Namespace) -> int:
     """Start and end the ranks of an elastic job on this host."""
     folder = options.folder.absolute()
-    place = hashlib.sha256(os.fsencode(f"{folder} {options.host}")).hexdigest()[:32]
+    if options.environment:
+        os.environ.update(json.load(sys.stdin))
     try:
-        alone = _only_one(f"\0farandole-agent-{place}", options.replace)
-    except OSError:
-        return OCCUPIED
-    with alone:
         try:
-            return _Hands(folder, options.host, options.slots).run()
-        except CheckpointError as reason:
-            say(str(reason))
-            return 1
+            lock = _only_one(folder, options.host, options.replace)
+        except OSError as reason:  # a disk that fails for a moment, say: as if it were taken
+            say(f"{folder}: {said(reason)}")
+            lock = None
+        if lock is None:
+            return OCCUPIED
+        return _Hands(folder, options.host, options.slots).run()
+    except CheckpointError as reason:
+        say(str(reason))
+        return 1

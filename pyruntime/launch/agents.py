@@ -5,6 +5,7 @@ come by themselves. For the supervisor, on its thread."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -25,7 +26,7 @@ _NETWORK = 255  # the exit code of ssh where it does not get there; it may, late
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
 _CALL = 20.0  # seconds at least for an agent that was started to call
 _END = 10.0  # seconds for agents to end when the job is over
-# Without these no Python starts; the agent gets all others from the supervisor.
+# Without these no Python starts; the agent gets all others by ssh's standard input.
 _FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _SLURM = "the allocation"
 
@@ -103,10 +104,13 @@ class Agents:
         # By ssh, too: it sends all words as one line.
         words = apart([*command, *["--replace"] * each.replaces])
         try:
-            each.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, env=outer_environment(self._job)
-            )
+            told = self._told if command[0] == "ssh" else None
+            pipe = subprocess.DEVNULL if told is None else subprocess.PIPE
+            each.process = subprocess.Popen(words, stdin=pipe, env=outer_environment(self._job))
             each.replaces = False
+            if told is not None and each.process.stdin is not None:
+                with contextlib.suppress(OSError), each.process.stdin as to:  # it may have ended
+                    to.write(told)
         except OSError as reason:  # too many processes, say
             say(f"no agent can be started now: {said(reason)}")
             self._note_end(name, None, each, now)
@@ -153,10 +157,19 @@ class Agents:
         words = own("farandole", "agent", str(self._folder))
         return [*words, "--slots", str(slots), *(["--host", name] if name else [])]
 
+    @property
+    def _told(self) -> bytes:
+        """What the ranks' environment on other hosts is to be. It may hold secrets: it goes by
+        ssh's standard input, not by its words, which all users of both hosts can read."""
+        names = self._job.names_to_forward()
+        found = {name: os.environ[name] for name in names if name in os.environ}
+        return json.dumps({**found, **self._job.environment}).encode()
+
     def _command(self, host: Host) -> list[str]:
         command = self._here(host.name, host.slots)
         if host.is_here:
             return command
+        command.append("--environment")
         words = ["ssh", "-T", "-o", "BatchMode=yes"]
         words += ["-p", str(self._job.ssh_port)] if self._job.ssh_port else []
         words += ["-i", self._job.ssh_identity] if self._job.ssh_identity else []

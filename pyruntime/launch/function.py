@@ -22,7 +22,7 @@ import cloudpickle
 from farandole.config import home_for_mpi
 from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
 from farandole.launch.commands import find
-from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
+from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.programs import own
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
@@ -88,7 +88,7 @@ def run(
         words = own("farandole.launch.rank", server.address, python=executable or sys.executable)
         job = replace(job, command=tuple(words), environment={**job.environment, KEY: server.key})
         with home_for_mpi():
-            outer = outer_environment(job)
+            outer = how.environment(job)
         code = _start(how.command(job), outer, server, start_timeout, verbose)
         server.wait(_GRACE)
         return _results(server.outcomes, np, code)

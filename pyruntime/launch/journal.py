@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from farandole.errors import CheckpointError
 from farandole.launch.disk import Disk
 from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.words import Commit, World, decode, encode
+from farandole.start.session import SECRET_BYTES
 
 _FILE, _NEW, _LOCK = "job.json", "job.new", "job.lock"
 _PATIENCE = 5.0  # seconds for a disk that fails when the job begins, and when it ends
@@ -36,7 +38,7 @@ class FileJournal(Journal):
     ) -> None:
         """`address`, `key`: by which agents reach this supervisor. `tell`, `wake`: as for Disk."""
         self._folder = folder
-        self._contact = {"address": address, "key": key}
+        self._contact = {"address": address, "key": key, "secret": secrets.token_hex(SECRET_BYTES)}
         self._term = 0  # the newest that was seen
         self._disk = Disk(folder, tell, wake)
 
@@ -53,6 +55,8 @@ class FileJournal(Journal):
             record = _record_of(found)
             if found.get("closed", True):  # nobody lives: only the numbers must go on
                 record = Record(record.term, World(record.world.number))
+            elif "secret" in found:  # the ranks go on, with the keys that follow from it
+                self._contact["secret"] = found["secret"]
             record = record._replace(term=record.term + 1)
             self._write(place, record)
             return record
@@ -116,15 +120,18 @@ class FileJournal(Journal):
         replace_file(place, _FILE, _NEW, [text.encode()])
 
 
-def contact(folder: Path) -> tuple[str, str] | None:
-    """Address and key of the job's supervisor; None: the job has ended, or not started. Raises
-    CheckpointError if others may write to the folder."""
+def contact(folder: Path) -> tuple[str, str, str] | None:
+    """Address and key of the job's supervisor, and the secret from which its ranks derive keys;
+    None: the job has ended, or not started. Raises CheckpointError if others may write to the
+    folder."""
     try:
         with opened(folder) as place:
             found = _read(place)
     except FileNotFoundError:
         return None
-    return None if found.get("closed", True) else (found["address"], found["key"])
+    if found.get("closed", True):
+        return None
+    return found["address"], found["key"], found.get("secret", "")
 
 
 def _read(place: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from farandole.launch.door import Door
-from farandole.start.server import Guest
+from farandole.start.server import Guest, Server
 
 KEY = "FARANDOLE_RUN_KEY"  # the variable with the key; arguments would be visible to other users
 
@@ -30,7 +29,7 @@ class Outcome:
         return cls(data, failure.decode())
 
 
-class ResultServer(Door):
+class ResultServer(Server):
     """The starting process's side, a context manager."""
 
     def __init__(self, ranks: int, work: bytes, here: bool) -> None:
@@ -39,7 +38,7 @@ class ResultServer(Door):
         self.here = set[int]()  # ranks that have connected
         self.outcomes: dict[int, Outcome] = {}  # by rank, in order of arrival
         self.changed = threading.Condition()
-        super().__init__(ranks, here)
+        super().__init__("door", here=here)
 
     def wait(self, seconds: float) -> None:
         """After the ranks have ended: waits for results under way, `seconds` for each at most."""

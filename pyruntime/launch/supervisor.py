@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import shutil
 import signal
@@ -23,7 +22,6 @@ from farandole.commits import FILE
 from farandole.errors import CheckpointError, counted
 from farandole.launch.agent import BEAT, PREEMPTED, say
 from farandole.launch.agents import Agents
-from farandole.launch.door import Door
 from farandole.launch.job import Job
 from farandole.launch.journal import FileJournal
 from farandole.launch.meetings import Meetings
@@ -31,9 +29,8 @@ from farandole.launch.roster import Roster
 from farandole.membership import decider
 from farandole.membership.decider import Decider
 from farandole.membership.words import Status, decode, encode
-from farandole.start.server import Guest
+from farandole.start.server import Guest, Server
 
-_AGENTS = 4096  # at most
 _ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -52,12 +49,12 @@ class Rules:
     folder: Path | None  # for commits; None: a new one, removed after success
 
 
-class _Door(Door):
+class _Door(Server):
     """Takes the calls of the agents."""
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
-        super().__init__(_AGENTS, here)
+        super().__init__("door", here=here)
 
     def tell(self, guest: Guest, words: list[Any]) -> None:
         """Sends to an agent."""
@@ -196,15 +193,11 @@ class _Supervisor:
     # ---- agents
 
     def welcome(self, guest: Guest) -> None:
-        """An agent has called."""
+        """An agent has called. Whoever is between may read this: the ranks' environment, which may
+        hold secrets, comes to agents from whoever starts them."""
         job, rules = self._job, self._rules
         told = {
             "command": list(job.command),
-            "environment": {
-                **{name: os.environ[name] for name in job.names_to_forward() if name in os.environ},
-                **job.environment,
-                "FARANDOLE_CHECKPOINT_DIR": str(self._folder),
-            },
             "folder": self._cwd,
             "lease": rules.decider.lease,
             "stop": rules.decider.late,

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 _MOST = 64  # connections; beyond these the oldest one has to go
 _PATIENCE = 5.0  # seconds for a request and the reading of its answer
 _LONGEST = 1 << 14  # bytes of a request
+_FRESH = 1.0  # seconds for which a page is given to all readers: making one takes the rank's time
 _BACKLOG = 128
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 
@@ -24,6 +26,7 @@ class ScrapeServer:
     def __init__(self, address: str, port: int, text: Callable[[], str]) -> None:
         """Raises OSError where the port is taken, or the address is none of this host's."""
         self._text = text
+        self._page, self._stale = b"", 0.0  # the page, and when it is made anew
         self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
         family, _, _, _, where = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -97,6 +100,8 @@ class ScrapeServer:
         if len(words) != 3 or words[0] != "GET":
             why = "400 Bad Request" if len(words) != 3 else "405 Method Not Allowed"
             return f"HTTP/1.0 {why}\r\nContent-Length: 0\r\n\r\n".encode()
-        body = self._text().encode()
+        if (now := time.monotonic()) >= self._stale:
+            self._page, self._stale = self._text().encode(), now + _FRESH
+        body = self._page
         head = f"HTTP/1.0 200 OK\r\nContent-Type: {_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body

@@ -15,7 +15,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,10 +23,9 @@ from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
 from farandole.membership.words import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
-from farandole.start.bootstrap import Bootstrap, Farewell, Parting
+from farandole.start.bootstrap import Bootstrap, Farewell, Parting, shared_host
 from farandole.start.launchers import launched_rank
-from farandole.start.line import connect_local
-from farandole.start.session import Frames
+from farandole.start.line import reach
 
 AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name there
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
@@ -46,12 +44,13 @@ class Agency:
         self._met: dict[tuple[int, int], dict[str, str]] = {}
         self._told = 0.0  # when this rank's commit was told last
         self.left = False  # it ends because it was asked to
-        self.line = connect_local("\0" + address.removeprefix("@"), Frames(), _CONNECT)
+        self.line = reach(address, b"", _CONNECT)
         self.line.send(number.encode())
         self._say("here", os.getpid())
         what, before = "", 0
         while what != "begin":  # what comes before is told again
-            what, before = json.loads(self.line.receive(_CONNECT))[:2]
+            what, before, *rest = json.loads(self.line.receive(_CONNECT))
+        self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
         # A world trains already, and will take this process in.
         self.alone = name.endswith(JOINS) and not before
@@ -196,8 +195,7 @@ class AgencyBootstrap(Bootstrap):
         self.rank, self.size = rank, len(world.members)
         self.seconds = float(setting("FARANDOLE_INIT_TIMEOUT"))
         self._agency, self._turn = agency, 0
-        hosts = self.allgather(shared_host().encode())
-        self.node = [hosts.index(host) for host in hosts]
+        self._introduce(shared_host(), agency.secret)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         """The data of every rank, in rank order. Raises StallError and PeerError."""
@@ -213,12 +211,6 @@ class AgencyBootstrap(Bootstrap):
         """Leaves in the middle of init(): the others' init() fails too."""
         with contextlib.suppress(OSError):
             self._agency.leave()
-
-
-def shared_host() -> str:
-    """What ranks that can share memory have in common: a machine's start, and a network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
 
 
 _agency: Agency | None = None

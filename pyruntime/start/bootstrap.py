@@ -4,20 +4,29 @@ init() and doctor, on their thread."""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from farandole._library import lib
 from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError
 from farandole.start import ancestry, launchers, places, rendezvous, torchrun
 from farandole.start.families import family
 from farandole.start.launchers import TORCHRUN, Launcher
+from farandole.start.secret import mac
+from farandole.start.session import Refused
 from farandole.start.siblings import Siblings
 
+_NONCE = 32  # bytes
+_PAUSE = 0.02  # seconds between two looks whether a server is there
 _DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT can't be read; the core soon reports that
 GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
 REMEDY = (
@@ -85,6 +94,27 @@ class Bootstrap(ABC):
     node: list[int]
     seconds: float
     number: int = 0  # of the world; 0: one more than that of the last
+    _secret, _told = b"", ()  # what the key follows from, beside the blobs: see _introduce()
+
+    def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
+        """Tells all ranks this one's host, and a new random number: so no earlier world has had the
+        same key. Collective; returns the `task` of each. `secret`: what this rank knows; b"" for
+        nothing. If one rank knows nothing, the key is as secret as the numbers."""
+        own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
+        told = self.allgather(own)
+        if told[self.rank] != own:
+            raise LibraryError("init(): somebody has changed what this rank told the others")
+        hosts, knows, tasks, _ = zip(*map(json.loads, told), strict=True)
+        self.node = [hosts.index(each) for each in hosts]
+        self._secret, self._told = secret if all(knows) else b"", tuple(told)
+        return list(tasks)
+
+    def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
+        """The key of a world of these ranks, which connections between them prove. No rank sends
+        it: each derives it from the ranks' secret and from all that they have told each other,
+        random numbers and the addresses in the core's blobs."""
+        parts = (b"farandole world 1", str(number).encode(), *self._told, *blobs)
+        return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
@@ -123,7 +153,7 @@ class _Solo(Bootstrap):
     rank, size, seconds = 0, 1, 0.0
 
     def __init__(self) -> None:
-        self.node = [0]
+        self._introduce("", b"")
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         return [data]
@@ -135,39 +165,71 @@ class _Solo(Bootstrap):
         pass
 
 
+class Left(PeerError):
+    """A rank has left this meeting; the ranks may meet again."""
+
+
 class SocketBootstrap(Bootstrap):
-    """Ranks of one host that a launcher without MPI started, through a Unix socket."""
+    """Ranks that meet at a server, of rank 0 or of their launcher."""
 
     def __init__(
         self,
-        path: str,
+        find: Callable[[], tuple[str, bytes] | None],
         rank: int,
         size: int,
         seconds: float,
         wait: float = 0.0,
         remedy: str = REMEDY,
     ) -> None:
-        """Meets at that socket. Raises OSError if nobody serves it within `wait` seconds."""
+        """`find` returns address and secret of the server; None: there is none yet. Raises OSError
+        if nobody serves it within `wait` seconds; in this time the ranks may meet at another one,
+        if some have left the first."""
         self.rank, self.size, self.seconds = rank, size, seconds
         self._remedy = remedy  # if a rank does not come
-        self.node = [0] * size
         self._siblings = Siblings()
-        self._connection = rendezvous.connect(path, rank, wait, self._siblings.check)
+        deadline = time.monotonic() + wait
+        while not self._meets(find, deadline):
+            time.sleep(_PAUSE)
+
+    def _meets(self, find: Callable[[], tuple[str, bytes] | None], deadline: float) -> bool:
+        """Meets the others, if there is a server; False: another attempt may succeed."""
+        late = time.monotonic() >= deadline
+        place = find()
+        if place is None and late:
+            raise ConnectionError("it has not said where")
+        try:
+            self._check()
+            if place is None:
+                return False
+            self._connection = rendezvous.connect(place[0], self.rank, place[1], self.seconds)
+            try:
+                task = str(launchers.launcher().rank)  # this process's, or its parent's
+                self.tasks = self._introduce(shared_host(), place[1], task)
+            except BaseException:
+                self._connection.close()
+                raise
+        except (OSError, Left) as reason:
+            if late or isinstance(reason, Refused):
+                raise
+            return False
+        return True
+
+    def _check(self) -> None:
+        """Called now and then while this rank waits; raises an error that ends the wait."""
+        self._siblings.check()
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         """The data of every rank, in rank order. Raises StallError and PeerError."""
         limit = self.seconds if seconds is None else seconds
         try:
-            return rendezvous.exchange(self._connection, data, limit, self._siblings.check)
+            return rendezvous.exchange(self._connection, data, limit, self._check)
         except rendezvous.NotAll as late:
             raise StallError(
                 f"init(): {late} did not come to the rendezvous of all ranks within {limit:g} s; "
                 f"{self._remedy}"
             ) from late
         except ConnectionError as error:
-            raise PeerError(
-                f"init(): another rank has left while the ranks met: {error}"
-            ) from error
+            raise Left(f"init(): another rank has left while the ranks met: {error}") from error
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
         """Says farewell to the ranks that leave within GRACE, and hangs up."""
@@ -189,6 +251,12 @@ class SocketBootstrap(Bootstrap):
         self._connection.close()
 
 
+def shared_host() -> str:
+    """What ranks that can share memory have in common: a machine's start, and a network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+
+
 def _seconds() -> float:
     """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, where all ranks get the error."""
     try:
@@ -200,11 +268,11 @@ def _seconds() -> float:
 def _of_address(address: str, seconds: float) -> Bootstrap:
     """`address` is unix:<path>; FARANDOLE_RANK and FARANDOLE_SIZE give this rank's place."""
     scheme, _, path = address.partition(":")
-    if scheme != "unix":
+    if scheme != "unix" or not path.startswith(("@", "/")):
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     try:
-        return SocketBootstrap(path, rank, size, seconds)
+        return SocketBootstrap(lambda: (path, b""), rank, size, seconds)
     except OSError as error:
         raise LibraryError(
             f"init(): nobody answers at FARANDOLE_RENDEZVOUS={address}: {error}; the launcher "
@@ -212,13 +280,15 @@ def _of_address(address: str, seconds: float) -> Bootstrap:
         ) from error
 
 
-def _of_torchrun(seconds: float) -> Bootstrap:
+def _of_torchrun(seconds: float, purpose: str) -> Bootstrap:
     if torchrun.on_several_hosts():
-        return _between_hosts(seconds)
-    path = torchrun.open_rendezvous()
+        return _between_hosts(seconds, purpose)
+    place = torchrun.open_rendezvous(purpose)
     remedy = f"{REMEDY}; {torchrun.remedy()}"
     try:
-        return SocketBootstrap(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
+        return SocketBootstrap(
+            lambda: place, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy
+        )
     except OSError as error:
         raise StallError(
             f"init(): rank 0 did not come to the rendezvous of all ranks within {seconds:g} s "
@@ -226,7 +296,7 @@ def _of_torchrun(seconds: float) -> Bootstrap:
         ) from error
 
 
-def _between_hosts(seconds: float) -> Bootstrap:
+def _between_hosts(seconds: float, purpose: str) -> Bootstrap:
     torchrun.check()
     try:
         from farandole.c10d.meeting import of_torchrun
@@ -236,13 +306,14 @@ def _between_hosts(seconds: float) -> Bootstrap:
             "(LOCAL_WORLD_SIZE); they meet by the store of torch.distributed, which is not here: "
             f"{error}. Remedy: install PyTorch, or start with mpirun or srun"
         ) from error
-    return of_torchrun(seconds)
+    return of_torchrun(seconds, purpose)
 
 
-def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
+def connect(comm: Any = None, parting: Parting | None = None, purpose: str = "init") -> Bootstrap:
     """Makes the Bootstrap that fits how this process was started; collective.
 
-    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Raises
+    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Ranks of
+    different purposes do not meet, and prove nothing to each other. Raises
     ShutdownError in the child of a rank, LibraryError where launchers promise more ranks than can
     meet, ValueError for a wrong `comm`, StallError naming the ranks that do not come, PeerError for
     those that can't.
@@ -267,12 +338,12 @@ def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
             raise ValueError("init(comm=...) needs MPI; this job was started without it")
         if parting is not None:
             parting.check()
-        return _of_address(address, _seconds()) if address else _of_torchrun(_seconds())
+        return _of_address(address, _seconds()) if address else _of_torchrun(_seconds(), purpose)
     launchers.check()
-    return _of_mpi(comm, launcher, parting)
+    return _of_mpi(comm, launcher, parting, purpose)
 
 
-def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap:
+def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None, purpose: str) -> Bootstrap:
     from farandole.start import mpi_ranks
 
     promised = launcher.size
@@ -281,7 +352,7 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap
     except ImportError as reason:
         if comm:
             raise ValueError("init(comm=...) needs MPI, and mpi4py finds none") from reason
-        return _without_mpi(launcher, parting, reason)
+        return _without_mpi(launcher, parting, purpose, reason)
     found = mpi.COMM_WORLD.Get_size()
     if promised > found:
         library = mpi.Get_library_version().split("\n")[0].strip("\x00 ")
@@ -295,7 +366,9 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap
     return mpi_ranks.Mpi(mpi, comm, parting, _seconds())
 
 
-def _without_mpi(launcher: Launcher, parting: Parting | None, reason: ImportError) -> Bootstrap:
+def _without_mpi(
+    launcher: Launcher, parting: Parting | None, purpose: str, reason: ImportError
+) -> Bootstrap:
     """The ranks of a launcher, or a world of one where it tells of no others."""
     if launcher.size <= 1:
         return _Solo()
@@ -303,7 +376,7 @@ def _without_mpi(launcher: Launcher, parting: Parting | None, reason: ImportErro
         ancestry.renew()
         if parting is not None:
             parting.check()
-        return _of_torchrun(_seconds())
+        return _of_torchrun(_seconds(), purpose)
     raise LibraryError(
         f"{launcher} started {launcher.size} processes, but mpi4py cannot load MPI: {reason}. "
         "Remedy: `pip install mpi4py` and load the MPI module of the launcher, or, with no "

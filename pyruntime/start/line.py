@@ -11,27 +11,26 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
-from farandole.start.session import Frames, Session
+from farandole.start.session import Refused, Session
 from farandole.trust import is_own_user
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _CHUNK = 1 << 18  # bytes to read at once
+_HERE = ("@", "/")  # a place that begins so is a Unix socket
 _SEND_SECONDS = 30.0  # until a server that stops reading is given up
 _ATTEMPT = 5.0  # seconds for one place of a server to answer, and to prove that it is the server
-_ROUNDS = 3  # over all places: a server that is flooded by strangers may hang up at first
-_PAUSE = 0.1  # seconds between two rounds
+_PAUSES = (0.1, 0.3, 0.9, 0.0)  # seconds after each round: a flooded server may hang up at first
 
 
 class Line:
     """One end of the connection: any thread sends, one receives. A context manager."""
 
-    def __init__(self, connection: socket.socket, frames: Frames, seconds: float) -> None:
-        """Waits for the other end's proof. Raises TimeoutError after `seconds`, OSError and
-        EOFError if the other end hangs up or is not who it should be."""
-        self._socket, self._frames = connection, frames
+    def __init__(self, connection: socket.socket, session: Session, seconds: float) -> None:
+        """Waits for the other end's proof. Raises TimeoutError after `seconds`, OSError if the
+        other end hangs up or is not who it should be."""
+        self._socket, self._session = connection, session
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._messages: deque[bytes] = deque()
@@ -39,10 +38,13 @@ class Line:
         self._sending = threading.Lock()
         connection.settimeout(_SEND_SECONDS)
         deadline = time.monotonic() + seconds
-        while not frames.proved:
-            connection.sendall(frames.outgoing)
-            frames.outgoing.clear()
-            self._read(deadline)
+        try:
+            while not session.proved:
+                connection.sendall(session.outgoing)
+                session.outgoing.clear()
+                self._read(deadline)
+        except (EOFError, ConnectionResetError, BrokenPipeError) as reason:
+            raise Refused(f"{reason}: perhaps it knows another secret, or none") from reason
 
     def send(self, message: bytes) -> None:
         """Sends a message. Raises OSError; the line is closed then.
@@ -53,9 +55,9 @@ class Line:
         while self._waiting and self._sending.acquire(blocking=False):
             try:
                 while self._waiting:
-                    self._frames.send(self._waiting.popleft())
-                    self._socket.sendall(self._frames.outgoing)
-                    self._frames.outgoing.clear()
+                    self._session.send(self._waiting.popleft())
+                    self._socket.sendall(self._session.outgoing)
+                    self._session.outgoing.clear()
             except OSError:
                 self.close()
                 raise
@@ -77,7 +79,7 @@ class Line:
         data = self._socket.recv(_CHUNK)
         if not data:
             raise EOFError("it hung up")
-        self._messages += self._frames.receive(data)
+        self._messages += self._session.receive(data)
 
     def close(self) -> None:
         """Hangs up."""
@@ -98,93 +100,78 @@ def limit_calls(connection: socket.socket, seconds: int) -> None:
 
 def is_of_this_user(local: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is; the kernel knows."""
-    return is_own_user(_other_end(local)[1])
-
-
-def pid_of_other_end(local: socket.socket) -> int:
-    """The process of this user there; 0: it is another user's, or in another container."""
-    return _other_end(local)[0] if is_of_this_user(local) else 0
-
-
-def _other_end(local: socket.socket) -> tuple[int, int]:
-    """Process and user."""
     data = local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(data)
-    return process, user
+    return is_own_user(_CREDENTIALS.unpack(data)[1])
 
 
-def connect_local(path: str, frames: Frames, seconds: float) -> Line:
-    """A line to a Unix socket of this user. Raises as Line does, PermissionError if another user's
-    process listens there."""
+def reach(address: str, secret: bytes, seconds: float = _ATTEMPT) -> Line:
+    """A line to the server that knows `secret`, at any of the places of its address.
 
-    def connected(connection: socket.socket) -> None:
-        connection.settimeout(None)  # else a server with many callers at once would be an error
-        limit_calls(connection, int(seconds))
-        try:
-            connection.connect(path)
-        except BlockingIOError:
-            raise TimeoutError("it is silent") from None
-        if not is_of_this_user(connection):
-            raise PermissionError("another user's process listens there")
+    They are separated by commas: `@name` and `/path` are Unix sockets on this host, all others are
+    names or numbers of its host, before the colon and the port. Each has `seconds` to answer, some
+    times. Raises ConnectionError, with what happened at each place: Refused if somebody answers who
+    has not proved to be that server.
+    """
+    head, colon, port = address.rpartition(":")
+    places = head.split(",") if colon else [address]
+    for pause in _PAUSES:
+        reasons: list[str] = []
+        kinds: set[type[OSError]] = set()
+        for place in places:
+            try:
+                return _call(place, port, secret, seconds)
+            except OSError as reason:
+                reasons.append(f"{place}: {reason}")
+                kinds.add(type(reason))
+        if not kinds & {Refused, TimeoutError}:
+            break
+        time.sleep(pause)
+    raise (Refused if Refused in kinds else ConnectionError)("; ".join(reasons))
 
-    return _line(socket.AF_UNIX, connected, frames, seconds)
 
-
-def _line(
-    family: int, connected: Callable[[socket.socket], None], frames: Frames, seconds: float
-) -> Line:
+def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:
+    here = place.startswith(_HERE)
+    where = None if here else _resolved(place, int(port))
+    family = socket.AF_UNIX if where is None else where[0]
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
-        connection.settimeout(seconds)
-        connected(connection)
-        return Line(connection, frames, seconds)
+        if where is None:
+            _connect_here(connection, place.replace("@", "\0", 1), seconds)
+        else:
+            connection.settimeout(seconds)
+            connection.connect(where[1])
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Line(connection, Session(secret, caller=True), seconds)
     except BaseException:
         connection.close()
         raise
 
 
-def reach(address: str, secret: bytes) -> Line:
-    """A line to the server that knows `secret`, at any of the places of its address.
-
-    They are separated by commas: `@name` is an abstract Unix socket on this host, all others are
-    names or numbers of its host, before the colon and the port. Raises ConnectionError, with what
-    happened at each place, within _ROUNDS * _ATTEMPT seconds for each.
-    """
-    head, colon, port = address.rpartition(":")
-    places = head.split(",") if colon else [address]
-    for _ in range(_ROUNDS):
-        reasons, again = [], False
-        for place in places:
-            try:
-                return _call(place, port, Session(secret, caller=True))
-            except (TimeoutError, EOFError, ConnectionResetError) as reason:
-                again = True
-                reasons.append(f"{place}: {reason}")
-            except OSError as reason:
-                reasons.append(f"{place}: {reason}")
-        if not again:
-            break
-        time.sleep(_PAUSE)
-    raise ConnectionError("; ".join(reasons))
+def _connect_here(connection: socket.socket, path: str, seconds: float) -> None:
+    # It blocks: else a server with many callers at once would be an error.
+    limit_calls(connection, max(1, int(seconds)))
+    try:
+        connection.connect(path)
+    except BlockingIOError:
+        raise TimeoutError("it is silent") from None
+    if not is_of_this_user(connection):
+        raise PermissionError("another user's process listens there")
 
 
-def _call(place: str, port: str, session: Session) -> Line:
-    if place.startswith("@"):
-        return connect_local("\0" + place[1:], session, _ATTEMPT)
-
-    def connected(connection: socket.socket) -> None:
-        number = socket.gethostbyname(place)
-        if _is_own(number):  # the server is elsewhere, or else at its @name
-            raise PermissionError("it is this host's own address, where others may listen")
-        connection.connect((number, int(port)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    return _line(socket.AF_INET, connected, session, _ATTEMPT)
+def _resolved(place: str, port: int) -> tuple[int, tuple[str, int]]:
+    """The family and the socket's address of another host."""
+    found = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)
+    elsewhere = [
+        (family, where) for family, *_, where in found if not _is_own(family, str(where[0]))
+    ]
+    if not elsewhere:  # the server is elsewhere, or else at its @name
+        raise PermissionError("it is this host's own address, where others may listen")
+    return elsewhere[0]  # type: ignore[return-value]
 
 
-def _is_own(number: str) -> bool:
+def _is_own(family: int, number: str) -> bool:
     """Whether it is an address of this host: only these can be bound."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((number, 0))
         return True
     return False

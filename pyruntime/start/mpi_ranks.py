@@ -24,6 +24,7 @@ from farandole.errors import FarandoleError, LibraryError
 from farandole.start import leaving, limits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
+from farandole.start.secret import job_secret
 
 _LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
@@ -59,13 +60,12 @@ class Mpi(Bootstrap):
             self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
             notes = Notes(mpi, self._comm, range(self.size), None)
             self._wait = Wait(notes, seconds)
-            names = self.allgather(mpi.Get_processor_name().encode())
+            self._introduce(mpi.Get_processor_name(), _secret())
         except mpi.Exception as reason:
             raise _failed(reason) from reason
         except BaseException as reason:
             self.abandon(reason)
             raise
-        self.node = [names.index(name) for name in names]
 
     def _duplicate(self, base: Any, members: list[int] | None) -> Any:
         if members is not None:
@@ -214,6 +214,13 @@ class _MpiParting(Parting):
     ) -> None:
         super().__init__(own, all_said)
         self.group = group
+
+
+def _secret() -> bytes:
+    """The job's secret, for keys that whoever reads MPI's messages can't derive; b"" for none."""
+    with contextlib.suppress(LibraryError):  # what is wrong with it matters where there is no MPI
+        return job_secret()
+    return b""
 
 
 def _check(

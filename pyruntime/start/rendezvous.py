@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allgathers for ranks started without MPI, by a Unix socket: of rank 0 under torchrun, of the
-launcher in tests.
+"""Allgathers for ranks started without MPI, by a server: of rank 0 under torchrun, whose address
+may be in torch's store, or of the launcher in tests.
 
 A client connects and sends its rank. Per round it sends its bytes; when all ranks have, each
 receives all of them in rank order. A client that has waited too long asks who is missing: the
@@ -8,27 +8,23 @@ server answers all waiting clients with the missing ranks as text, and these cli
 a client leaves, the server closes all others, so none waits forever; the ranks may then connect
 again as the next generation (shutdown and init in a living process).
 
-Names of abstract sockets can be guessed, so both ends ask the kernel whether the other is a process
-of the same user.
+Both ends prove that they know a secret, which also tells one job from another. It is empty where
+all ranks are on one host and the kernel says that the other end is a process of the same user.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from farandole.start.line import Line, connect_local, limit_calls
-from farandole.start.server import Guest, Server, listen_at
-from farandole.start.session import Frames
+from farandole.start.line import Line, limit_calls, reach
+from farandole.start.server import Guest, Server
 
-_PAUSE = 0.02  # seconds between two looks whether the server is there
 _LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
-_CLIENT_SECONDS, _SERVER_SECONDS = 30, 2  # until a peer that stops in a message is dropped
+_CLIENT_SECONDS, _SERVER_SECONDS = 30.0, 2  # until a peer that stops in a message is dropped
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 # First bytes of messages: bytes for all and who is missing; the bytes of all and a text.
 _DATA, _WHO, _ALL, _MISSING = b"d", b"w", b"a", b"m"
@@ -39,26 +35,11 @@ class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(
-    path: str, rank: int, wait: float = 0.0, check: Callable[[], None] = lambda: None
-) -> Line:
-    """Connects to the server at `path` as `rank`.
-
-    Raises OSError when nobody of this user listens there within `wait` seconds, and what `check`
-    raises, which is called now and then.
-    """
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            line = connect_local(path, Frames(), _CLIENT_SECONDS)
-        except ConnectionRefusedError:
-            if time.monotonic() >= deadline:
-                raise
-            check()
-            time.sleep(_PAUSE)
-        else:
-            line.send(str(rank).encode())
-            return line
+def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _CLIENT_SECONDS) -> Line:
+    """A line to the server, as `rank`. Raises as reach() does."""
+    line = reach(address, secret, min(seconds, _CLIENT_SECONDS))
+    line.send(str(rank).encode())
+    return line
 
 
 def exchange(
@@ -109,32 +90,24 @@ def _unpacked(data: bytes) -> list[bytes]:
 
 
 class RendezvousServer(Server):
-    """The launcher's side. `path` is where ranks connect."""
+    """Rank 0's side, or the launcher's. A rank may be stopped when it calls: it has much time."""
 
     patience = 60.0
 
-    def __init__(self, size: int, path: str = "") -> None:
-        """`path`: an abstract one; "": one in a new private folder. Raises OSError if taken."""
+    def __init__(self, size: int, secret: bytes = b"", path: str = "", here: bool = True) -> None:
+        """Listens for `size` ranks; the other arguments are those of Server."""
         self.size = size
         self.rounds = 0  # exchanges completed since the start
-        self._folder = None if path else tempfile.TemporaryDirectory(prefix="farandole-")  # 0700
-        self.path = str(Path(self._folder.name) / "rendezvous") if self._folder else path
         self._said: dict[int, bytes] = {}  # in this round, by rank
-        super().__init__("rendezvous", [listen_at(self.path)], size, None)
+        super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
         """The variables that tell a process this server's address, its rank and the size."""
         return {
-            "FARANDOLE_RENDEZVOUS": f"unix:{self.path}",
+            "FARANDOLE_RENDEZVOUS": f"unix:{self.address}",
             "FARANDOLE_RANK": str(rank),
             "FARANDOLE_SIZE": str(self.size),
         }
-
-    def close(self) -> None:
-        """Hangs up on all, ends the thread and removes its folder."""
-        super().close()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     def _prepare(self, connection: socket.socket) -> None:
         """It blocks, for a moment: the last answer must not come before the others are sent."""

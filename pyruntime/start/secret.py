@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secret that the ranks of a job know from outside, and how they use it where strangers read
-and write what they tell each other: in torch's store. For the bootstrap."""
+"""The secret that the ranks of a job know from outside, and how keys follow from it. No key and no
+secret travels: both ends derive keys from a secret that they have, and from random numbers that
+they have told each other. For the bootstrap and for sessions."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import stat
+import struct
 from pathlib import Path
 
 from farandole.config import setting, usual_file
@@ -17,7 +18,7 @@ SECRET, SECRET_FILE = "FARANDOLE_JOB_SECRET", "FARANDOLE_JOB_SECRET_FILE"
 _FILE = "job-secret"  # if no variable names one
 _LEAST = 16  # characters
 _MOST = 4096  # bytes of a file
-_TAG = 32  # bytes
+_LENGTH = struct.Struct("!Q")
 
 
 def job_secret() -> bytes:
@@ -82,34 +83,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
     return secret
 
 
-class Seal:
-    """Hides what the ranks of one meeting tell each other, and shows when it was changed."""
-
-    def __init__(self, secret: bytes, meeting: bytes) -> None:
-        """`meeting`: what the meeting is. Each rank has put a random number into it, so the seals
-        of another meeting are of no use in this one."""
-        self._key = hmac.digest(secret, b"farandole meeting 1\n" + meeting, "sha256")
-
-    def close(self, place: str, data: bytes) -> bytes:
-        """`data`, sealed for a place, at which nothing else is ever sealed."""
-        hidden = self._turned(place, data)
-        return hidden + self._tag(place, hidden)
-
-    def open(self, place: str, sealed: bytes) -> bytes:
-        """The inverse of close(). Raises ValueError unless one who knows the secret has sealed it,
-        for this place and in this meeting."""
-        hidden = sealed[:-_TAG]
-        if not hmac.compare_digest(self._tag(place, hidden), sealed[-_TAG:]):
-            raise ValueError("the seal is broken")
-        return self._turned(place, hidden)
-
-    def _tag(self, place: str, hidden: bytes) -> bytes:
-        key = hmac.digest(self._key, f"prove {place}".encode(), "sha256")
-        return hmac.digest(key, hidden, "sha256")
-
-    def _turned(self, place: str, data: bytes) -> bytes:
-        """Covers data with the key stream of `place`; a second call uncovers it."""
-        key = hmac.digest(self._key, f"hide {place}".encode(), "sha256")
-        stream = hashlib.shake_256(key).digest(len(data))
-        mixed = int.from_bytes(data, "little") ^ int.from_bytes(stream, "little")
-        return mixed.to_bytes(len(data), "little")
+def mac(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 of these parts, with their lengths: no other parts give the same text."""
+    text = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return hmac.digest(key, text, "sha256")

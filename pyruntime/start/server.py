@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import selectors
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
+from farandole._library import lib, told
 from farandole.start.line import is_of_this_user
-from farandole.start.session import Frames, Session
+from farandole.start.session import SECRET_BYTES, Session
 
-_STRANGERS = 64  # callers beside the ranks that may be there without a proof; then the oldest goes
+_STRANGERS = 64  # callers that may be there without a proof, whatever the number of ranks
+_LEAST = 0.05  # seconds that each of them has in any case, before it goes for another one
+_PAUSE = 0.05  # seconds until the next call is taken, if the system lacks the means to take one
+_BACKLOG = 4096  # callers for whom the kernel keeps a place
 _CHUNK = 1 << 18  # bytes to read or write at once
-_PAUSE = 0.05  # seconds after a call that the system lacks the means to take
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LONGEST_RANK = 9  # digits
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -31,9 +35,9 @@ S = TypeVar("S", bound="Server")
 class Guest:
     """A caller. It is a stranger until it has proved itself and said its rank."""
 
-    def __init__(self, connection: socket.socket, frames: Frames, until: float) -> None:
-        """`until`: when it has to go if it is a stranger still."""
-        self.connection, self.frames, self.until = connection, frames, until
+    def __init__(self, connection: socket.socket, session: Session) -> None:
+        self.connection, self.session = connection, session
+        self.came = time.monotonic()
         self.rank = -1  # of a stranger
 
 
@@ -43,24 +47,32 @@ class Server(ABC):
     patience = 5.0  # seconds that a caller has until it has said its rank
 
     def __init__(
-        self, name: str, listeners: Sequence[socket.socket], ranks: int, secret: bytes | None
+        self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """`name`: of the thread. `listeners` are the server's from now on. Without a `secret` they
-        must be Unix sockets; at these, processes of other users are sent away in any case."""
-        self._secret, self._most = secret, ranks + _STRANGERS
+        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
+        Unix socket, by default an abstract one at random; processes of other users are sent away
+        there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is taken."""
+        secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
+        path = path or f"@farandole-{secrets.token_hex(16)}"
+        self._secret, self.key = secret, secret.hex()
+        self._listeners = [listen_at(path)]
+        self.address = path  # as reach() takes it
+        if not here:
+            self._listeners.append(_tcp_listener())
+            places = ",".join([path, *_numbers(), *_names()])
+            self.address = f"{places}:{self._listeners[1].getsockname()[1]}"
         self._strangers: dict[Guest, None] = {}  # in the order in which they came
         self._guests: dict[Guest, None] = {}
+        self._accepts, self._resumes = False, 0.0  # whether calls are taken; when they are again
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_reader, _READ)
-        self._listeners = listeners
-        for listener in listeners:
-            listener.listen(self._most)
+        for listener in self._listeners:
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
-            self._selector.register(listener, _READ)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -103,7 +115,7 @@ class Server(ABC):
     def _send(self, guest: Guest, message: bytes) -> None:
         """Sends to a rank, now or when it reads; does nothing if it has gone."""
         if guest in self._guests:
-            guest.frames.send(message)
+            guest.session.send(message)
             try:
                 self._flush(guest)
             except OSError:
@@ -124,39 +136,59 @@ class Server(ABC):
 
     def _step(self) -> bool:
         """Does what is to do; False: the server is closed."""
+        self._listen()
         ready = self._selector.select(self._time_left())
-        for key, events in ready:
+        for key, events in ready:  # first: whoever proves itself now is no stranger any more
             if isinstance(key.data, Guest):
                 self._attend(key.data, events)
         now = time.monotonic()
-        while self._strangers and next(iter(self._strangers)).until <= now:
-            self._forget(next(iter(self._strangers)))
+        while self._strangers and self._oldest().came + self.patience <= now:
+            self._forget(self._oldest())
         for key, _ in ready:  # last: one who calls again leaves first
             if key.fileobj is self._wake_reader:
                 if not self._wake_reader.recv(_CHUNK):
                     return False
                 while not self._todo.empty():
                     self._todo.get()()
-            elif isinstance(key.fileobj, socket.socket) and key.data is None:
+            elif key.data is None and isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
         return True
 
+    def _oldest(self) -> Guest:
+        return next(iter(self._strangers))
+
+    def _listen(self) -> None:
+        """Takes calls, or leaves them to the kernel for a moment."""
+        accepts = self._resumes <= time.monotonic()
+        if accepts == self._accepts:
+            return
+        self._accepts = accepts
+        for listener in self._listeners:
+            if accepts:
+                self._selector.register(listener, _READ)
+            else:
+                self._selector.unregister(listener)
+
     def _time_left(self) -> float | None:
-        oldest = next(iter(self._strangers), None)
-        return None if oldest is None else max(0.0, oldest.until - time.monotonic())
+        due = [] if self._accepts else [self._resumes]
+        due += [self._oldest().came + self.patience] if self._strangers else []
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self, listener: socket.socket) -> None:
+        if len(self._strangers) >= _STRANGERS:
+            self._resumes = self._oldest().came + _LEAST
+            if self._resumes > time.monotonic():
+                return
+            self._forget(self._oldest())
         try:
             connection, _ = listener.accept()
         except OSError as reason:
             if reason.errno in _SHORT:
+                self._resumes = time.monotonic() + _PAUSE
                 if self._strangers:
-                    self._forget(next(iter(self._strangers)))
-                else:
-                    time.sleep(_PAUSE)
+                    self._forget(self._oldest())
             return
-        frames = Frames() if self._secret is None else Session(self._secret, caller=False)
-        guest = Guest(connection, frames, time.monotonic() + self.patience)
+        guest = Guest(connection, Session(self._secret, caller=False))
         try:
             if connection.family == socket.AF_UNIX and not is_of_this_user(connection):
                 raise PermissionError
@@ -166,8 +198,6 @@ class Server(ABC):
             connection.close()
             return
         self._strangers[guest] = None
-        if len(self._strangers) > self._most:
-            self._forget(next(iter(self._strangers)))
 
     def _prepare(self, connection: socket.socket) -> None:
         """Sets the options of a connection that has just been made."""
@@ -182,7 +212,7 @@ class Server(ABC):
                 data = guest.connection.recv(_CHUNK)
                 if not data:
                     raise EOFError
-                for message in guest.frames.receive(data):
+                for message in guest.session.receive(data):
                     self._take(guest, message)
             self._flush(guest)
         except BlockingIOError:
@@ -207,7 +237,7 @@ class Server(ABC):
         """Writes what the system takes; the rest when it takes more."""
         if guest not in self._strangers and guest not in self._guests:
             return
-        outgoing = guest.frames.outgoing
+        outgoing = guest.session.outgoing
         with contextlib.suppress(BlockingIOError):
             while outgoing:
                 sent = guest.connection.send(outgoing[:_CHUNK])
@@ -232,11 +262,31 @@ class Server(ABC):
 
 
 def listen_at(path: str) -> socket.socket:
-    """A Unix socket at `path`. Raises OSError if it is taken."""
+    """A Unix socket at `path`; `@name` is an abstract one. Raises OSError if it is taken."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(path)
+        listener.bind(path.replace("@", "\0", 1) if path.startswith("@") else path)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _tcp_listener() -> socket.socket:
+    """One at any port, of both families where the host has them."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _numbers() -> list[str]:
+    """The addresses that the core tells ranks of other hosts, in FARANDOLE_INTERFACE's networks."""
+    return [line.split(" ")[1] for line in told(lib.farandole_addresses).splitlines()]
+
+
+def _names() -> list[str]:
+    """The name of this host, for ranks that reach none of the addresses; none if it has only one
+    that means another host elsewhere."""
+    name = socket.getfqdn()
+    return [] if name.split(".")[0] == "localhost" else [name]

@@ -11,39 +11,43 @@ user could stop the job by a signal as well.
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from farandole.errors import LibraryError
 from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
+from farandole.start.secret import mac
 
 _server: RendezvousServer | None = None  # rank 0's
 
 
-def open_rendezvous() -> str:
-    """The socket where the ranks meet; it may take a moment until rank 0 serves it.
+def job(purpose: str) -> bytes:
+    """Names this attempt of this job for one `purpose`, such as init. Anybody may know the name."""
+    words = [purpose, str(TORCHRUN.size)]
+    words += [os.environ.get(name, "") for name in TORCHRUN.job.split()]
+    return mac(b"", *(word.encode() for word in words))
 
-    Raises LibraryError, with the remedy, where that is impossible.
-    """
+
+def open_rendezvous(purpose: str) -> tuple[str, bytes]:
+    """Address and secret of the socket where the ranks meet; it may take a moment until rank 0
+    serves it. Raises LibraryError, with the remedy, where that is impossible."""
     global _server
     check()
-    words = [str(TORCHRUN.size), *(os.environ.get(name, "") for name in TORCHRUN.job.split())]
-    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
-    path = f"\0farandole-{os.geteuid()}-{digest[:32]}"
-    if TORCHRUN.rank == 0 and (_server is None or _server.path != path):
+    secret = job(purpose)
+    path = f"@farandole-{os.geteuid()}-{secret.hex()[:32]}"
+    if TORCHRUN.rank == 0 and (_server is None or _server.address != path):
         if _server is not None:  # of an earlier job of this process
             _server.close()
             _server = None
         try:
-            _server = RendezvousServer(TORCHRUN.size, path)
+            _server = RendezvousServer(TORCHRUN.size, secret, path)
         except OSError as error:
             raise LibraryError(
                 f"rank 0 can't open the rendezvous of this job: {error}: another one with the same "
                 f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each "
                 "job its own port"
             ) from error
-    return path
+    return path, secret
 
 
 def on_several_hosts() -> bool:

@@ -19,7 +19,7 @@ from farandole.config import home_for_mpi, setting
 from farandole.errors import said
 from farandole.launch.agent import BEAT
 from farandole.launch.commands import find
-from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
+from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
 from farandole.membership import decider
@@ -228,7 +228,8 @@ def run(options: argparse.Namespace) -> int:
         rules = _rules(options, job)
         if rules is not None:
             return _supervised(options, job, rules)
-        command = find(options.launcher).command(job)
+        launcher = find(options.launcher)
+        command = launcher.command(job)
     except (ValueError, OSError) as reason:
         print(f"farandole run: {said(reason)}", file=sys.stderr)
         return 2
@@ -240,7 +241,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.flush()
     with home_for_mpi():
-        return os.execve(command[0], command, outer_environment(job))
+        return os.execve(command[0], command, launcher.environment(job))
 
 
 def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
@@ -253,6 +254,12 @@ def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
         hosts = [host.name for host in job.hosts] or ["this host"]
         print(f"an agent on {', '.join(hosts)}; each rank: {shlex.join(job.command)}")
         return 0
+    if rules.awaits and (names := sorted({*job.environment, *job.forwarded})):
+        print(
+            f"farandole run: the agents' own environment is that of the ranks: set "
+            f"{', '.join(names)} where the agents start",
+            file=sys.stderr,
+        )
     return supervise(job, rules)
 
 

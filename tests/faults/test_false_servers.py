@@ -16,9 +16,8 @@ import pytest
 import farandole
 from farandole.launch.result_server import ResultServer
 from farandole.start import agency
-from farandole.start.line import Line, connect_local, reach
+from farandole.start.line import Line, reach
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
-from farandole.start.session import Frames
 from harness.process import PATIENCE
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
@@ -91,25 +90,25 @@ def test_another_user_calls(stack: ExitStack) -> None:
 def test_another_user_at_the_rendezvous(stack: ExitStack) -> None:
     """At both ends: the name, made from torchrun's variables, can be guessed."""
     name = f"farandole-test-{os.getpid()}"
-    meeting = stack.enter_context(RendezvousServer(1, f"\0{name}"))
+    meeting = stack.enter_context(RendezvousServer(1, path=f"@{name}"))
     stranger = of_another_user(stack, name, "call")
     assert told(stranger) == "b''\n"
-    with connect(meeting.path, 0) as rank:
+    with connect(meeting.address, 0) as rank:
         assert exchange(rank, b"mine") == [b"mine"]
     of_another_user(stack, f"{name}-2", "listen")
-    with pytest.raises(PermissionError, match="another user's process"):
-        connect(f"\0{name}-2", 0)
+    with pytest.raises(ConnectionError, match="another user's process"):
+        connect(f"@{name}-2", 0)
 
 
 def local(server_: RendezvousServer) -> Line:
-    return connect_local(server_.path, Frames(), PATIENCE)
+    return reach(server_.address, b"", PATIENCE)
 
 
 @pytest.mark.parametrize("word", [b"1", b"-1", b"x" * 1000, pickle.dumps(0)])
 def test_what_is_no_rank_at_the_rendezvous(stack: ExitStack, word: bytes) -> None:
     """It is sent away, and the ranks go on."""
     meeting = stack.enter_context(RendezvousServer(1))
-    rank = stack.enter_context(connect(meeting.path, 0))
+    rank = stack.enter_context(connect(meeting.address, 0))
     stranger = stack.enter_context(local(meeting))
     stranger.send(word)
     with pytest.raises(EOFError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import socket
 import struct
 import subprocess
@@ -58,7 +59,7 @@ def port_of(address: str) -> int:
 
 def at_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets callers here use TCP: else they go by the door's Unix socket."""
-    monkeypatch.setattr(line, "_is_own", lambda number: False)
+    monkeypatch.setattr(line, "_is_own", lambda family, number: False)
 
 
 # ---- between a rank and its door
@@ -267,6 +268,59 @@ def test_a_door_without_descriptors_goes_on(
     assert fetch(f"127.0.0.1:{port_of(address)}", key, 0) == b"work"
     out, _ = process.communicate(timeout=PATIENCE)
     assert out == "[0]\n"
+
+
+SUPERVISOR = """
+import resource, subprocess, sys
+from queue import SimpleQueue
+from farandole.launch.supervisor import _Door
+
+class Hears:
+    events = SimpleQueue()
+    def welcome(self, guest): print("came", flush=True)
+    def lose(self, guest): print("gone", flush=True)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+with _Door(False, Hears()) as door:
+    print(door.address, door.key, flush=True)
+    for line in sys.stdin:
+        Hears.events.get()()
+    print("starts", subprocess.run(["true"]).returncode, flush=True)  # a rank, say
+"""
+
+
+def test_1500_silent_callers_of_a_supervisor(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers its agents, and has descriptors left to start what it wants."""
+    at_own_addresses(monkeypatch)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    address, key = process.stdout.readline().split()
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(few, 4096)), most))
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, most))
+    strangers = silent(stack, address, 1500)
+    with reach(f"127.0.0.1:{port_of(address)}", bytes.fromhex(key)) as agent:
+        agent.send(b"0")
+        process.stdin.write("a word\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "came\n"
+        held = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        assert held < 256 - 64, "the callers have left it most of its descriptors"
+        strangers[0].settimeout(PATIENCE)
+        assert strangers[0].recv(1) == b"", "they have reached it: the oldest had to go"
+        process.stdin.close()
+        assert process.stdout.readline() == "starts 0\n"
 
 
 GARBAGE = [b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200, os.urandom(4096)]

@@ -30,13 +30,13 @@ def relay(to, altered):
 
     with_world = runtime._with_world
 
-    def with_world_altered(job, node, blobs, call):
+    def with_world_altered(job, node, blobs, *rest):
         # The port is the last field of a rank's peer info.
         blobs = list(blobs)
         own_port[:] = struct.unpack("<H", blobs[to][-2:])
         if rank < to:
             blobs[to] = blobs[to][:-2] + struct.pack("<H", there)
-        return with_world(job, node, blobs, call)
+        return with_world(job, node, blobs, *rest)
 
     runtime._with_world = with_world_altered
     if rank == to:

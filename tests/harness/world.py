@@ -57,7 +57,7 @@ class World:
         self._env = {
             "FARANDOLE_TEST_SIZE": str(ranks),
             "FARANDOLE_TEST_FILES": str(folder / "files.json"),
-            "FARANDOLE_TEST_STEP": self._server.path,
+            "FARANDOLE_TEST_STEP": self._server.address,
             "PYTHONPATH": str(TESTS),
             "OMP_NUM_THREADS": "1",  # else ranks of torch compete for the cores
             **(env or {}),

@@ -107,5 +107,5 @@ def test_a_host_that_never_comes(program: str, absent: int, tmp_path: Path) -> N
         command = [*own, sys.executable, program, "plain"]
         (result,) = launch(hosts, [(rank, command)])
     assert result.returncode != 0
-    text = "no store answers at" if absent == 0 else r"init(): ranks [1] did not come"
+    text = "no store answers at" if absent == 0 else "init(): rank 1 did not come"
     assert f"StallError: init(): {text.removeprefix('init(): ')}" in result.out, result.out

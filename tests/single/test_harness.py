@@ -137,7 +137,7 @@ def test_rendezvous_gathers_in_rank_order_and_starts_again() -> None:
 
     def rank(number: int) -> None:
         for _ in range(20):  # generations: a fast rank comes back before a slow one has left
-            with connect(server.path, number) as meeting:
+            with connect(server.address, number) as meeting:
                 for length in (0, 1, 100_000):
                     seen.append(exchange(meeting, bytes([number]) * (length + number)))
 
@@ -153,8 +153,8 @@ def test_rendezvous_gathers_in_rank_order_and_starts_again() -> None:
 def test_rendezvous_refuses_a_second_rank_of_one_number() -> None:
     with (
         RendezvousServer(2) as server,
-        connect(server.path, 1) as first,
-        connect(server.path, 1) as second,
+        connect(server.address, 1) as first,
+        connect(server.address, 1) as second,
     ):
         for meeting in (first, second):
             with pytest.raises(ConnectionError, match="another rank has left"):

@@ -36,6 +36,20 @@ def words(launcher, job):
     return " ".join(line[:at] + line[at + 4 :])
 
 
+@pytest.mark.parametrize("launcher", [FIVE, FOUR, Hydra("mpiexec")], ids=str)
+def test_the_jobs_secret_does_not_go_by_mpi(launcher, monkeypatch):
+    """Unless the user names it: whoever reads MPI's messages would read it."""
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", "a secret of the job's own")
+    monkeypatch.setenv("FARANDOLE_LOG_LEVEL", "info")
+    assert "FARANDOLE_JOB_SECRET" not in words(launcher, FAR)
+    assert "FARANDOLE_JOB_SECRET" not in launcher.environment(FAR)
+    assert launcher.environment(FAR)["FARANDOLE_LOG_LEVEL"] == "info"
+    assert "FARANDOLE_JOB_SECRET" in launcher.environment(PLAIN), "it does not leave this host"
+    named = dataclasses.replace(FAR, forwarded=("FARANDOLE_JOB_SECRET",))
+    assert "FARANDOLE_JOB_SECRET" in launcher.environment(named)
+    assert "FARANDOLE_JOB_SECRET" in Srun("srun", "pmix").environment(FAR)
+
+
 def test_one_machine():
     assert (
         words(FIVE, PLAIN) == "mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none python x.py"

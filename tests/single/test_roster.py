@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import farandole
 from farandole.launch import agent
 from farandole.launch import roster as roster_module
 from farandole.launch.job import Host
@@ -116,18 +118,42 @@ def test_options_that_contradict(capsys: pytest.CaptureFixture[str], words: str,
     assert told in capsys.readouterr().err
 
 
-def test_only_the_process_that_has_the_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pid may belong to another process by the time that the new agent looks it up."""
-    path = f"\0farandole-test-{os.getpid()}"
-    with subprocess.Popen(["sleep", "600"]) as bystander, agent._only_one(path, False) as first:
+HOLDS = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "r+")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("has it", flush=True)
+time.sleep(600)
+"""
 
-        def reused(_line: socket.socket) -> int:
-            first.close()
-            return bystander.pid
 
-        monkeypatch.setattr(agent, "pid_of_other_end", reused)
-        with agent._only_one(path, True):
-            pass
-        alive = bystander.poll() is None
-        bystander.kill()
-    assert alive
+@pytest.mark.parametrize(("word", "replaced"), [("agent", True), ("other", False)])
+def test_only_an_agent_of_this_folder_is_replaced(
+    tmp_path: Path, word: str, replaced: bool
+) -> None:
+    """A lock that outlives its host may name any process of this user."""
+    first = agent._only_one(tmp_path, "a", False)
+    assert first is not None
+    os.close(first)
+    (path,) = tmp_path.glob("agent-*.lock")
+    command = [sys.executable, "-c", HOLDS, str(path), word, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert agent._only_one(tmp_path, "a", False) is None
+        assert (holder.poll(), agent._only_one(tmp_path, "b", True) is None) == (None, False)
+        assert (agent._only_one(tmp_path, "a", True) is not None) == replaced
+        assert (holder.poll() is not None) == replaced
+        holder.kill()
+
+
+def test_a_stranger_cannot_take_an_agents_place(tmp_path: Path) -> None:
+    """The names of sockets can be guessed; in a folder where others may write is no agent."""
+    folder = tmp_path.absolute()
+    place = hashlib.sha256(f"{folder} a".encode()).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(f"\0farandole-agent-{place}")
+        assert agent._only_one(folder, "a", False) is not None
+    folder.chmod(0o777)
+    with pytest.raises(farandole.CheckpointError):
+        agent._only_one(folder, "a", False)

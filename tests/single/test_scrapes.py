@@ -8,9 +8,11 @@ import os
 import socket
 import threading
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
+from farandole.observe import scrapes
 from farandole.observe.scrapes import ScrapeServer
 
 
@@ -31,6 +33,31 @@ def test_an_answer() -> None:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     with pytest.raises(OSError, match="in use"):
         ScrapeServer("127.0.0.1", port, text)
+    server.close()
+
+
+def test_many_readers_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is made once a second, however many read it: making it takes the rank's time."""
+    now, made = [100.0], list[float]()
+    monkeypatch.setattr(scrapes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def page() -> str:
+        made.append(now[0])
+        return f"{len(made)}\n"
+
+    port = free_port()
+    server = ScrapeServer("127.0.0.1", port, page)
+
+    def read() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            return bytes(answer.read())
+
+    assert {read() for _ in range(50)} == {b"1\n"}
+    now[0] = 100.75
+    assert read() == b"1\n"
+    now[0] = 101.25
+    assert {read() for _ in range(50)} == {b"2\n"}
+    assert made == [100.0, 101.25]
     server.close()
 
 

@@ -4,13 +4,17 @@ whoever reads and writes it. Here they are threads of one process."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -19,12 +23,14 @@ from torch.distributed import FileStore, HashStore, PrefixStore
 
 import farandole
 from farandole.c10d import meeting
-from farandole.c10d.meeting import StoreBootstrap
-from farandole.errors import LibraryError, PeerError, StallError
-from farandole.start.secret import job_secret
+from farandole.c10d.meeting import StoreBootstrap, _name_of
+from farandole.errors import LibraryError, StallError
+from farandole.start import bootstrap
+from farandole.start.rendezvous import RendezvousServer
+from farandole.start.secret import job_secret, mac
 from harness.process import Process
 
-LONG, SHORT = 60.0, 0.3  # seconds
+LONG, SHORT = 60.0, 1.0  # seconds
 SECRET = "a secret of the job's own"
 
 
@@ -61,7 +67,8 @@ def ranks() -> Iterator[ThreadPoolExecutor]:
 def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank takes itself for one on a host of its own, in each meeting another one."""
     numbers = count()
-    monkeypatch.setattr(meeting, "_host", lambda: f"host {next(numbers)}")
+    monkeypatch.setattr(meeting, "shared_host", lambda: f"host {next(numbers)}")
+    monkeypatch.setattr(bootstrap, "shared_host", lambda: f"host {next(numbers)}")
 
 
 # ---- again and again
@@ -79,7 +86,7 @@ def test_a_rank_that_gave_up_alone_meets_the_others_later(
     store: HashStore, ranks: ThreadPoolExecutor, early: int
 ) -> None:
     for _ in range(2):
-        with pytest.raises(StallError, match=r"ranks \[\d.*did not come to the meeting"):
+        with pytest.raises(StallError, match=r"rank.* \[?\d.*did not come to the"):
             StoreBootstrap(store, early, 3, SHORT)
     jobs = met([ranks.submit(StoreBootstrap, store, r, 3, LONG) for r in (2, 1, 0)])
     exchange(ranks, sorted(jobs, key=lambda job: job.rank))
@@ -88,18 +95,19 @@ def test_a_rank_that_gave_up_alone_meets_the_others_later(
 def test_who_is_missing_is_named(store: HashStore, ranks: ThreadPoolExecutor) -> None:
     jobs = [ranks.submit(StoreBootstrap, store, r, 4, 2.0) for r in (0, 1, 3)]
     for job in jobs:
-        with pytest.raises(StallError, match=r"ranks \[2\] did not come"):
+        with pytest.raises(StallError, match=r"rank 2 did not come"):
             job.result(LONG)
 
 
 def test_rank_0_gives_up_and_comes_again(store: HashStore, ranks: ThreadPoolExecutor) -> None:
-    """The others wait on, in the meeting that it has left."""
-    patient = ranks.submit(StoreBootstrap, store, 1, 3, LONG)
+    """Whose time is over first ends the wait of all who are there; all may come again."""
     for _ in range(2):
-        with pytest.raises(StallError, match=r"2\] did not come"):
+        patient = ranks.submit(StoreBootstrap, store, 1, 3, LONG)
+        with pytest.raises(StallError, match=r"rank 2 did not come|rank 1, rank 2 did not come"):
             StoreBootstrap(store, 0, 3, SHORT)
-    rest = [ranks.submit(StoreBootstrap, store, r, 3, LONG) for r in (0, 2)]
-    exchange(ranks, sorted(met([patient, *rest]), key=lambda job: job.rank))
+        if patient.exception(LONG) is None:
+            raise AssertionError("a meeting without rank 2")
+    exchange(ranks, met(start(ranks, store, 3)))
 
 
 def test_worlds_of_other_sizes_in_one_store(store: HashStore, ranks: ThreadPoolExecutor) -> None:
@@ -110,17 +118,6 @@ def test_worlds_of_other_sizes_in_one_store(store: HashStore, ranks: ThreadPoolE
         exchange(ranks, met(jobs))
         with pytest.raises(StallError):  # a rank that was started too early
             StoreBootstrap(attempt, size - 1, size, SHORT)
-
-
-@pytest.mark.usefixtures("hosts")
-def test_a_wait_that_timed_out_leaves_the_meeting_usable(
-    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
-    first, second = met([ranks.submit(StoreBootstrap, store, r, 2, LONG) for r in range(2)])
-    with pytest.raises(StallError, match=r"ranks \[1\]"):
-        first.allgather(b"0", SHORT)
-    assert second.allgather(b"1", LONG) == [b"0", b"1"]
 
 
 PROGRAM = """
@@ -219,7 +216,7 @@ def test_init_process_group_again_after_a_time_out(tmp_path: Path) -> None:
     path.write_text(PROGRAM)
     command = [sys.executable, str(path), str(tmp_path / "store")]
     with Process([*command, "1"], {"FARANDOLE_RENDEZVOUS": ""}) as early:
-        early.wait_for_output("ranks [0] did not come")
+        early.wait_for_output("did not come to the")
         with Process([*command, "0"], {"FARANDOLE_RENDEZVOUS": ""}) as late:
             for job in (early, late):
                 assert "has 22" in job.end().check().out
@@ -231,34 +228,51 @@ def test_init_process_group_again_after_a_time_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hosts")
 def test_hosts_without_a_secret_are_refused(store: HashStore, ranks: ThreadPoolExecutor) -> None:
     for job in start(ranks, store, 3):
-        with pytest.raises(LibraryError, match=r"ranks 0, 1, 2 have no secret .*openssl rand"):
+        with pytest.raises(LibraryError, match=r"ranks 0, [12] have no secret .*openssl rand"):
             job.result(LONG)
 
 
 @pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("lacks", [0, 1])
 def test_a_secret_that_one_rank_lacks(
-    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, lacks: int
 ) -> None:
     """Nobody goes on without one because another rank, or a stranger in its name, has none."""
-    secrets = [b"", SECRET.encode(), SECRET.encode()]
-    monkeypatch.setattr(meeting, "job_secret", secrets.pop)
     monkeypatch.setenv("FARANDOLE_TRUST_NETWORK", "1")
-    for job in start(ranks, store, 3):
-        with pytest.raises(LibraryError, match=r"rank \d has no secret to hide keys"):
+    for job in with_secrets(ranks, store, monkeypatch, [b""] * lacks + [SECRET.encode()], b""):
+        with pytest.raises(
+            LibraryError, match=r"rank 0 has no secret to derive keys|rank \d has no"
+        ):
             job.result(LONG)
+
+
+def with_secrets(
+    ranks: ThreadPoolExecutor,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    first: list[bytes],
+    rest: bytes,
+) -> list[Future[StoreBootstrap]]:
+    """All ranks come, one after the other: rank 0 has the first of these secrets, and so on."""
+    told: Queue[bytes] = Queue()
+    monkeypatch.setattr(meeting, "job_secret", lambda: told.get(timeout=LONG))
+    jobs = []
+    for rank in range(3):
+        jobs.append(ranks.submit(StoreBootstrap, store, rank, 3, LONG))
+        told.put(first[rank] if rank < len(first) else rest)
+        while not told.empty():
+            jobs[-1].running()
+    return jobs
 
 
 @pytest.mark.usefixtures("hosts")
 def test_a_secret_that_is_wrong_on_one_rank(
     store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secrets = [b"another secret of this job", SECRET.encode()]
-    monkeypatch.setattr(meeting, "job_secret", secrets.pop)
-    jobs = met(start(ranks, store, 2))
-    told = [ranks.submit(job.allgather, b"mine") for job in jobs]
-    for call in told:
+    secrets = [SECRET.encode(), b"another secret of this job"]
+    for job in with_secrets(ranks, store, monkeypatch, secrets, SECRET.encode()):
         with pytest.raises(LibraryError, match="or FARANDOLE_JOB_SECRET differs there"):
-            call.result(LONG)
+            job.result(LONG)
 
 
 @pytest.mark.usefixtures("hosts")
@@ -270,7 +284,7 @@ def test_a_trusted_network(
 ) -> None:
     monkeypatch.setenv("FARANDOLE_TRUST_NETWORK", "1")
     exchange(ranks, met(start(ranks, store, 3)))
-    assert capfd.readouterr().err.count("FARANDOLE_TRUST_NETWORK=1: the job's keys pass") == 1
+    assert capfd.readouterr().err.count("FARANDOLE_TRUST_NETWORK=1: the job's keys follow") == 1
 
 
 def read_all(path: Path) -> bytes:
@@ -284,101 +298,134 @@ def read_all(path: Path) -> bytes:
 def test_a_stranger_reads_the_store(
     several: bool, tmp_path: Path, ranks: ThreadPoolExecutor, request: pytest.FixtureRequest
 ) -> None:
-    """It finds nothing of what the ranks tell each other, such as keys."""
+    """It finds nothing of what the ranks tell each other, nor the key."""
     if several:
         request.getfixturevalue("hosts")
         request.getfixturevalue("monkeypatch").setenv("FARANDOLE_JOB_SECRET", SECRET)
     path = tmp_path / "store"
     jobs = met(start(ranks, FileStore(str(path), 2), 2))
-    keys = [f"the key of rank {job.rank}, which is long enough".encode() for job in jobs]
+    words = [f"the word of rank {job.rank}, which is long enough".encode() for job in jobs]
     for _ in range(2):
-        calls = [ranks.submit(job.allgather, key) for job, key in zip(jobs, keys, strict=True)]
-        assert [call.result(LONG) for call in calls] == [keys, keys]
+        calls = [ranks.submit(job.allgather, word) for job, word in zip(jobs, words, strict=True)]
+        assert [call.result(LONG) for call in calls] == [words, words]
+    keys = {job.key(1, words) for job in jobs}
+    assert len(keys) == 1, "all ranks derive the same one"
     found = read_all(path)
-    assert not [key for key in keys if key in found or key.hex().encode() in found]
+    assert b"rank 0 of 2" in found, "the stranger reads the right file"
+    assert not [word for word in [*words, *keys] if word in found or word.hex().encode() in found]
     assert SECRET.encode() not in found
 
 
-class Overwritten:
-    """A store in which a stranger's values take the places of others."""
+def test_each_world_and_each_blob_has_its_own_key(
+    store: HashStore, ranks: ThreadPoolExecutor
+) -> None:
+    first, second = (met(start(ranks, store, 2)) for _ in range(2))
+    keys = [
+        {job.key(number, blobs) for job in jobs}
+        for jobs in (first, second)
+        for number in (1, 2)
+        for blobs in ([b"ab", b"c"], [b"a", b"bc"])
+    ]
+    assert [len(each) for each in keys] == [1] * 8
+    assert len(set.union(*keys)) == 8
 
-    def __init__(self, store: Store, change: Callable[[str, str], str]) -> None:
-        self._store, self._change = store, change
 
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, self._change(key, value))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+SERVERS = ["nobody", "another job's", "of another secret", "no record", "a word of 1 MB"]
 
 
 @pytest.mark.usefixtures("hosts")
-@pytest.mark.parametrize(
-    "change", ["a bit", "another rank's", "another round's", "no hex", "short"]
-)
-def test_a_stranger_writes_to_the_store(
-    change: str, store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lie", SERVERS)
+def test_a_stranger_names_another_server(
+    lie: str, store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rank that reads it says so, and believes nothing of it."""
+    """A rank tells no more to it than a random number, and says what is wrong; where nobody is, it
+    waits for rank 0."""
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
-    jobs = met(start(ranks, store, 3))
-    exchange(ranks, jobs)  # the rounds 1 and 2
-    seen: dict[str, str] = {}
+    server = RendezvousServer(2, b"another secret", here=False)
+    other, waiting = HashStore(), []
+    inner = PrefixStore("farandole", store)
+    if lie == "another job's":  # of the same size, whose rank 0 waits for ranks
+        waiting = [ranks.submit(StoreBootstrap, other, 0, 2, LONG, b"another job")]
+        record = PrefixStore("farandole", other).get("rank 0 of 2")
+        told = [*json.loads(record)[:2], job_of(store), json.loads(record)[3]]
+    else:
+        address = "@farandole-nobody" if lie == "nobody" else server.address
+        told = ["far", "secret", job_of(store), address]
+    text = {"no record": "{", "a word of 1 MB": "x" * (1 << 20)}.get(lie, json.dumps(told))
+    inner.set("rank 0 of 2", text)
+    with server:
+        victim = ranks.submit(StoreBootstrap, store, 1, 2, 1.0 if lie == "nobody" else LONG)
+        error, says = {
+            "nobody": (StallError, r"ranks \[0\] did not come"),
+            "no record": (LibraryError, "a stranger writes to"),
+            "a word of 1 MB": (LibraryError, "a stranger writes to"),
+        }.get(lie, (LibraryError, "has not proved to be rank 0 .* a stranger writes"))
+        with pytest.raises(error, match=says) as told_error:
+            victim.result(LONG)
+        assert len(str(told_error.value)) < 3000
+        assert not server._guests
+    if waiting:
+        assert not waiting[0].done(), "rank 0 of the other job waits still: nobody has joined it"
+        waiting.append(ranks.submit(StoreBootstrap, other, 1, 2, LONG, b"another job"))
+        exchange(ranks, met(waiting))
 
-    def written(key: str, value: str) -> str:
-        seen[key] = value
-        lies = {
-            "a bit": f"{int(value[:2], 16) ^ 1:02x}{value[2:]}",
-            "another rank's": jobs[0]._store.get("2/0").decode(),
-            "another round's": jobs[0]._store.get("2/1").decode(),
-            "no hex": "no hex",
-            "short": "00",
-        }
-        return lies[change] if key == "3/1" else value
 
-    for job in jobs:
-        job._store = Overwritten(job._store, written)  # type: ignore[assignment]
-    calls = [ranks.submit(job.allgather, b"mine") for job in jobs]
-    for call in calls:
-        with pytest.raises(LibraryError, match=r"holds data for rank 1 that nobody.* wrote"):
-            call.result(LONG)
+def job_of(store: Store) -> str:
+    """The name of a job of two, as a stranger can know it."""
+    return mac(b"", b"", _name_of(store), b"2").hex()
 
 
 @pytest.mark.usefixtures("hosts")
 def test_a_recorded_meeting_cannot_be_used_again(
     store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger leads rank 1 into an old meeting, with all that rank 0 said there."""
+    """A stranger plays to rank 1 all that rank 0 has said to it, and says nothing else."""
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
-    first = met(start(ranks, store, 2))
-    calls = [ranks.submit(job.allgather, b"old") for job in first]
-    assert [call.result(LONG) for call in calls] == [[b"old", b"old"]] * 2
-    inner, old = PrefixStore("farandole", store), meeting_of(store)
-    ticket = before = inner.get("ticket of 1").decode()
-    victim = ranks.submit(StoreBootstrap, store, 1, 2, LONG)
-    while ticket == before:
-        ticket = inner.get("ticket of 1").decode()
-    inner.set(f"meeting of {ticket}", old)
-    (lone,) = met([victim])
-    with pytest.raises(LibraryError, match=r"holds data for rank 0 that nobody.* wrote"):
-        lone.allgather(b"new", LONG)
+    said: list[bytes] = []
+    flush = RendezvousServer._flush
 
+    def records(server: RendezvousServer, guest: Any) -> None:
+        if guest.rank == 1 or not guest.session.proved:
+            said.append(bytes(guest.session.outgoing))
+        flush(server, guest)
 
-def meeting_of(store: HashStore) -> str:
-    """The name of the last meeting, as a stranger learns it."""
+    monkeypatch.setattr(RendezvousServer, "_flush", records)
+    exchange(ranks, met(start(ranks, store, 2)))
+    monkeypatch.setattr(RendezvousServer, "_flush", flush)
     inner = PrefixStore("farandole", store)
-    return inner.get(f"meeting of {inner.get('ticket of 1').decode()}").decode()
+    record = json.loads(inner.get("rank 0 of 2"))
+    name = f"farandole-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(f"\0{name}")
+        stranger.listen()
+        inner.set("rank 0 of 2", json.dumps([*record[:3], f"@{name}"]))
+        victim = ranks.submit(StoreBootstrap, store, 1, 2, LONG)
+        while not victim.done():
+            stranger.settimeout(0.1)
+            with suppress(OSError):
+                caller, _ = stranger.accept()
+                with caller:
+                    caller.sendall(b"".join(said))
+                    heard = caller.recv(1000)
+                    assert heard.startswith(b"farandole session"), "the victim is there"
+        with pytest.raises(LibraryError, match="has not proved to be rank 0"):
+            victim.result()
 
 
-@pytest.mark.parametrize("name", ["00" * 16, "../../tmp/x", "", "x" * 5000])
-def test_a_stranger_names_the_socket(
-    name: str, store: HashStore, ranks: ThreadPoolExecutor
+@pytest.mark.usefixtures("hosts")
+def test_a_strangers_note_is_cut_and_made_printable(
+    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks of one host go to no socket but rank 0's, and say what is wrong."""
-    jobs = met(start(ranks, store, 2))
-    jobs[1]._store.set("socket", name)
-    with pytest.raises(PeerError, match=r"rank 0 does not answer at the socket .* a stranger"):
-        jobs[1]._at_socket()
+    """Whoever writes to the store can keep a job from starting, and no more."""
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
+    job = ranks.submit(StoreBootstrap, store, 0, 2, LONG)
+    inner = PrefixStore("farandole", store)
+    address = json.loads(inner.get("rank 0 of 2"))[3]
+    inner.set(f"notes at {address}", "\x1b[2J\x07no\n" + "x" * 100_000)
+    with pytest.raises(LibraryError, match=r"init\(\): .*\[2J") as told:
+        job.result(LONG)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 3000
 
 
 @pytest.mark.parametrize(

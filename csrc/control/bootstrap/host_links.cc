@@ -21,21 +21,22 @@ ByteView bytes_of(const T& value) {
 }  // namespace
 
 HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
-                     UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
-                     Deadline deadline)
+                     UnixListener& listener, const JobKey& key,
+                     std::unique_ptr<UnixSocket> to_leader, Deadline deadline)
     : leads_(topology.local_rank == 0), leader_(std::move(to_leader)) {
   if (!leads_) {
     const PeerInfo& leader = peer_infos[static_cast<size_t>(topology.leader())];
     if (!leader_) {
-      leader_ =
-          std::make_unique<UnixSocket>(UnixSocket::connect(leader.listener, leader.key, deadline));
+      leader_ = std::make_unique<UnixSocket>(
+          UnixSocket::connect(leader.listener, proof_at(leader.listener, key), deadline));
     }
     leader_->send(bytes_of(topology.local_rank), {}, deadline);
     return;
   }
+  const JobKey proof = proof_at(listener.name(), key);
   members_.resize(topology.local.size());
   for (int i = 1; i < topology.local_size(); ++i) {
-    auto link = std::make_unique<UnixSocket>(listener.accept(deadline));
+    auto link = std::make_unique<UnixSocket>(listener.accept(proof, deadline));
     UnixMessage hello = link->receive(deadline);
     int local = Decoder(hello.bytes).get<int>();
     if (local <= 0 || local >= topology.local_size() || members_[static_cast<size_t>(local)]) {

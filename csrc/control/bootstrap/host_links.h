@@ -22,7 +22,7 @@ class HostLinks {
   // Collective over the ranks of this host; returns within the deadline, when every rank has its link.
   // `to_leader`: a connection made earlier, or null to make it here.
   HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos, UnixListener& listener,
-            std::unique_ptr<UnixSocket> to_leader, Deadline deadline);
+            const JobKey& key, std::unique_ptr<UnixSocket> to_leader, Deadline deadline);
 
   // On the leader: creates a segment of `bytes` and sends it to these local ranks, itself excepted.
   Segment give(const char* label, size_t bytes, std::span<const int> locals);

@@ -10,6 +10,7 @@
 #include "base/build_id.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "lib/net/siphash.h"
 #include "lib/os/process.h"
 
 namespace farandole {
@@ -43,7 +44,7 @@ ByteString PeerInfo::encode() const {
     Encoder e(out);
     e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
     e.put(pid_namespace), e.put(net_namespace), e.put(boot_id);
-    e.put(host), e.put(listener), e.put(key), e.put(static_cast<uint32_t>(tcp.hosts.size()));
+    e.put(host), e.put(listener), e.put(static_cast<uint32_t>(tcp.hosts.size()));
     for (const std::string& host : tcp.hosts) e.put(host);
     e.put(tcp.port);
   }
@@ -63,15 +64,13 @@ PeerInfo PeerInfo::decode(ByteView in) {
   c.boot_id = d.get_string();
   c.host = d.get_string();
   c.listener = d.get_string();
-  c.key = d.get<JobKey>();
   c.tcp.hosts.resize(d.get_count(sizeof(uint32_t)));
   for (std::string& host : c.tcp.hosts) host = d.get_string();
   c.tcp.port = d.get<uint16_t>();
   return c;
 }
 
-PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp,
-                       const JobKey& key) {
+PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp) {
   PeerInfo peer_info;
   peer_info.build = build_id();
   for (const char* target : kernels::targets_available()) {
@@ -85,7 +84,6 @@ PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const
   peer_info.boot_id = boot_id();
   peer_info.host = host_name();
   peer_info.listener = listener.name();
-  peer_info.key = key;
   peer_info.tcp = tcp;
   return peer_info;
 }
@@ -96,6 +94,10 @@ void check_agreement(std::span<const PeerInfo> peer_infos) {
     throw Error(ErrorCode::kMismatch, "the ranks run different builds of farandole: " +
                                           text_of(builds) + "; install the same one everywhere");
   }
+}
+
+JobKey proof_at(const std::string& listener, const JobKey& world) {
+  return siphash128(world, std::as_bytes(std::span(listener)));
 }
 
 TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every rank tells all others at init. The launcher (MPI or a rendezvous server) exchanges these bytes,
-// and every rank checks them. Nothing here has a name in the file system.
+// and every rank checks them. Nothing here has a name in the file system, and nothing is secret: the world's
+// key is derived from all of it.
 #pragma once
 
 #include <span>
@@ -26,19 +27,20 @@ struct PeerInfo {
   std::string boot_id;
   std::string host;      // for messages only, never to tell hosts apart
   std::string listener;  // name of this rank's Unix socket
-  JobKey key{};          // that the listener requires
   TcpAddress tcp;        // its address for other hosts
 
   ByteString encode() const;
   static PeerInfo decode(ByteView in);
 };
 
-PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp,
-                       const JobKey& key);
+PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp);
 
 // The lowest of the ranks that MPI places on this rank's host (`node`) and whose sockets and memory this rank
 // can reach: containers on one machine may be separated. That is this rank's leader.
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
+
+// What ranks of a host show at `listener`, and nowhere else: it proves that they know the world's key.
+JobKey proof_at(const std::string& listener, const JobKey& world);
 
 // Where `own` calls `peer`. In another network never at an address that `own` has itself, loopback and a container
 // bridge's for example: who listens there is somebody else.

@@ -216,8 +216,8 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
   return message;
 }
 
-UnixListener::UnixListener(const JobKey& key)
-    : key_(key), name_(random_name()), guarded_(make_socket(SOCK_NONBLOCK), kNoLimit) {
+UnixListener::UnixListener()
+    : name_(random_name()), guarded_(make_socket(SOCK_NONBLOCK), kNoLimit) {
   const Address address = address_of(name_);
   const int fd = guarded_.fd();
   if (bind(fd, address.get(), address.size) != 0 || listen(fd, kUnixBacklog) != 0) {
@@ -225,9 +225,9 @@ UnixListener::UnixListener(const JobKey& key)
   }
 }
 
-UnixSocket UnixListener::accept(Deadline deadline) {
+UnixSocket UnixListener::accept(const JobKey& key, Deadline deadline) {
   for (;;) {
-    guarded_.admit([&](Unproved& unproved) { return undecided(unproved); });
+    guarded_.admit([&](Unproved& unproved) { return undecided(unproved, key); });
     if (!known_.empty()) {
       UnixSocket first(std::move(known_.front()));
       known_.pop_front();
@@ -238,12 +238,12 @@ UnixSocket UnixListener::accept(Deadline deadline) {
   }
 }
 
-bool UnixListener::undecided(Unproved& unproved) {
+bool UnixListener::undecided(Unproved& unproved, const JobKey& key) {
   if (!is_own_user(peer_user(unproved.fd.get()))) return false;
   std::array<std::byte, sizeof(JobKey) + 1> shown;  // one byte more, to detect longer messages
   const ssize_t got = recv(unproved.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
-  const bool knows = equal_keys({shown.data(), static_cast<size_t>(got)}, key_);
+  const bool knows = equal_keys({shown.data(), static_cast<size_t>(got)}, key);
   if (knows) known_.push_back(std::move(unproved.fd));
   return false;
 }

@@ -20,7 +20,7 @@ namespace farandole {
 
 using JobKey = std::array<std::byte, 16>;
 
-// From the kernel's random generator; also used for names and nonces.
+// From the kernel's random generator, for names and nonces.
 JobKey random_key();
 
 // In constant time, so that timing reveals nothing of the expected one.
@@ -57,18 +57,17 @@ class UnixListener {
   };
 
  public:
-  explicit UnixListener(const JobKey& key);
+  UnixListener();
 
   const std::string& name() const { return name_; }  // random; peers need it to connect
 
   // The next peer that has sent the right key. Others are closed: at once if user or key is wrong, after
   // GuardedListener::kPatience if they send nothing.
-  UnixSocket accept(Deadline deadline);
+  UnixSocket accept(const JobKey& key, Deadline deadline);
 
  private:
-  bool undecided(Unproved& unproved);
+  bool undecided(Unproved& unproved, const JobKey& key);
 
-  JobKey key_;
   std::string name_;
   GuardedListener<Unproved> guarded_;
   std::deque<Fd> known_;  // accepted, in the order in which their keys came

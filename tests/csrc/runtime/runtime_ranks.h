@@ -290,7 +290,7 @@ inline void init_alone() {
   CHECK(bytes > 0);
   const int32_t node = 0;
   const char* const peer_infos[] = {peer_info};
-  const farandole_world world{0, 1, &node, peer_infos, &bytes, {}, 1};
+  const farandole_world world{0, 1, &node, peer_infos, &bytes, {}, 1, "a key of 16 byte"};
   CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
 }
 

@@ -35,9 +35,8 @@ bool same(const UnixMessage& message, const char* words) {
 
 struct Pair {
   explicit Pair(const JobKey& key = random_key())
-      : listener(key),
-        client(UnixSocket::connect(listener.name(), key, patience())),
-        server(listener.accept(patience())) {}
+      : client(UnixSocket::connect(listener.name(), key, patience())),
+        server(listener.accept(key, patience())) {}
   UnixListener listener;
   UnixSocket client;
   UnixSocket server;
@@ -85,12 +84,12 @@ TEST(the_longest_message_arrives_whole_and_a_longer_one_is_refused) {
 
 TEST(descriptors_travel_to_a_forked_process) {
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   const Segment left = Segment::create("left", 4096);
   const Segment right = Segment::create("right", 8192);
   check::run_in_forks(2, [&](int rank) {
     if (rank == 0) {
-      UnixSocket peer = listener.accept(patience());
+      UnixSocket peer = listener.accept(key, patience());
       UnixMessage message = peer.receive(patience());
       CHECK(same(message, "segments"));
       CHECK_EQ(message.fds.size(), 2);
@@ -137,14 +136,14 @@ TEST(descriptors_that_find_no_place_are_an_error) {
 
 TEST(a_peer_of_another_process_hangs_up_when_it_ends) {
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
     UnixSocket peer = UnixSocket::connect(listener.name(), key, patience());
     _exit(0);
   }
-  const UnixSocket peer = listener.accept(patience());
+  const UnixSocket peer = listener.accept(key, patience());
   int status = 0;
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
@@ -153,7 +152,7 @@ TEST(a_peer_of_another_process_hangs_up_when_it_ends) {
 
 TEST(only_the_right_key_gets_in) {
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   JobKey almost = key;
   almost.back() ^= std::byte{1};
   UnixSocket wrong = UnixSocket::connect(listener.name(), almost, patience());
@@ -162,7 +161,7 @@ TEST(only_the_right_key_gets_in) {
   const Fd long_key = connect_silently(listener.name());
   const std::vector<std::byte> longer(100, key.front());
   CHECK_EQ(send(long_key.get(), longer.data(), longer.size(), 0), 100);
-  CHECK_THROWS(listener.accept(soon()), ErrorCode::kStall);
+  CHECK_THROWS(listener.accept(key, soon()), ErrorCode::kStall);
   CHECK_THROWS(wrong.receive(patience()), ErrorCode::kPeer);
   CHECK(hung_up(short_key.get()));
   CHECK(hung_up(long_key.get()));
@@ -170,22 +169,22 @@ TEST(only_the_right_key_gets_in) {
 
 TEST(a_silent_stranger_holds_up_nobody) {
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   const Fd silent = connect_silently(listener.name());
   UnixSocket client = UnixSocket::connect(listener.name(), key, patience());
-  UnixSocket server = listener.accept(patience());
+  UnixSocket server = listener.accept(key, patience());
   client.send(text("hello"), {}, patience());
   CHECK(same(server.receive(patience()), "hello"));
-  CHECK_THROWS(listener.accept(soon()), ErrorCode::kStall);
+  CHECK_THROWS(listener.accept(key, soon()), ErrorCode::kStall);
   CHECK_EQ(send(silent.get(), key.data(), key.size(), 0), 16);  // late, but in time
-  UnixSocket accepted = listener.accept(patience());
+  UnixSocket accepted = listener.accept(key, patience());
   CHECK_EQ(send(silent.get(), "me", 2, 0), 2);
   CHECK(same(accepted.receive(patience()), "me"));
 }
 
 TEST(more_clients_than_the_backlog_holds_get_in) {
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   constexpr int kClients = 400;
   std::vector<UnixSocket> clients;
   std::thread connecting([&] {
@@ -194,7 +193,7 @@ TEST(more_clients_than_the_backlog_holds_get_in) {
     }
   });
   for (int i = 0; i < kClients; ++i) {
-    CHECK(listener.accept(patience()).fd() >= 0);
+    CHECK(listener.accept(key, patience()).fd() >= 0);
   }
   connecting.join();
 }
@@ -202,7 +201,7 @@ TEST(more_clients_than_the_backlog_holds_get_in) {
 TEST(a_process_of_another_user_is_refused) {
   if (geteuid() != 0) check::skip("changing the user needs root");
   const JobKey key = random_key();
-  UnixListener listener(key);
+  UnixListener listener;
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
@@ -219,7 +218,7 @@ TEST(a_process_of_another_user_is_refused) {
   }
   int status = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {
-    CHECK_THROWS(listener.accept(soon()), ErrorCode::kStall);
+    CHECK_THROWS(listener.accept(key, soon()), ErrorCode::kStall);
   }
   CHECK_EQ(WEXITSTATUS(status), 0);
 }
@@ -229,13 +228,13 @@ TEST(every_call_ends_at_its_deadline) {
   const int64_t start = now_ns();
   CHECK_THROWS(pair.server.receive(soon()), ErrorCode::kStall);
   CHECK(now_ns() - start >= 20'000'000);
-  CHECK_THROWS(pair.listener.accept(soon()), ErrorCode::kStall);
+  CHECK_THROWS(pair.listener.accept(random_key(), soon()), ErrorCode::kStall);
   const std::vector<std::byte> block(UnixSocket::kMaxBytes);
   const auto fill = [&] {
     for (;;) pair.client.send(block, {}, soon());
   };
   CHECK_THROWS(fill(), ErrorCode::kStall);
-  UnixListener busy(random_key());
+  UnixListener busy;
   std::vector<UnixSocket> waiting;
   const auto fill_backlog = [&] {
     for (;;) waiting.push_back(UnixSocket::connect(busy.name(), random_key(), soon()));
@@ -256,7 +255,7 @@ TEST(keys_and_names_are_random) {
   std::set<std::string> names;
   for (int i = 0; i < 100; ++i) {
     keys.insert(random_key());
-    names.insert(UnixListener(random_key()).name());
+    names.insert(UnixListener().name());
   }
   CHECK_EQ(keys.size(), 100);
   CHECK_EQ(names.size(), 100);
