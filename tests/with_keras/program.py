@@ -265,6 +265,7 @@ def test_copies(images, labels, folder):
         if number % 4 == 0:
             copied.fit(x, y, BATCH, 1, verbose=0)  # alone a copy is the plain optimizer
             check_equal_everywhere(copied)
+    hvd.load_model(path).fit(x, y, BATCH, 1, verbose=0)
     uncompiled = folder / f"uncompiled-{hvd.rank()}.keras"
     network(1).save(uncompiled)
     assert not hvd.load_model(uncompiled).compiled
@@ -296,7 +297,7 @@ def test_who_trains_alone_is_told(images, labels):
     mixed = keras.optimizers.OptimizerMap(plain(0.1), {".*kernel": parts["dense.*"]})
     told(compiled(network(1), keras.optimizers.MultiOptimizer(mixed)), [callback(0)], 1)
     model = compiled(network(1), plain())
-    model.fit(x, y, BATCH, 1, verbose=0)
+    model.fit(x, y, BATCH // 4, 1, verbose=0)
     hvd.DistributedOptimizer(model.optimizer)  # too late, if the backend has compiled the step
     told(model, [callback(0)], 0 if keras.backend.backend() == "torch" else 1)
     told(compiled(model, model.optimizer), [callback(0)], 0)
