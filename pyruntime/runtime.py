@@ -180,8 +180,8 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
         )
     failure = None
     blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
-    newest = max(number for _, _, number in met)
-    requests.enter(job.number or 1 + newest, fresh=newest == 0)
+    before = [number for _, _, number in met]
+    requests.enter(job.number or 1 + max(before), before)
     key = ffi.new("char[]", job.key(requests.world(), blobs))
     leader = _with_world(job, job.node, blobs, key, lib.farandole_probe)
     if leader < 0:

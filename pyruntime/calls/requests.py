@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -71,7 +71,7 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 _callers: dict[int, threading.Thread] = {}
 _in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
 _world = 0  # see world()
-_fresh = True  # no rank of this world was in another one before
+_mixed = False  # see is_mixed()
 # join() calls of this rank, by process set. Counts of calls or steps restart with each of them:
 # ranks that joined early have made fewer.
 joins: Counter[int] = Counter()
@@ -109,10 +109,10 @@ def restart() -> None:
     sites.restart()
 
 
-def enter(number: int, fresh: bool) -> None:
-    """Notes the next world; `fresh`: none of its ranks was in another one. init() calls this."""
-    global _world, _fresh
-    _world, _fresh = number, fresh
+def enter(number: int, before: Iterable[int]) -> None:
+    """Notes the next world; `before`: the number of each rank's last one. init() calls this."""
+    global _world, _mixed
+    _world, _mixed = number, len(set(before)) > 1
 
 
 def world() -> int:
@@ -121,9 +121,10 @@ def world() -> int:
     return _world
 
 
-def is_fresh() -> bool:
-    """Whether no rank of this world was in another one: all have made what they use in it."""
-    return _fresh
+def is_mixed() -> bool:
+    """True if this world has survivors of an earlier one and new ranks: some have made before it
+    what others make in it, so the order in which objects are made differs."""
+    return _mixed
 
 
 def next_scope(kind: str, process_set: int) -> str:

@@ -218,7 +218,9 @@ class _MpiParting(Parting):
 
 def _secret() -> bytes:
     """The job's secret, for keys that whoever reads MPI's messages can't derive; b"" for none."""
-    with contextlib.suppress(LibraryError):  # what is wrong with it matters where there is no MPI
+    # What is wrong with it matters where there is no MPI, and the core refuses wrong settings later,
+    # on all ranks.
+    with contextlib.suppress(LibraryError, ValueError):
         return job_secret()
     return b""
 

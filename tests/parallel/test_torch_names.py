@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole.calls import requests
 from farandole.torch.elastic import TorchState
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -37,8 +40,11 @@ class Tower:
 
 
 def anew() -> None:
-    """The next world, in which rank 1 shall be a replacement."""
+    """The next world, in which rank 1 is a replacement: like a new process, it was in none."""
+    replaced = fd.rank() == 1
     fd.shutdown()
+    if replaced:
+        requests.enter(0, [0])
     fd.init()
 
 
@@ -158,6 +164,27 @@ def test_passes_that_reach_different_towers_are_no_mixture() -> None:
     for tower in (a, b):
         tower.optimizer.zero_grad()
     fd.barrier()
+
+
+def test_threads_of_a_world_that_only_survivors_form() -> None:
+    """There names follow the order in which optimizers are made, whichever thread is first."""
+    fd.init()
+    fd.shutdown()
+    fd.init()
+    a, b = Tower(), Tower()
+    low, high = scales()
+    jobs = [(a, low), (b, high)]
+    first = threading.Barrier(2)
+
+    def run(number: int) -> None:
+        tower, scale = jobs[number]
+        first.wait()
+        tower.loss(scale).backward()
+
+    with ThreadPoolExecutor(2) as threads:
+        order = (0, 1) if fd.rank() % 2 else (1, 0)
+        list(threads.map(run, order))
+    assert (a.gradient, b.gradient) == (2.0, 20.0)
 
 
 def test_handles_of_an_earlier_world_are_lost() -> None:

@@ -159,8 +159,8 @@ class Reducer:
         self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
         self.now = Round(self)
-        # Where a rank may have made its optimizers in an earlier world, the first use counts.
-        self._start(requests.world() if requests.is_fresh() else 0)
+        # In a mixed world a survivor has made its optimizers before: there the first use counts.
+        self._start(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
     def _start(self, world: int) -> None:
@@ -248,8 +248,8 @@ class Reducer:
             passes.reduced = not others or any(grad is not None for grad in others)
         if passes.begin():
             self.now.closing = True
-            # Until then names would depend on the order in which gradients arrive.
-            if self.has_name:
+            # In a mixed world names would depend on the order in which gradients arrive.
+            if self.has_name or not requests.is_mixed():
                 self.now.sending = True
                 self.begin()
 
@@ -264,7 +264,7 @@ class Reducer:
         """Whether its calls have their name in this world."""
         return self.consensus.world == requests.world()
 
-    def choose_name(self, together: int = 1) -> None:
+    def choose_name(self, together: int) -> None:
         """Names its calls, by the order in which the ranks of this world use optimizers: whatever
         a rank did before, it is equal on all. `together`: as RoundState.named."""
         self._start(requests.world())
@@ -280,7 +280,7 @@ class Reducer:
         """To be called before the first gradient of a round is sent. Raises ValueError, on all
         ranks, if its results can't be added to those of the step's last one."""
         if not self.has_name:
-            self.choose_name()
+            self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
         self.now.open = True
         if self.passes.reduced and not self._linear:
@@ -451,6 +451,7 @@ class Reducer:
         for gradient in self.gradients:
             gradient.lose()
         self.passes.restart(self.passes.reduced)
+        self.named = 0
         following = Round(self)
         self.now = following  # last: a signal before it repeats all this
         self.consensus.handles = None
