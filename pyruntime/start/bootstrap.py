@@ -94,7 +94,8 @@ class Bootstrap(ABC):
     node: list[int]
     seconds: float
     number: int = 0  # of the world; 0: one more than that of the last
-    _secret, _told = b"", ()  # what the key follows from, beside the blobs: see _introduce()
+    _secret: bytes = b""  # with the next one and the blobs, what the key follows from
+    _told: tuple[bytes, ...] = ()  # see _introduce()
 
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
         """Tells all ranks this one's host, and a new random number: so no earlier world has had the
