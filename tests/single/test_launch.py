@@ -36,7 +36,9 @@ def words(launcher, job):
     return " ".join(line[:at] + line[at + 4 :])
 
 
-@pytest.mark.parametrize("launcher", [FIVE, FOUR, Hydra("mpiexec")], ids=str)
+@pytest.mark.parametrize(
+    "launcher", [FIVE, FOUR, Hydra("mpiexec")], ids=["open mpi 5", "open mpi 4", "hydra"]
+)
 def test_the_jobs_secret_does_not_go_by_mpi(launcher, monkeypatch):
     """Unless the user names it: whoever reads MPI's messages would read it."""
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", "a secret of the job's own")
