@@ -46,7 +46,7 @@ class Reduction(NamedTuple):
         """The gradients of all ranks; those that are None must be so on all ranks."""
         hvd = calls()
         compression = self.compression or hvd.Compression.none
-        common = {"op": self.op, "process_set": self.process_set}
+        common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
         if keras.backend.backend() == "tensorflow":
             from farandole.tensorflow.gradients import reduce_gradients
 
@@ -190,18 +190,18 @@ def _has_others() -> bool:
     return is_initialized() and (size() > 1 or may_grow())
 
 
-def _unpickled(plain: type[Any], saved: Any) -> Any:
+def _unpickled(plain: Any, saved: Any) -> Any:
     with keras.saving.custom_object_scope({plain.__name__: reducing(plain)}):
         return keras.Optimizer._unpickle_model(saved)
 
 
-def _plain(kind: type[Any]) -> type[Any]:
+def _plain(kind: Any) -> Any:
     """The class that a DistributedOptimizer had before."""
     return kind.__bases__[1] if ReducingOptimizer in kind.__bases__ else kind
 
 
 @cache
-def reducing(plain: type[Any]) -> type[Any]:
+def reducing(plain: Any) -> Any:
     """The class of distributed optimizers whose class was `plain`, and of their copies.
 
     Keras writes its module and name to files. Without farandole Keras finds the plain class there.
@@ -219,9 +219,10 @@ def reducing(plain: type[Any]) -> type[Any]:
 
 def _register_all() -> None:
     """Registers Keras's classes, for files that another process has written."""
-    for kind in vars(keras.optimizers).values():
-        if isinstance(kind, type) and issubclass(kind, keras.Optimizer):
-            reducing(type(kind.__new__(kind)))  # on torch each has a class of its own
+    kinds: Any = [x for x in vars(keras.optimizers).values() if isinstance(x, type)]
+    for kind in kinds:
+        if issubclass(kind, keras.Optimizer):
+            reducing(type(kind.__new__(kind)))  # on torch each has another class
 
 
 _register_all()
