@@ -222,7 +222,8 @@ def _register_all() -> None:
     kinds: Any = [x for x in vars(keras.optimizers).values() if isinstance(x, type)]
     for kind in kinds:
         if issubclass(kind, keras.Optimizer):
-            reducing(type(kind.__new__(kind)))  # on torch each has another class
+            own: Any = type(kind.__new__(kind))  # on torch each has another class
+            reducing(own)
 
 
 _register_all()

@@ -218,8 +218,8 @@ class _MpiParting(Parting):
 
 def _secret() -> bytes:
     """The job's secret, for keys that whoever reads MPI's messages can't derive; b"" for none."""
-    # What is wrong with it matters where there is no MPI, and the core refuses wrong settings later,
-    # on all ranks.
+    # What is wrong with it matters where there is no MPI. The core refuses wrong settings later, on
+    # all ranks.
     with contextlib.suppress(LibraryError, ValueError):
         return job_secret()
     return b""
