@@ -2,6 +2,7 @@
 // What calls cost without Python: forked ranks through the C ABI. Results are checked.
 // c_calls RANKS [BATCHES [blocking|async]]: blocking 4 B allreduces, and batches of 1,000 asynchronous ones of 1 KB.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>

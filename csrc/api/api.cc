@@ -16,13 +16,16 @@ Process::Process() {
       [] {
         process().mutex.lock();  // so that a child finds it unlocked, and the runtime consistent
         process().arenas.before_fork();
+        Fd::before_fork();
       },
       [] {
+        Fd::after_fork_in_parent();
         process().arenas.after_fork_in_parent();
         process().mutex.unlock();
       },
       [] {
-        process().arenas.after_fork_in_child();
+        process().arenas.after_fork_in_child();  // needs their descriptors
+        Fd::after_fork_in_child();
         process().mutex.unlock();
       });
 }
@@ -201,10 +204,7 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
   });
 }
 
-FARANDOLE_API void farandole_forked(void) {
-  if (process().forked.exchange(true)) return;
-  if (auto parents = runtime_if_any()) parents->forked();
-}
+FARANDOLE_API void farandole_forked(void) { process().forked = true; }
 
 FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
                                        int64_t* handles) {
@@ -273,7 +273,12 @@ FARANDOLE_API void farandole_forget_prepared(int64_t call) {
 
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
                                        const char* text) {
-  return guarded([&] { runtime()->refuse(*request, {static_cast<ErrorCode>(code), text}); });
+  return guarded([&] {
+    if (code < FARANDOLE_E_INTERNAL || code > FARANDOLE_E_LIBRARY) {
+      throw Error(ErrorCode::kInvalidArgument, std::to_string(code) + " is no error code");
+    }
+    runtime()->refuse(*request, {static_cast<ErrorCode>(code), text});
+  });
 }
 
 FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {

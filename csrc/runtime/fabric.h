@@ -38,9 +38,6 @@ class Fabric {
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   // Sends what is queued for other hosts, if it can be by the deadline.
   void finish(Deadline deadline);
-  // In a forked child: closes the connections. Otherwise a dead rank would go unnoticed while children of it
-  // live.
-  void forked() { links_ = {}; }
 
   bool leads() const { return links_.leads(); }  // is its host's leader
   HostLinks& links() { return links_; }

@@ -50,7 +50,6 @@ class Runtime {
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
   bool broken() const { return calls_->job.broken(); }
-  void forked() { fabric_->forked(); }
   std::vector<Rank> ranks_of(SetId set);
   const Topology& topology() const { return topology_; }
   const Config& config() const { return config_; }

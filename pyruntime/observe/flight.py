@@ -31,7 +31,7 @@ Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch wr
 class Job:
     """A running job of this user on this host."""
 
-    pids: tuple[int, ...]  # that hold its recorders open, ascending; forked workers too
+    pids: tuple[int, ...]  # of its ranks, ascending
     path: str  # of the recorders' memory, in /proc
 
     @contextlib.contextmanager

@@ -136,11 +136,9 @@ def stop() -> None:
 
 
 def _after_fork() -> None:
-    """A forked worker must not keep the port."""
+    """A forked worker has no server's thread; its copy of the port is closed already."""
     global _server
-    inherited, _server = _server, None
-    if inherited is not None:
-        inherited.forget()
+    _server = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

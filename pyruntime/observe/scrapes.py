@@ -12,12 +12,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from farandole.start.forks import not_inherited
+
 _MOST = 64  # connections; beyond these the oldest one has to go
 _PATIENCE = 5.0  # seconds for a request and the reading of its answer
 _LONGEST = 1 << 14  # bytes of a request
 _FRESH = 1.0  # seconds for which a page is given to all readers: making one takes the rank's time
 _BACKLOG = 128
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
+
+
+class _Open:
+    """The descriptor of an open connection."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
 
 
 class ScrapeServer:
@@ -31,7 +43,7 @@ class ScrapeServer:
         family, _, _, _, where = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket = not_inherited(socket.socket(family, socket.SOCK_STREAM))
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(where)
@@ -50,10 +62,6 @@ class ScrapeServer:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
-    def forget(self) -> None:
-        """In a forked child, which has no such thread: gives the port up."""
-        self._socket.close()
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._answer_all())
@@ -69,6 +77,7 @@ class ScrapeServer:
         await asyncio.gather(*ending, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held = not_inherited(_Open(writer.get_extra_info("socket").fileno()))
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = None
@@ -86,6 +95,7 @@ class ScrapeServer:
         finally:
             self._open.pop(task, None)
             writer.transport.abort()  # which waits for nobody
+            del held
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -328,12 +328,9 @@ def _undo_handlers(numbers: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
-    """Lets signals end a child, such as a worker of a DataLoader, as usual. Closes the child's copy
-    of the rank's connection: the agent must see the connection end when the rank ends."""
+    """Lets signals end a child, such as a worker of a DataLoader, as usual."""
     global _agency
-    if _agency is not None:
-        _agency.line.close()
-        _agency = None
+    _agency = None
     _undo_handlers(list(_handled))
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from farandole.start.forks import not_inherited
 from farandole.start.session import Refused, Session
 from farandole.trust import is_own_user
 
@@ -133,7 +134,7 @@ def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:
     here = place.startswith(_HERE)
     where = None if here else _resolved(place, int(port))
     family = socket.AF_UNIX if where is None else where[0]
-    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
         if where is None:
             _connect_here(connection, place.replace("@", "\0", 1), seconds)

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from farandole._library import lib, told
+from farandole.start.forks import not_inherited
 from farandole.start.line import is_of_this_user
 from farandole.start.session import SECRET_BYTES, Session
 
@@ -69,6 +70,8 @@ class Server(ABC):
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        for descriptor in (*self._listeners, self._wake_reader, self._wake_writer, self._selector):
+            not_inherited(descriptor)
         self._selector.register(self._wake_reader, _READ)
         for listener in self._listeners:
             listener.listen(_BACKLOG)
@@ -188,7 +191,7 @@ class Server(ABC):
                 if self._strangers:
                     self._forget(self._oldest())
             return
-        guest = Guest(connection, Session(self._secret, caller=False))
+        guest = Guest(not_inherited(connection), Session(self._secret, caller=False))
         try:
             if connection.family == socket.AF_UNIX and not is_of_this_user(connection):
                 raise PermissionError

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/types.h"
@@ -228,8 +229,9 @@ void Arena::forget_peers() {
 }
 
 void Arena::after_fork_in_child() {
-  for (const auto& [offset, allocation] : allocations_) {
-    if (!allocation.retired) make_private(offset, allocation.bytes);
+  for (auto& [offset, allocation] : allocations_) {
+    // What a child's own child sees is private already.
+    if (!std::exchange(allocation.retired, true)) make_private(offset, allocation.bytes);
   }
   mutex_.unlock();
 }

@@ -2,8 +2,6 @@
 // An owned file descriptor.
 #pragma once
 
-#include <unistd.h>
-
 #include <utility>
 
 namespace farandole {
@@ -11,12 +9,12 @@ namespace farandole {
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  explicit Fd(int fd);
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {
       reset();
-      fd_ = other.release();
+      fd_ = std::exchange(other.fd_, -1);
     }
     return *this;
   }
@@ -24,10 +22,13 @@ class Fd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  int release() { return std::exchange(fd_, -1); }
-  void reset() {
-    if (fd_ >= 0) ::close(release());
-  }
+  void reset() noexcept;
+
+  // Call around fork(). The child closes its copies of all descriptors that an Fd owns: a connection must end for the
+  // peer when this process ends, though children of it live on.
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
 
  private:
   int fd_ = -1;

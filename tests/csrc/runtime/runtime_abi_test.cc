@@ -3,6 +3,7 @@
 // shuts down.
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "runtime/runtime_ranks.h"
@@ -134,6 +135,56 @@ TEST(a_negative_number_of_rows_is_none) {
   const farandole_request request{};
   CHECK_EQ(farandole_submit(&request, -1, &handle), FARANDOLE_E_ARGUMENT);
   CHECK_EQ(farandole_wait(&handle, -1, 1), FARANDOLE_E_ARGUMENT);
+  shut_down();
+}
+
+TEST(what_is_no_error_is_no_refusal) {
+  init_alone();
+  Floats data = values_of(0, 6);
+  const Ask ask = allreduce(data, "refused");
+  const farandole_request request = ask.request();
+  for (int32_t code : {0, -1, 9, FARANDOLE_PENDING}) {
+    CHECK_EQ(farandole_refuse(&request, code, "no error"), FARANDOLE_E_ARGUMENT);
+  }
+  done(ask);
+  shut_down();
+}
+
+namespace {
+
+std::vector<std::string> open_descriptors() {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the one that reads the folder
+    const auto target = std::filesystem::read_symlink(entry.path(), gone);
+    if (!contains(target.string(), "/fd")) found.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+}  // namespace
+
+TEST(a_forked_child_has_no_descriptor_of_its_parent_s_job) {
+  const std::vector<std::string> before = open_descriptors();
+  init_alone();
+  void* memory = nullptr;
+  CHECK_EQ(farandole_allocate(5000, &memory), FARANDOLE_OK);
+  std::memset(memory, 1, 5000);
+  const auto has_none = [&] { return std::ranges::includes(before, open_descriptors()); };
+  CHECK(!has_none());
+  run_in_fork([&] {
+    farandole_forked();
+    CHECK(has_none());
+    CHECK_EQ(*static_cast<char*>(memory), 1);
+    std::memset(memory, 2, 5000);
+    run_in_fork([&] {  // sees what its own parent has there
+      CHECK(has_none());
+      CHECK_EQ(*static_cast<char*>(memory), 2);
+    });
+  });
+  CHECK_EQ(*static_cast<char*>(memory), 1);
+  farandole_deallocate(memory);
   shut_down();
 }
 

@@ -163,3 +163,84 @@ TEST(hosts_that_end_normally_are_not_lost) {
   });
   if (!text.empty()) fail("a normal end was taken for a loss: " + text);
 }
+
+namespace {
+
+// Rank `rank` of two, each on a host of its own, by the C ABI.
+void init_on_own_host(LocalBootstrap& bootstrap, int rank) {
+  char own[4096];
+  const int32_t bytes = farandole_prepare(own, sizeof own);
+  CHECK(bytes > 0);
+  const auto* first = reinterpret_cast<const std::byte*>(own);
+  std::vector<ByteString> all;
+  for (const PeerInfo& peer : bootstrap.exchange(rank, 0, {first, first + bytes})) {
+    all.push_back(peer.encode());
+  }
+  const int32_t nodes[] = {0, 1};
+  const char* infos[] = {reinterpret_cast<char*>(all[0].data()),
+                         reinterpret_cast<char*>(all[1].data())};
+  const int32_t sizes[] = {static_cast<int32_t>(all[0].size()),
+                           static_cast<int32_t>(all[1].size())};
+  const farandole_world world{rank, 2, nodes, infos, sizes, {}, 1};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+}
+
+// By the control connection and by a wire.
+void sum_twice(int rank) {
+  for (size_t n : {size_t{3}, size_t{100'000}}) {
+    Floats data = values_of(rank, n);
+    const Ask ask = allreduce(data);
+    const farandole_request request = ask.request();
+    int64_t handle = 0;
+    CHECK_EQ(farandole_submit(&request, 1, &handle), FARANDOLE_OK);
+    CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
+    CHECK(data == sum_over(2, n));
+  }
+}
+
+// Ends by SIGKILL when it has a child, which lives until event 2.
+void leave_a_child(LocalBootstrap& bootstrap) {
+  init_on_own_host(bootstrap, 0);
+  sum_twice(0);
+  if (fork() == 0) {
+    farandole_forked();
+    bootstrap.tell(1);
+    bootstrap.await(2, 1);
+    _exit(0);
+  }
+  bootstrap.await(1, 1);
+  raise(SIGKILL);
+}
+
+}  // namespace
+
+// A child of the killed rank, such as a worker that loads data, lives on till the other host knows.
+TEST(a_child_of_a_killed_rank_keeps_no_connection_to_other_hosts) {
+  LocalBootstrap bootstrap(2);
+  setenv("FARANDOLE_PEER_TIMEOUT", "600", 1);  // longer than a test may take
+  const pid_t killed = fork_bound();
+  if (killed == 0) {
+    try {
+      leave_a_child(bootstrap);
+    } catch (const Failed&) {  // printed
+    }
+    _exit(1);
+  }
+  run_in_fork([&] {
+    init_on_own_host(bootstrap, 1);
+    sum_twice(1);
+    Floats data(3);
+    const Ask ask = allreduce(data);
+    const farandole_request request = ask.request();
+    int64_t handle = 0;
+    int32_t code = farandole_submit(&request, 1, &handle);
+    if (code == FARANDOLE_OK) code = farandole_wait(&handle, 1, 60);
+    bootstrap.tell(2);
+    CHECK_EQ(code, FARANDOLE_E_PEER);
+    CHECK(contains(farandole_error(), "rank 0"));
+  });
+  unsetenv("FARANDOLE_PEER_TIMEOUT");
+  int status = 0;
+  CHECK_EQ(waitpid(killed, &status, 0), killed);
+  CHECK(WIFSIGNALED(status));
+}

@@ -2,6 +2,8 @@
 // The timeline's threads: many that add, one that writes, one that starts and stops.
 #include "watch/timeline.h"
 
+#include <unistd.h>
+
 #include <stdlib.h>
 
 #include <memory>

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <random>
