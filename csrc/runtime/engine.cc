@@ -236,7 +236,7 @@ void Engine::on(const Run& run) {
 
 Segment Engine::take_staging(SetId id) {
   return setup_.leader ? setup_.leader->take_staging(id)
-                       : setup_.links.receive(Deadline::in(kStagingTimeout));
+                       : setup_.links.receive(id, Deadline::in(kStagingTimeout));
 }
 
 void Engine::on(const OpenSet& open) {

@@ -45,8 +45,8 @@ void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to
   links_ = HostLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);
   const int ranks = topology_.local_size();
   const auto segment = [&](const char* name, size_t bytes) {
-    return links_.leads() ? links_.give(name, bytes, numbers_below(ranks))
-                          : links_.receive(deadline);
+    return links_.leads() ? links_.give(kWorldSet, name, bytes, numbers_below(ranks))
+                          : links_.receive(kWorldSet, deadline);
   };
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging_bytes);
@@ -60,9 +60,9 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
   const int ranks = topology_.local_size();
   if (ranks == 1) return;
   arena_directory_ = links_.leads()
-                         ? links_.give("farandole-arenas", ArenaDirectory::bytes_needed(ranks),
-                                       numbers_below(ranks))
-                         : links_.receive(deadline);
+                         ? links_.give(kWorldSet, "farandole-arenas",
+                                       ArenaDirectory::bytes_needed(ranks), numbers_below(ranks))
+                         : links_.receive(kWorldSet, deadline);
   std::vector<Fd> fds = links_.share(own->fd(), deadline);
   arenas_ = std::make_unique<HostArenas>(std::move(own), topology_.local_rank, std::move(fds),
                                          ArenaDirectory(arena_directory_.data(), ranks));

@@ -46,19 +46,20 @@ HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_in
   }
 }
 
-Segment HostLinks::give(const char* label, size_t bytes, std::span<const int> locals) {
+Segment HostLinks::give(SetId set, const char* label, size_t bytes, std::span<const int> locals) {
   Segment segment = Segment::create(label, bytes);
   int fd = segment.fd();
   for (int local : locals) {
     if (auto& link = members_[static_cast<size_t>(local)]) {
-      link->send(kHello, {&fd, 1}, Deadline::in(kGiveTimeout));
+      link->send(bytes_of(set), {&fd, 1}, Deadline::in(kGiveTimeout));
     }
   }
   return segment;
 }
 
-Segment HostLinks::receive(Deadline deadline) {
+Segment HostLinks::receive(SetId set, Deadline deadline) {
   UnixMessage message = leader_->receive(deadline);
+  while (Decoder(message.bytes).get<SetId>() != set) message = leader_->receive(deadline);
   if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "the leader sent no memory");
   return Segment::map(std::move(message.fds.front()));
 }
