@@ -206,8 +206,8 @@ int32_t farandole_where(farandole_topology* topology);
 void farandole_forked(void);
 
 /* ---- work */
-/* Submits `count` tensors at once and sets handles[i] for each. On an error none is submitted, and peers that
- * wait for the same names fail, too. */
+/* Submits `count` tensors of one process set at once, with names all or none, and sets handles[i] for each. On an
+ * error none is submitted, and peers that wait for the same names fail, too. */
 int32_t farandole_submit(const farandole_request* requests, int32_t count, int64_t* handles);
 /* Prepared calls, which are submitted repeatedly: farandole_prepare_call keeps a request without its buffers and
  * returns its number, or -code; farandole_submit_prepared submits it with buffers at these addresses (0: none): a

@@ -53,7 +53,7 @@ def create(options: Any) -> FarandoleGroup:
     try:
         _check(ranks, options.group_rank, whole)
     except ValueError as reason:
-        refuse(Call(Op.ADD_SET, label), reason)
+        refuse(Call(Op.ADD_SET, label, by_members=True), reason, ranks)
         raise
     return form(ranks, label, options.timeout, options.store)
 

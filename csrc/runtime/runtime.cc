@@ -267,10 +267,7 @@ void Runtime::refuse(const farandole_request& request, const Failure& why) {
 void Runtime::refuse(std::span<const farandole_request> requests, const Error& why,
                      bool free_only) {
   std::vector<Request> names;
-  for (const farandole_request& request : requests) {
-    names.push_back(name_of_request(request));
-    if (request.group) names.back().group = request.group;
-  }
+  for (const farandole_request& request : requests) names.push_back(name_of_request(request));
   calls_->refuse(names, {why.code(), why.what()}, free_only);
 }
 

@@ -299,14 +299,20 @@ def is_told(reason: Exception) -> bool:
     return getattr(reason, "_told", False)
 
 
-def refuse(call: Call, reason: Exception) -> None:
-    """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why."""
-    refuse_all([call], reason)
+def refuse(call: Call, reason: Exception, ranks: Sequence[int] = ()) -> None:
+    """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why.
+    `ranks`: of a set that its members make."""
+    refuse_all([call], reason, ranks=ranks)
 
 
-def refuse_all(calls: Sequence[Call], reason: Exception, into: list[int] | None = None) -> None:
+def refuse_all(
+    calls: Sequence[Call],
+    reason: Exception,
+    into: list[int] | None = None,
+    ranks: Sequence[int] = (),
+) -> None:
     """Tells the peers of each call that this rank cannot take part, and why. `into` gets a number
-    for each, all at once: no signal is heard between two."""
+    for each, all at once: no signal is heard between two. `ranks`: as in refuse()."""
     own, keep, asked = threading.current_thread(), list[Any](), list[Any]()
     for call in calls:
         if (
@@ -316,7 +322,8 @@ def refuse_all(calls: Sequence[Call], reason: Exception, into: list[int] | None 
         ):
             continue  # this thread's calls have no place in the order
         asked.append(request := _new("farandole_request*"))
-        _fill(request, call, NOTHING, 0, call.name, keep)
+        _fill(request, call, Buffer(0, 0, tuple(ranks), None), 0, call.name, keep)
+        request.group = request.name if call.by_members else _NULL
     text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
     codes = [code for kind, code in _REFUSALS if isinstance(reason, kind)]
     code = codes[0] if codes else lib.FARANDOLE_E_ARGUMENT  # no generator: a signal may end one

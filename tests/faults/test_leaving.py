@@ -247,3 +247,46 @@ def test_a_forked_child_ends_under_mpirun(mpi_ranks):
     result = mpi_ranks(FORKS, 2).finish()
     assert result.returncode == 0, result.out
     assert result.out.count("fine") == 2
+
+
+GROUPS = """
+import sys, tempfile, time
+import torch, torch.distributed as dist
+import farandole.torch as fd
+fd.init()
+rank = fd.rank()
+folder = sys.argv[0] + ".d"
+dist.init_process_group("farandole", f"file://{folder}", rank=rank, world_size=fd.size())
+if rank % 2 == 0:
+    left = ""
+    while "ranks 1, 3 finished normally" not in left:
+        try:
+            fd.allreduce(torch.ones(2), name="of all")
+        except fd.PeerError as error:
+            left = str(error)
+    for again in range(2):
+        group = dist.new_group([0, 2], use_local_synchronization=True)
+        x = torch.full([3000], 10.0**rank)
+        dist.all_reduce(x, group=group)
+        assert x.unique().tolist() == [101.0]
+        dist.destroy_process_group(group)
+    pair = fd.add_process_set([0, 2])
+    assert fd.allreduce(torch.tensor([10.0**rank]), op=fd.Sum, process_set=pair)[0] == 101
+    assert fd.remove_process_set(pair)
+    try:
+        fd.add_process_set([0, 1])
+    except fd.PeerError as error:
+        assert "rank 1 finished normally and left" in str(error), error
+    try:
+        fd.add_process_set([0, 2] if rank == 0 else "no ranks")
+    except (TypeError, ValueError) as error:
+        print("refused:", error, flush=True)
+    print("fine", flush=True)
+"""
+
+
+def test_those_who_stay_make_groups_without_those_who_left(fork_ranks):
+    job = fork_ranks(GROUPS, 4)
+    assert [r.returncode for r in job.finish()] == [0] * 4, job.output()
+    assert job.output().count("fine") == 2
+    assert len(re.findall("^refused: ", job.output(), re.MULTILINE)) == 2

@@ -324,7 +324,9 @@ void Call::arrive_joined(int member) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  take(member);
+  // Others may count this member as none of theirs.
+  if (!by_members(request())) take(member);
+  arrived_.insert(member);
   terms_.refuse(member, std::move(failure));
 }
 

@@ -146,12 +146,6 @@ class Terms {
   Failure refused_;
 };
 
-// Whether only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
-// added so may be alike; the call's name is the set's, and never used again.
-inline bool by_members(const Request& request) {
-  return request.signature.traits().changes_sets && !request.group.empty();
-}
-
 class Call {
  public:
   // `defined`: see Terms::begin().
@@ -190,7 +184,7 @@ class Call {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Takes a member that has joined, or does not take part; it has no buffer.
+  // Takes a member that has joined or left, or does not take part; it has no buffer.
   void arrive_joined(int member);
   // Takes a member's refusal; the call fails once all have reported.
   void refuse(int member, Failure failure);

@@ -18,7 +18,8 @@ void check_request(const Request& request) {
   bool sound =
       s.op != Op::kJoin && !s.traits().paired() && s.group_size >= s.traits().smallest_group();
   if (s.traits().changes_sets) {
-    sound = sound && request.set == kWorldSet;
+    sound = sound && request.set == kWorldSet && s.group_size == 1;
+    sound = sound && (request.group.empty() || request.group == request.name);
   } else {
     int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
     const bool ragged = s.traits().ragged();
@@ -50,7 +51,30 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// Why a call comes too late: its set was removed (`set`: null), or ranks of it have left.
+// Whether a report can't be taken any more: its set was removed (`set`: null), or ranks of it have left. A call that
+// spares these is in time, and so is another one under its name, which contradicts it.
+bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
+  if (!set) return true;
+  if (set->left.empty() || spares_the_left(request)) return false;
+  if (request.name.empty()) return true;
+  const Call& call = registry.intern(request).call;
+  return !call.is_open() || !spares_the_left(call.request());
+}
+
+// Whether the rank has left, so that nobody waits for this report: it was held back until the log had settled another.
+bool has_left(const SetState* set, Rank from) {
+  return set && !set->left.empty() && set->left.contains(set->member_of(from));
+}
+
+// Whether the call counts members as joined who will go on, and may report it: the first leave ends joins.
+bool counts_joined(const SetState& set, const Request& request) {
+  const bool first = set.left.count() == 1;
+  return first && std::ranges::any_of(set.joined.members(), [&](int member) {
+           return !by_members(request) || std::ranges::count(request.signature.shape, member) > 0;
+         });
+}
+
+// Why a call comes too late.
 Failure too_late(const SetState* set, const CallKey& key, const Request& request) {
   if (!set) return removed(key.set);
   std::vector<Rank> gone;
@@ -190,12 +214,12 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   const Request& request = known ? known->request : ready.request;
   if (!known) check_request(request);
   SetState* set = shared_.sets.of(request.set, from);
-  if (!set || !set->left.empty()) {
+  if (has_left(set, from)) return;
+  if (is_too_late(set, request, shared_.calls.registry())) {
     CallKey key{request.set, request.name, ready.sequence};
     return shared_.outbox.fail_late(key, too_late(set, key, request));
   }
-  const Failure* past = by_members(request) ? shared_.sets.barred(request.name) : nullptr;
-  if (past) {
+  if (const Failure* past = shared_.sets.barred(request)) {
     return shared_.outbox.fail_late({request.set, request.name, 0}, *past);
   }
   // An id that is being forgotten may already have a successor under its name.
@@ -203,7 +227,8 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   Definition& definition = current ? *known : shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.terms().redefines() && call.id() == ready.id;
-  if (by_members(request) && call.arrived().contains(from) && !call.terms().match(request, same)) {
+  const bool alone = by_members(request) || by_members(call.request());
+  if (alone && call.arrived().contains(from) && !call.terms().match(request, same)) {
     call.contradict(from, request);
   } else {
     call.arrive(set->member_of(from), request, same, ready.contribution);
@@ -214,8 +239,15 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
 void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
   SetState* set = shared_.sets.of(refuse.key.set, from);
   Request request{refuse.key.set, refuse.key.name, {}, {}};
-  if (!set || !set->left.empty()) {
+  request.signature.op = refuse.op;
+  request.signature.shape = refuse.members;
+  if (!refuse.members.empty()) request.group = request.name;
+  if (has_left(set, from)) return;
+  if (is_too_late(set, request, shared_.calls.registry())) {
     return shared_.outbox.fail_late(refuse.key, too_late(set, refuse.key, request));
+  }
+  if (const Failure* past = shared_.sets.barred(request)) {
+    return shared_.outbox.fail_late(refuse.key, *past);
   }
   Definition& definition = shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
@@ -245,7 +277,8 @@ void Coordinator::join(Rank from, const Join& join) {
   set->last_joined = from;
   if (!set->join_failure) set->join_failure = join.failure;
   for (Call* call : shared_.calls.all(*set)) {
-    if (call->arrived().contains(member)) continue;
+    const bool ends_at_once = !set->left.empty() && spares_the_left(call->request());
+    if (ends_at_once || call->arrived().contains(member)) continue;
     call->arrive_joined(member);
     publisher_.judge(*set, *call);
   }
@@ -274,6 +307,12 @@ void Coordinator::leave(Rank from, const Leave& leave) {
     if (broken_ || member < 0) continue;
     set->left.insert(member);
     for (Call* call : shared_.calls.waiting(*set)) {
+      if (spares_the_left(call->request()) && !counts_joined(*set, call->request())) {
+        if (call->arrived().contains(member)) continue;
+        call->arrive_joined(member);
+        publisher_.judge(*set, *call);
+        continue;
+      }
       const Failure& refused = call->terms().refused();
       shared_.calls.give_up(*set, *call,
                             refused ? refused : too_late(set.get(), call->key(), call->request()));

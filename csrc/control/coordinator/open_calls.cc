@@ -11,6 +11,13 @@ namespace {
 
 constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls that a rank may be ahead of the slowest
 
+// Whether a call does not wait for this member: it has joined or left, or others make the call alone.
+bool goes_without(const SetState& set, const Request& request, int member) {
+  if (set.joined.contains(member) && set.left.empty()) return true;  // else its join ends now
+  if (set.left.contains(member)) return spares_the_left(request);
+  return by_members(request) && std::ranges::count(request.signature.shape, member) == 0;
+}
+
 }  // namespace
 
 Posted::Posted(Rank its_rank, const Post& its_post, int64_t now_ns)
@@ -170,12 +177,9 @@ void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Re
             as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
   ++definition.uses;
   registry_.touch(definition);
-  for (int m = 0; by_members(request) && m < set.members(); ++m) {
-    if (std::ranges::count(request.signature.shape, m) == 0) call.arrive_joined(m);
-  }
-  if (set.joined.empty()) return;
-  for (int m : set.joined.members()) {
-    if (!call.arrived().contains(m)) call.arrive_joined(m);
+  if (set.joined.empty() && !request.signature.traits().changes_sets) return;
+  for (int m = 0; m < set.members(); ++m) {
+    if (goes_without(set, request, m)) call.arrive_joined(m);
   }
 }
 

@@ -357,14 +357,14 @@ ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
 }
 
 void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, bool alone) {
-  if (Failure fault = shared_.sets.fault_of(wanted, alone)) {
-    return shared_.outbox.write(Fail{key, std::move(fault)});
-  }
+  Failure fault = shared_.sets.fault_of(wanted, alone);
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (alone) {
-    shared_.sets.bar(key.name, {ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
-                                                          text_of_ranks(ranks) + " already"});
+    const Failure formed{ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
+                                                   text_of_ranks(ranks) + " already"};
+    shared_.sets.bar(key.name, fault ? fault : formed);
   }
+  if (fault) return shared_.outbox.write(Fail{key, std::move(fault)});
   const SetId id = shared_.sets.open(ranks);
   shared_.outbox.write(OpenSet{id, std::move(ranks), key});
 }

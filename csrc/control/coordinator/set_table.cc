@@ -46,13 +46,22 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
             "there are " + std::to_string(max_sets_) +
                 " process sets already; remove one, or raise FARANDOLE_PROCESS_SETS"};
   }
+  const std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (!sound) {
     return {ErrorCode::kInvalidArgument, "a process set needs different ranks between 0 and " +
                                              std::to_string(world_size_ - 1) + "; got " +
-                                             text_of_ranks({wanted.begin(), wanted.end()})};
+                                             text_of_ranks(ranks)};
   }
-  std::vector<Rank> joined = sets_.at(kWorldSet)->joined.members();
-  std::erase_if(joined, [&](Rank rank) { return !std::ranges::binary_search(wanted, rank); });
+  std::vector<Rank> gone, joined;
+  for (Rank rank : ranks) {
+    if (has_left(rank)) gone.push_back(rank);
+    if (sets_.at(kWorldSet)->joined.contains(rank)) joined.push_back(rank);
+  }
+  if (!gone.empty()) {
+    return {ErrorCode::kPeer, text_of_ranks(gone) +
+                                  " finished normally and left, so a process set of " +
+                                  text_of_ranks(ranks) + " can't be made"};
+  }
   if (joined.empty()) return {};
   return {ErrorCode::kInvalidArgument,
           text_of_ranks(joined) +

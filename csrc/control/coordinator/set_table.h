@@ -154,9 +154,9 @@ class SetTable {
   // What a call by_members came to, for ranks that report its name afterwards: they have other members in mind.
   // Kept for good, because a rank may be late by any time.
   void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
-  // nullptr: nothing yet.
-  const Failure* barred(const std::string& name) const {
-    auto found = barred_.find(name);
+  // nullptr: nothing yet, or the call is none of these.
+  const Failure* barred(const Request& request) const {
+    auto found = by_members(request) ? barred_.find(request.name) : barred_.end();
     return found == barred_.end() ? nullptr : &found->second;
   }
 

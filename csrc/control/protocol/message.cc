@@ -102,7 +102,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Matched>) {
     v(x.pair), v(x.sequence), v(x.sender), v(x.sent), v(x.receiver), v(x.received);
   } else if constexpr (std::is_same_v<T, Refuse>) {
-    visit(v, x.key), visit(v, x.failure);
+    visit(v, x.key), visit(v, x.failure), v.enumeration(x.op, kOpCount), v(x.members);
   } else if constexpr (std::is_same_v<T, Fail>) {
     visit(v, x.key), visit(v, x.failure), v(x.unheard);
   } else if constexpr (std::is_same_v<T, Join>) {

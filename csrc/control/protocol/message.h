@@ -50,6 +50,16 @@ inline bool follows(const Request& request, uint64_t index_in_group) {
   if (request.group.empty()) return false;
   return request.name.empty() ? index_in_group > 0 : request.name != request.group;
 }
+// Whether only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
+// added so may be alike; the call's name is the set's, and never used again.
+inline bool by_members(const Request& request) {
+  return request.signature.traits().changes_sets && !request.group.empty();
+}
+// True if the call needs no ranks that have left: it adds or removes a set, by name. (Who has left may have ended a
+// join() early, after which the others' unnamed calls are no longer numbered alike.)
+inline bool spares_the_left(const Request& request) {
+  return request.signature.traits().changes_sets && !request.name.empty();
+}
 
 // ---- Reports: rank to coordinator
 
@@ -89,6 +99,9 @@ struct Post {
 struct Refuse {
   CallKey key;
   Failure failure;
+  // ---- of a call that adds or removes a set, because it needs other ranks than other calls
+  Op op = Op::kAllreduce;
+  Dimensions members = {};  // if only these make it
 };
 struct Join {
   SetId set = kWorldSet;

@@ -192,6 +192,7 @@ std::vector<Handle> RankCalls::submit(std::vector<CheckedCall> calls) {
     working_set(request, sets_);  // may have changed since it was checked
     const CollectiveTraits& traits = request.signature.traits();
     const bool grouped = calls.size() > 1;
+    if (grouped) check_together(calls.front().request, request);
     if (grouped && request.name.empty()) {
       request.group = name_of_group(pending_.next_unnamed(request.set));
       request.signature.group_size = static_cast<int32_t>(calls.size());
@@ -199,10 +200,6 @@ std::vector<Handle> RankCalls::submit(std::vector<CheckedCall> calls) {
     } else if (grouped && !names.emplace(request.set, request.name).second) {
       throw Error(ErrorCode::kInvalidArgument,
                   "'" + request.name + "' is twice in one group; give each tensor its own name");
-    }
-    if (grouped && (request.signature.op == Op::kJoin || traits.paired())) {
-      throw Error(ErrorCode::kInvalidArgument, std::string(name_of(request.signature.op)) +
-                                                   " can't be one of several calls of a group");
     }
     // A message's name does not identify it.
     if (!traits.paired()) pending_.check_free(request, calls[i].submission, calls[i].record);
@@ -309,6 +306,7 @@ void RankCalls::refuse(std::span<const Request> names, const Failure& why, bool 
 void RankCalls::refuse(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
+  if (by_members(request) && request.signature.shape.empty()) return;  // nobody is known to wait
   Failure failure{why.code, "rank " + std::to_string(setup_.own) + " refused: " + why.text};
   const CollectiveTraits& traits = request.signature.traits();
   if (request.signature.op == Op::kJoin) {

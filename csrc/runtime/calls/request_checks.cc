@@ -107,6 +107,19 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   return splits;
 }
 
+// Of a call that adds or removes a set.
+void check_change(const Request& request, Rank own) {
+  const Signature& s = request.signature;
+  if (request.set != kWorldSet) refuse(request, "that is up to the whole world");
+  if (!by_members(request)) return;
+  if (request.group != request.name || s.group_size != 1) {
+    refuse(request, "if its members alone make it, its group has its name and one tensor");
+  }
+  if (std::ranges::count(s.shape, own) == 0) {
+    refuse(request, "rank " + std::to_string(own) + " is not among " + text_of(s.shape));
+  }
+}
+
 // Fills in what a send or receive has instead of the arguments of a collective.
 void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
   Request& request = taken.request;
@@ -123,7 +136,6 @@ void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
            "rank " + std::to_string(request.peer) + " is not among " + text_of_ranks(set.ranks));
   }
   if (request.tag < 0) refuse(request, "tag " + std::to_string(request.tag) + " is negative");
-  if (!(sends ? mine.input : mine.output)) refuse(request, "it brings no tensor");
   if (sends ? mine.output : mine.input) refuse(request, "it has one buffer, not two");
   s.shape = mine.shape;
   const int64_t elements = s.elements();
@@ -137,7 +149,11 @@ Request name_of_request(const farandole_request& raw) {
   Request request;
   request.set = raw.process_set;
   if (raw.name) request.name = raw.name;
+  if (raw.group) request.group = raw.group;
   if (raw.op >= 0 && raw.op < kOpCount) request.signature.op = static_cast<Op>(raw.op);
+  if (by_members(request) && raw.ndim > 0) {
+    request.signature.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
+  }
   if (request.signature.traits().paired()) {
     request.peer = raw.root;
     request.tag = raw.tag;
@@ -162,15 +178,14 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   const CollectiveTraits& traits = s.traits();
   if (raw.device < kCpuDevice) refuse(request, "no such device");
   s.device = raw.device == kCpuDevice ? kCpuDevice : kAnyGpu;
+  if (raw.site) taken.site = raw.site;
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
-  if (raw.ndim < 0 || (traits.moves_bytes() && raw.ndim > kMaxDimensions)) {
+  if (request.group.size() > kMaxName) refuse(request, "the group is longer than 4096 bytes");
+  if (taken.site.size() > kMaxName) refuse(request, "the site is longer than 4096 bytes");
+  if (raw.ndim < 0 || (!traits.changes_sets && raw.ndim > kMaxDimensions)) {
     refuse(request, "more than 64 dimensions");
   }
-  if (traits.changes_sets && request.set != kWorldSet) {
-    refuse(request, "that is up to the whole world");
-  }
-
-  if (raw.site) taken.site = raw.site;
+  if (raw.n_splits < 0) refuse(request, "a negative number of splits");
   const bool by_order = request.name.empty() && traits.made_by_all_alike();
   if (by_order && !raw.any_site) request.site = taken.site;
   Submission& mine = taken.submission;
@@ -179,9 +194,11 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   mine.output = static_cast<std::byte*>(raw.output);
   mine.device = raw.device;
   mine.stream = raw.stream;
-  s.group_size = raw.group || traits.smallest_group() < 1 ? raw.group_size : 1;
-  if (raw.group) request.group = raw.group;
-  if (raw.group && raw.group_size < 1) refuse(request, "a group needs at least one member");
+  const bool in_group = !request.group.empty();
+  s.group_size = in_group || traits.smallest_group() < 1 ? raw.group_size : 1;
+  if (s.group_size < (in_group ? 1 : traits.smallest_group())) {
+    refuse(request, "a group needs at least one member");
+  }
   s.root = traits.root == Root::kNone ? -1 : raw.root;
   if (traits.reduces()) {
     s.prescale = raw.prescale;
@@ -197,8 +214,10 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
 
   if (!traits.moves_bytes()) {
     s.shape = mine.shape;
-    if (traits.changes_sets && raw.group && std::ranges::count(s.shape, own) == 0) {
-      refuse(request, "rank " + std::to_string(own) + " is not among " + text_of(s.shape));
+    if (traits.changes_sets) {
+      check_change(request, own);
+    } else {
+      check_shape(request, mine.shape);
     }
     return taken;
   }
@@ -224,9 +243,25 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   return taken;
 }
 
+void check_together(const Request& first, const Request& request) {
+  const Signature& s = request.signature;
+  if (s.op == Op::kJoin || s.traits().paired() || s.traits().changes_sets) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name_of(s.op)) + " can't be one of several calls of a group");
+  }
+  if (request.set != first.set || request.name.empty() != first.name.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "tensors that are submitted together are of one process set, and all or none of "
+                "them have names; make a call for each set");
+  }
+}
+
 void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set) {
   const Signature& s = request.signature;
   const CollectiveTraits& traits = s.traits();
+  if (traits.paired() && !(traits.end == End::kSender ? mine.input : mine.output)) {
+    refuse(request, "it brings no tensor");
+  }
   if (!traits.moves_bytes() || !mine.input || !mine.output) return;
   if (traits.splits() && mine.splits.empty()) return;  // this input is not read
   if (traits.in_place() && mine.input == mine.output) return;

@@ -27,8 +27,11 @@ const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 // working_set().
 CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, Rank own);
 
-// Throws Error(kInvalidArgument) if input and output overlap, except in place as farandole.h allows. For
-// outputs sized by negotiation, checks only the bytes known locally.
+// Throws Error(kInvalidArgument) if a request can't be submitted together with this first one. Unnamed ones are a group.
+void check_together(const Request& first, const Request& request);
+
+// Throws Error(kInvalidArgument) if a message has no buffer, or if input and output overlap, except in place as
+// farandole.h allows. For outputs sized by negotiation, checks only the bytes known locally.
 void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set);
 
 // What is sent with the report: row counts and, if small, the input itself, as a pointer into the user's

@@ -165,20 +165,26 @@ Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
 }
 
 std::optional<Report> PendingTable::refuse(const Request& request, Failure failure) {
+  Refuse refusal{{request.set, request.name, 0}, std::move(failure)};
+  if (request.signature.traits().changes_sets) {
+    refusal.op = request.signature.op;
+    if (by_members(request)) refusal.members = request.signature.shape;
+  }
   if (request.name.empty()) {
-    return Refuse{{request.set, "", unnamed_[request.set].next++}, std::move(failure)};
+    refusal.key.sequence = unnamed_[request.set].next++;
+    return refusal;
   }
   NamedRequest& record = named(request);
   if (record.in_flight) {
-    record.later.push_back(std::move(failure));
+    record.later.push_back(std::move(refusal));
     return std::nullopt;
   }
   if (std::exchange(record.refused, true)) {
-    record.refusals.push_back(std::move(failure));
+    record.refusals.push_back(std::move(refusal));
     return std::nullopt;
   }
   ++refusals_;
-  return Refuse{{request.set, request.name, 0}, std::move(failure)};
+  return refusal;
 }
 
 void PendingTable::define(const Define& define) {
@@ -241,7 +247,7 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, std::vector<Rep
   if (!found || !found->refused) return take(key);
   NamedRequest& record = *found;
   if (!record.refusals.empty()) {
-    next.push_back(Refuse{key, std::move(record.refusals.front())});
+    next.push_back(std::move(record.refusals.front()));
     record.refusals.pop_front();
     return std::nullopt;
   }
@@ -266,12 +272,11 @@ std::optional<Report> PendingTable::finish(const Submission& submission) {
   record.in_flight = false;
   std::optional<Report> next;
   if (!record.later.empty()) {
-    Failure first = std::move(record.later.front());
+    next = std::move(record.later.front());
     record.later.pop_front();
     record.refusals = std::exchange(record.later, {});
     record.refused = true;
     ++refusals_;
-    next = Refuse{{record.set, record.name, 0}, std::move(first)};
   }
   drop_unknown(record);
   return next;

@@ -86,13 +86,13 @@ struct NamedRequest {
   // A refusal is this rank's report of one call. Until the log has answered it, later actions under this name
   // wait here: further refusals, then the submission in flight.
   bool refused = false;
-  std::deque<Failure> refusals;
+  std::deque<Refuse> refusals;
   struct Held {
     Request request;
     Contribution contribution;
   };
   std::optional<Held> held;
-  std::deque<Failure> later;  // refusals made during the call in flight, for the time after it
+  std::deque<Refuse> later;  // refusals made during the call in flight, for the time after it
   std::vector<std::string> followers;  // calls of its group that wait for the same answer
   bool idle() const { return !in_flight && !refused; }
 };

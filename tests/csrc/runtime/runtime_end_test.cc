@@ -44,6 +44,36 @@ TEST(calls_that_need_a_rank_that_left_fail) {
   });
 }
 
+// Ranks 1 and 3 leave at once; only when that is known, the others form a set, use it and end it.
+TEST(members_form_a_set_when_all_others_have_left) {
+  run_jobs({4}, [](TestRank& self) {
+    if (self.rank % 2 == 1) return;
+    Floats data = values_of(self.rank, 5000);
+    while (!contains(self.fails(allreduce(data, "of all"), ErrorCode::kPeer), "ranks 1, 3 ")) {
+    }
+    Ask form{FARANDOLE_ADD_SET, {0, 2}, nullptr, nullptr, "members"};
+    form.group = form.name;
+    const Handle formed = self.submit(form);
+    CHECK(!self.wait({formed}));
+    Ask sum = allreduce(data);
+    self.runtime()->handles().look(
+        formed, [&](const Outcome& outcome) { sum.set = static_cast<SetId>(outcome.value); });
+    self.run(sum);
+    Floats expected = values_of(0, data.size());
+    const Floats others = values_of(2, data.size());
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] += others[i];
+    CHECK(data == expected);
+    Ask end = form;
+    end.op = FARANDOLE_REMOVE_SET;
+    end.name = end.group = "their end";
+    end.root = sum.set;
+    self.run(end);
+    Ask add{
+        FARANDOLE_ADD_SET, {0, 2}, nullptr, nullptr, "added"};  // by the world, which are these now
+    self.run(add);
+  });
+}
+
 // A join() that can't be answered ends; whoever has not joined goes on counting its own unnamed calls.
 TEST(a_rank_may_leave_while_others_join) {
   run_jobs({2, 3}, [](TestRank& self) {

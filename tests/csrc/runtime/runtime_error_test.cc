@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bad calls: an error on every rank, and then life goes on.
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "random.h"
 #include "runtime/runtime_ranks.h"
 
@@ -87,6 +91,16 @@ constexpr Wrong kWrong[] = {
     {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape.assign(100, 5); }, "process set"},
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.shape = {}, a.root = 3; }, "process set 3"},
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.set = 1; }, "there is no process set 1"},
+    {[](Ask& a) { a.op = FARANDOLE_BARRIER, a.shape = {-5}; }, "negative length in shape"},
+    {[](Ask& a) { a.op = FARANDOLE_BARRIER, a.group_size = -5; }, "a group needs at least one"},
+    {[](Ask& a) { a.group.assign(5000, 'x'); }, "the group is longer than 4096 bytes"},
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {0}, a.group = "g"; }, "its group has its"},
+    {[](Ask& a) {
+       a.op = FARANDOLE_ADD_SET, a.shape = {0, 1}, a.name = a.group = "g", a.group_size = 2;
+     },
+     "its group has its name and one tensor"},
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {7}, a.name = a.group = "g"; },
+     "is not among"},
 };
 
 TEST(a_wrong_argument_is_refused_on_all_ranks) {
@@ -99,6 +113,144 @@ TEST(a_wrong_argument_is_refused_on_all_ranks) {
       if (!contains(text, wrong.says)) fail("'" + text + "' does not say '" + wrong.says + "'");
     }
     self.check_usable();
+  });
+}
+
+// Fields that an Ask always fills in well.
+TEST(a_wrong_field_is_refused) {
+  const std::string long_site(5000, 'x');
+  run_jobs({2}, [&](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    const auto refused = [&](const farandole_request& wrong) {
+      CHECK_THROWS(self.runtime()->submit({&wrong, 1}), ErrorCode::kInvalidArgument);
+    };
+    Ask all = allreduce(data);
+    all.op = FARANDOLE_ALLTOALL;
+    farandole_request request = all.request();
+    request.n_splits = -1;
+    refused(request);
+    const Ask sum = allreduce(data);
+    request = sum.request();
+    request.site = long_site.c_str();
+    refused(request);
+    Ask message{FARANDOLE_SEND, {3}, data.data(), nullptr, ""};
+    if (self.rank == 1) message = {FARANDOLE_RECEIVE, {3}, nullptr, data.data(), ""};
+    message.root = 1 - self.rank;
+    request = message.request();
+    request.group = "";  // none
+    request.group_size = 7;
+    self.finish(self.runtime()->submit({&request, 1}));
+    CHECK(data == values_of(0, 3));
+    // By a prepared call, which gets its buffers later.
+    const CheckedCall kept = self.runtime()->prepare(message.request());
+    CHECK_THROWS(self.submit(kept, nullptr, nullptr), ErrorCode::kInvalidArgument);
+    self.check_usable();
+  });
+}
+
+// A group is of one set, with names all or none. Where one rank only is wrong, its peers hear of it.
+TEST(what_does_not_go_together_is_refused) {
+  run_jobs({3}, [](TestRank& self) {
+    const SetId pair = add_set(self, {0, 1});
+    Floats one = values_of(self.rank, 700), two = values_of(self.rank, 700);
+    Ask here = allreduce(one), there = allreduce(two);
+    there.set = pair;
+    const Ask add{FARANDOLE_ADD_SET, {0, 2}, nullptr, nullptr, ""};
+    const auto refused = [&](const Ask& a, const Ask& b) {
+      CHECK_THROWS(self.submit(std::vector<Ask>{a, b}), ErrorCode::kInvalidArgument);
+    };
+    for (bool first : {true, false}) first ? refused(here, there) : refused(there, here);
+    const Ask named = allreduce(one, "named");
+    refused(named, here);
+    refused(here, named);
+    refused(add, add);
+    there.name = "there";
+    refused(named, there);
+    self.check_usable();
+    there.name.clear();
+    if (self.rank == 0) {
+      refused(there, here);
+    } else {
+      CHECK(contains(self.fails(here, ErrorCode::kInvalidArgument), "rank 0 refused"));
+      if (self.rank == 1) self.fails(there, ErrorCode::kInvalidArgument);
+    }
+    self.check_usable();
+    if (self.rank == 2) return;
+    self.run(there);
+    CHECK(two == sum_over(2, two.size()));
+  });
+}
+
+namespace {
+
+// So that the limit of descriptors on their way applies, which root may exceed.
+void become_nobody() {
+  constexpr uid_t kNobody = 65534;
+  if (geteuid() == 0) CHECK_EQ(setresuid(kNobody, kNobody, kNobody), 0);
+}
+
+// While it lives, this process can send one descriptor to a peer, but no second one before the first is received.
+class OneDescriptorOnItsWay {
+ public:
+  OneDescriptorOnItsWay() {
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit limit = before_;
+    limit.rlim_cur = kMost;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends_), 0);
+    UnixSocket out{Fd(dup(ends_[0]))};
+    const std::vector<int> copies(UnixSocket::kMaxFds, ends_[0]);
+    const std::byte something{1};
+    for (size_t sent = 0; sent < kMost; sent += copies.size()) {
+      out.send({&something, 1}, copies, patience());
+    }
+  }
+  ~OneDescriptorOnItsWay() {
+    for (int end : ends_) close(end);
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  OneDescriptorOnItsWay(const OneDescriptorOnItsWay&) = delete;
+  OneDescriptorOnItsWay& operator=(const OneDescriptorOnItsWay&) = delete;
+
+ private:
+  static constexpr size_t kMost = 4 * UnixSocket::kMaxFds;
+  rlimit before_{};
+  int ends_[2]{};
+};
+
+Ask form_set(const std::string& name) {
+  Ask form{FARANDOLE_ADD_SET, {0, 1, 2}, nullptr, nullptr, name};
+  form.group = name;
+  return form;
+}
+
+}  // namespace
+
+// Rank 1 has got it, rank 2 has not. The memory of the next set is the next set's.
+TEST(a_set_whose_memory_reaches_some_members_only_spoils_no_other) {
+  LocalBootstrap bootstrap(3);
+  run_in_forks(3, [&](int rank) {
+    become_nobody();
+    Config config = test_config();
+    config.stall_abort = 5;
+    TestRank self(bootstrap, rank, config);
+    self.start();
+    {
+      std::unique_ptr<OneDescriptorOnItsWay> limit;
+      if (rank == 0) limit = std::make_unique<OneDescriptorOnItsWay>();
+      self.fails(form_set("one"), ErrorCode::kLibrary);
+      bootstrap.barrier();
+    }
+    const Handle formed = self.submit(form_set("two"));
+    CHECK(!self.wait({formed}));
+    Floats data = values_of(rank, 40'000);
+    Ask sum = allreduce(data);
+    self.runtime()->handles().look(
+        formed, [&](const Outcome& outcome) { sum.set = static_cast<SetId>(outcome.value); });
+    self.run(sum);
+    CHECK(data == sum_over(3, data.size()));
+    self.check_usable();
+    self.leave();
   });
 }
 

@@ -115,6 +115,163 @@ TEST(a_rank_that_comes_too_late_with_other_members_fails_at_once) {
   contains(fail.failure.text, "'form' is a process set of ranks 0, 1 already");
 }
 
+namespace {
+
+void leave(Job& job, const std::vector<Rank>& ranks) {
+  for (Rank r : ranks) job.report(r, Leave{false, ""});
+}
+
+// Ranks 1 and 3, which are no members, leave before `step` of a set's life.
+void live_without_others(int step) {
+  Job job(4);
+  int now = 0;
+  auto next = [&](Rank from, const Request& request, const Contribution& given) {
+    if (now++ == step) leave(job, {1, 3});
+    job.submit(from, request, given);
+    return job.publish();
+  };
+  CHECK(next(0, form_set_of({0, 2}), no_input()).empty());
+  const SetId set = only<OpenSet>(next(2, form_set_of({0, 2}), no_input())).set;
+  CHECK(next(2, in_set(tensor("x"), set), input()).empty());
+  CHECK_EQ(only<Run>(next(0, in_set(tensor("x"), set), input())).set, set);
+  CHECK(next(2, disband_set_of(set, {0, 2}), no_input()).empty());
+  CHECK_EQ(only<CloseSet>(next(0, disband_set_of(set, {0, 2}), no_input())).set, set);
+}
+
+}  // namespace
+
+TEST(members_need_nobody_else_who_has_left) {
+  for (int step = 0; step < 6; ++step) live_without_others(step);
+}
+
+// Also whoever waits for them while they leave.
+TEST(the_world_changes_sets_without_those_who_have_left) {
+  Job job(4);
+  const SetId old = add(job, {0, 1, 3});
+  leave(job, {1});
+  for (Rank r : {0, 2}) job.submit(r, add_set_of({0, 2}), no_input());
+  CHECK(job.publish().empty());
+  leave(job, {3});
+  CHECK(only<OpenSet>(job.publish()).ranks == (std::vector<Rank>{0, 2}));
+  for (Rank r : {2, 0}) job.submit(r, remove_set_of(old), no_input());
+  CHECK_EQ(only<CloseSet>(job.publish()).set, old);
+  job.submit(2, add_set_of({0}, ""), no_input());  // by order, which the others have left
+  contains(only<Fail>(job.publish()).failure.text, "ranks 1, 3 finished normally and left");
+}
+
+// A leave ends joins. Whoever was counted as joined may report the call now, so the others make it again.
+TEST(a_join_that_ends_early_counts_no_more) {
+  Job job(4);
+  job.report(1, Join{kWorldSet});
+  job.submit(0, add_set_of({0, 2}), no_input());
+  leave(job, {3});
+  const Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail joined");
+  contains(only<Fail>(log).failure.text, "rank 3 finished normally and left");
+  job.submit(0, add_set_of({0, 2}), no_input());
+  job.report(1, Join{kWorldSet});  // ends at once
+  CHECK_EQ(kinds(job.publish()), "joined");
+  for (Rank r : {1, 2}) job.submit(r, add_set_of({0, 2}), no_input());
+  CHECK(only<OpenSet>(job.publish()).ranks == (std::vector<Rank>{0, 2}));
+}
+
+// Also if a rank has another call in mind, though calls of the world fail now.
+TEST(ranks_that_stay_may_disagree) {
+  for (bool refuses : {true, false}) {
+    Job job(4);
+    leave(job, {1, 3});
+    for (int round = 0; round < 2; ++round) {
+      job.submit(0, remove_set_of(7, "x"), no_input());
+      CHECK(job.publish().empty());
+      if (refuses) {
+        job.report(2, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}});
+      } else {
+        job.submit(2, tensor("x"));
+      }
+      const Failure failure = only<Fail>(job.publish()).failure;
+      CHECK(failure.code == (refuses ? ErrorCode::kWrongType : ErrorCode::kMismatch));
+    }
+    job.submit(0, remove_set_of(7, "x"), no_input());
+    job.submit(3, remove_set_of(7, "x"), no_input());  // after its end
+    job.submit(3, tensor("x"));
+    job.report(1, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}, Op::kAddSet});
+    CHECK(job.publish().empty());
+  }
+}
+
+// It may leave before the others report the set, while they wait, or after its own report.
+TEST(a_member_that_has_left_is_named) {
+  enum { kBefore, kBetween, kAfter };
+  for (const char* group : {"", "form"}) {
+    for (int when : {kBefore, kBetween, kAfter}) {
+      Request form = add_set_of({0, 1}, "form");
+      form.group = group;
+      Job job(3);
+      if (when == kAfter) job.submit(1, form, no_input());
+      if (when != kBetween) leave(job, {1});
+      CHECK(job.publish().empty());
+      job.submit(0, form, no_input());
+      if (*group == 0) job.submit(2, form, no_input());
+      if (when == kBetween) leave(job, {1});
+      const Failure failure = only<Fail>(job.publish()).failure;
+      CHECK(failure.code == ErrorCode::kPeer);
+      contains(failure.text, "rank 1 finished normally and left, so a process set of ranks 0, 1");
+    }
+  }
+}
+
+TEST(a_set_ends_without_members_that_have_left) {
+  Job job(3);
+  for (Rank r : {0, 2}) job.submit(r, form_set_of({0, 2}), no_input());
+  const SetId set = only<OpenSet>(job.publish()).set;
+  job.submit(0, disband_set_of(set, {0, 2}), no_input());
+  CHECK(job.publish().empty());
+  leave(job, {2});
+  CHECK_EQ(only<CloseSet>(job.publish()).set, set);
+}
+
+// Of a rank that can't take part, its peers hear without the others, whoever comes first and whoever has left.
+TEST(a_refusal_needs_no_more_ranks_than_the_call) {
+  const Failure bad{ErrorCode::kWrongType, "bad"};
+  for (int leavers = 0; leavers < 3; ++leavers) {
+    for (bool refuses_first : {true, false}) {
+      for (bool alone : {true, false}) {
+        Job job(4);
+        const Request form = alone ? form_set_of({0, 2}, "set") : add_set_of({0, 2}, "set");
+        Refuse refusal{{kWorldSet, "set", 0}, bad, Op::kAddSet, {}};
+        if (alone) refusal.members = {0, 2};
+        if (leavers == 1) leave(job, {1, 3});
+        if (refuses_first) job.report(0, refusal);
+        job.submit(2, form, no_input());
+        if (leavers == 2) leave(job, {1, 3});
+        if (!refuses_first) job.report(0, refusal);
+        if (!alone && leavers == 0) {
+          for (Rank r : {1, 3}) job.submit(r, form, no_input());
+        }
+        const Fail fail = only<Fail>(job.publish());
+        CHECK_EQ(fail.failure.text, "bad");
+        CHECK(fail.unheard.empty());
+      }
+    }
+  }
+}
+
+// Others may use a name that members have chosen for their set: an error, but the job goes on.
+TEST(who_is_no_member_may_not_use_its_name) {
+  for (bool refuses : {true, false}) {
+    Job job(4);
+    job.submit(0, form_set_of({0, 2}), no_input());
+    if (refuses) {
+      job.report(1, Refuse{{kWorldSet, "form", 0}, {ErrorCode::kWrongType, "bad"}});
+    } else {
+      job.submit(1, tensor("form"));
+    }
+    job.submit(2, form_set_of({0, 2}), no_input());
+    const Failure failure = only<Fail>(job.publish()).failure;
+    CHECK(failure.code == (refuses ? ErrorCode::kWrongType : ErrorCode::kMismatch));
+  }
+}
+
 TEST(overlapping_sets_do_not_wait_for_each_other) {
   Job job(3);
   SetId left = add(job, {0, 1}), right = add(job, {1, 2});

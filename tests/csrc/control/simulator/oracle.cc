@@ -101,6 +101,18 @@ void use_names_once(Program& program) {
   }
 }
 
+// Sets change without the leaver. Only a set of which it would be a member is not made, so there may be room for another.
+void foresee_change(PlannedCall& call, Rank leaver, bool was_in) {
+  const Signature& s = call.request.signature;
+  const bool names_it = s.op == Op::kAddSet && std::ranges::count(s.shape, leaver) > 0;
+  if (was_in) {
+    call.allowed |= kPeerGone;
+  } else if (names_it) {
+    call.allowed = kPeerGone | (call.allowed & kInvalid);
+  }
+  if (!names_it && (call.allowed & kInvalid) != 0) call.allowed |= kDone;
+}
+
 // Calls that the leaver would have to be in fail; those that it was in may have been too late.
 void foresee_leave(Program& program, const Departure& early) {
   // The leave ends joins early: a message to a rank that had joined waits until it is given up. So does one
@@ -116,6 +128,10 @@ void foresee_leave(Program& program, const Departure& early) {
     if (member < 0) continue;
     if (call.message() && member != call.sender && member != call.receiver) continue;
     bool was_in = early.submitted.contains(static_cast<int64_t>(c));
+    if (spares_the_left(call.request)) {
+      foresee_change(call, early.rank, was_in);
+      continue;
+    }
     if (was_in || call.joins || call.ended_by >= 0) {
       call.allowed |= kPeerGone;
     } else {

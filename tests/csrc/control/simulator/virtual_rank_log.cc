@@ -59,7 +59,7 @@ int VirtualRank::take(const CallKey& key) {
     Name& name = name_of(key.set, key.name);
     return std::exchange(name.reported, false) ? name.call : -1;
   }
-  if (is_pair(key.set) && !sets_.contains(key.set)) return -1;  // of other ranks
+  if (!sets_.contains(key.set)) return -1;  // of other ranks, or made after this one has left
   auto& waiting = sets_.at(key.set).unnamed.waiting;
   auto found = waiting.find(key.sequence);
   if (found == waiting.end()) return -1;
@@ -167,7 +167,9 @@ void VirtualRank::on(const Fail& fail_entry) {
 }
 
 void VirtualRank::on(const Joined& joined) {
-  OpenedSet& set = sets_.at(joined.set);
+  auto found = sets_.find(joined.set);
+  if (found == sets_.end()) return;  // made after this rank has left
+  OpenedSet& set = found->second;
   set.join_sent = false;
   set.unnamed.next = std::max(set.unnamed.next, joined.next_sequence);
 }
