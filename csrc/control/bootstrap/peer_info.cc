@@ -9,7 +9,6 @@
 
 #include "base/build_id.h"
 #include "base/error.h"
-#include "kernels/kernels.h"
 #include "lib/net/siphash.h"
 #include "lib/os/process.h"
 
@@ -42,7 +41,7 @@ ByteString PeerInfo::encode() const {
   ByteString out;
   {
     Encoder e(out);
-    e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
+    e.put(build), e.put(job_wide), e.put(pid), e.put(start_time);
     e.put(pid_namespace), e.put(net_namespace), e.put(boot_id);
     e.put(host), e.put(listener), e.put(static_cast<uint32_t>(tcp.hosts.size()));
     for (const std::string& host : tcp.hosts) e.put(host);
@@ -55,7 +54,6 @@ PeerInfo PeerInfo::decode(ByteView in) {
   Decoder d(in);
   PeerInfo c;
   c.build = d.get_string();
-  c.cpu_targets = d.get_string();
   c.job_wide = d.get_string();
   c.pid = d.get<int64_t>();
   c.start_time = d.get<uint64_t>();
@@ -73,9 +71,6 @@ PeerInfo PeerInfo::decode(ByteView in) {
 PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp) {
   PeerInfo peer_info;
   peer_info.build = build_id();
-  for (const char* target : kernels::targets_available()) {
-    peer_info.cpu_targets += (peer_info.cpu_targets.empty() ? "" : ",") + std::string(target);
-  }
   peer_info.job_wide = job_wide_text(config);
   peer_info.pid = ::getpid();
   peer_info.start_time = process_start_time(::getpid()).value_or(0);

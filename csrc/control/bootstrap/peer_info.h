@@ -18,7 +18,6 @@ namespace farandole {
 
 struct PeerInfo {
   std::string build;        // hash of the core's sources
-  std::string cpu_targets;  // instruction sets that its kernels can use
   std::string job_wide;     // settings; those of rank 0 are used
   int64_t pid = 0;
   uint64_t start_time = 0;  // tells it from a later process with the same number
