@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/driver.h"
 
-#include <malloc.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,18 +9,10 @@
 
 #include "base/error.h"
 #include "base/logging.h"
-#include "lib/os/memory.h"
 #include "lib/os/thread.h"
 
 namespace farandole {
 namespace {
-
-// By the calling thread.
-int64_t used_cpu_ns() {
-  timespec used;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
-}
 
 constexpr std::chrono::milliseconds kFirstProbe{100};  // before a wait thinks of its leader
 
@@ -58,24 +48,6 @@ struct Wanted {
 
 }  // namespace
 
-std::chrono::nanoseconds HeapTrimmer::pause_after(std::chrono::nanoseconds took, size_t gave_back) {
-  constexpr size_t kBytesFaultedInPerNs = 8;
-  return 500 * (took + std::chrono::nanoseconds(gave_back / kBytesFaultedInPerNs));
-}
-
-void HeapTrimmer::trim() {
-  if (!due().expired()) return;
-  used_ = false;
-  const size_t before = resident_bytes();
-  const int64_t began = used_cpu_ns();
-  malloc_trim(0);
-  const int64_t took = used_cpu_ns() - began;
-  const size_t after = resident_bytes();
-  const int64_t pause =
-      pause_after(std::chrono::nanoseconds(took), before - std::min(before, after)).count();
-  due_ns_ = now_ns() + pause + kInterval.count() - (epoch_ns() + pause) % kInterval.count();
-}
-
 // Held by the thread that drives. Its destructor gives the role back and wakes whoever should drive now: for
 // work that is left, or for a tick earlier than the background thread's wake-up time.
 struct Driver::Role {
@@ -99,10 +71,9 @@ void Driver::after_submit() {
 // For threads that don't drive; the driver checks has_work() itself.
 bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
 
-// Nobody drives, and the background thread would sleep past the engine's next tick, or the heap's.
+// Nobody drives, and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
-  const Deadline until = Deadline::at(sleeps_until_ns_);
-  return !setup_.wakeup.driven() && (setup_.engine.next_tick() < until || heap_.due() < until);
+  return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
 // An exception from the engine ends the job: reports it to all ranks.
@@ -122,9 +93,7 @@ bool Driver::guarded(Step&& step) {
 }
 
 bool Driver::step() {
-  const bool moved = guarded([this] { return setup_.engine.step(); });
-  if (moved) heap_.used();
-  return moved;
+  return guarded([this] { return setup_.engine.step(); });
 }
 
 // Drives until done() or the deadline; false: a signal came. The caller must hold the role.
@@ -262,9 +231,7 @@ void Driver::background() {
       setup_.wakeup.stop_driving([] { return false; });
     }
     if (moved) continue;
-    heap_.trim();
-    const Deadline tick = std::min(
-        heap_.due(), setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick());
+    const Deadline tick = setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick();
     sleeps_until_ns_ = tick.ns();
     setup_.wakeup.wait(Sleeper::kBackground, ticket, wanted, tick);
   }

@@ -113,12 +113,6 @@ size_t available_memory() {
   return left;
 }
 
-size_t resident_bytes() {
-  std::istringstream pages(read_text_file("/proc/self/statm"));
-  size_t total = 0, resident = 0;
-  return pages >> total >> resident ? resident * kPageBytes : 0;
-}
-
 void refuse_too_much(const char* label, size_t bytes) {
   const size_t available = available_memory();
   if (bytes <= available) return;

@@ -25,9 +25,6 @@ using Mapping = std::unique_ptr<std::byte, Unmap>;
 // control group above the process have left. Page cache counts as free.
 size_t available_memory();
 
-// Bytes of this process that are in memory; 0: unknown.
-size_t resident_bytes();
-
 // Throws kLibrary with the remedy if `bytes` for `label` exceed available_memory(). A memfd's tmpfs has no
 // size limit, so the kernel would invoke the OOM killer instead of refusing.
 void refuse_too_much(const char* label, size_t bytes);
