@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared-memory backend alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
 // which are staged, and of buffers that all ranks map. Results are checked.
-// shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB [AUDIT_EVERY]]]
+// shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
 #include <unistd.h>
 
@@ -33,7 +33,6 @@ struct Options {
   size_t direct_bytes = ShmSetup::kDirectBytes;
   int64_t spin_ns = 50'000;
   size_t largest = size_t{256} << 20;
-  int64_t audit_every = 0;
 };
 
 constexpr size_t kBellsRoom = 4096;  // and the arenas' directory
@@ -43,8 +42,8 @@ struct World {
   explicit World(const Options& options)
       : segment(Segment::create(
             "bench",
-            2 * kBellsRoom + ShmBackend::bytes_needed(options.ranks, options.block_bytes,
-                                                      options.slots, options.audit_every),
+            2 * kBellsRoom +
+                ShmBackend::bytes_needed(options.ranks, options.block_bytes, options.slots),
             /*inherit=*/true)) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       arenas.push_back(std::make_shared<Arena>());
@@ -100,9 +99,7 @@ class Rank {
             options_.direct_bytes,
             &arenas_,
             world.locals,
-            {},
-            options_.audit_every,
-            std::vector<std::string>(world.locals.size(), "a rank")};
+            {}};
   }
 
   void wait() {
@@ -218,7 +215,6 @@ int main(int argc, char** argv) {
   options.direct_bytes = argument(4, options.direct_bytes);
   options.spin_ns = argument(5, options.spin_ns / 1000) * 1000;
   options.largest = argument(6, options.largest >> 20) << 20;
-  options.audit_every = argument(7, options.audit_every);
   std::printf("%d ranks, %zu KiB blocks, %d slots, direct up to %zu B, spin %ld us\n",
               options.ranks, options.block_bytes / 1024, options.slots, options.direct_bytes,
               static_cast<long>(options.spin_ns / 1000));

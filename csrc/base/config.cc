@@ -105,10 +105,6 @@ const Variable kVariables[] = {
      "where ranks make calls that match by their order on different lines of the program: warn, "
      "check (MismatchError), or off: lines are not looked at, nor recorded",
      kJobWide, &Config::call_sites, one_of("off, warn, check")},
-    {"FARANDOLE_AUDIT", "", "0",
-     "n: of every n-th bucket a block is reduced again, by scalar code, and compared bit by bit; a "
-     "difference ends the job; 0: none",
-     kJobWide, &Config::audit_every, between(0)},
     {"FARANDOLE_VERIFY_EVERY", "", "1000",
      "steps from one comparison of the ranks' models to the next, unless the program says it by "
      "verify_every; 0: never",
@@ -170,7 +166,7 @@ const Variable kVariables[] = {
      "thread then delays it, for cores that are never idle",
      kOwn, &Config::priority, one_of("normal, realtime")},
     {"FARANDOLE_CPU_TARGET", "", "",
-     "instruction set of the reduction kernels (scalar, baseline, avx2, avx512, neon); empty: the "
+     "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the "
      "best",
      kOwn, &Config::cpu_target},
     {"FARANDOLE_DEATH_WATCH", "", "pidfd",

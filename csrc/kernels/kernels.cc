@@ -20,7 +20,6 @@ struct Candidate {
 
 // In ascending order of preference.
 constexpr Candidate kCandidates[] = {
-    {&kScalar, [] { return true; }},
     {&kBaseline, [] { return true; }},
 #if defined(__x86_64__)
     {&kAvx2,
@@ -56,8 +55,7 @@ const Target& named(std::string_view name) {
                                                "' is unknown or beyond this CPU; it has: " + names);
 }
 
-const Target& current(Loops loops = Loops::kChosen) {
-  if (loops == Loops::kScalar) return kScalar;
+const Target& current() {
   const Target* chosen = g_target.load(std::memory_order_acquire);
   if (chosen == nullptr) {
     select_target("");
@@ -119,8 +117,8 @@ void fill(void* out, size_t count, uint64_t bits) {
 bool supports(DType dtype, ReduceOp op) { return loop_of(kBaseline, dtype, op) != nullptr; }
 
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
-            size_t count, const Factors& factors, Loops loops) {
-  const ReduceFn loop = loop_of(current(loops), dtype, op);
+            size_t count, const Factors& factors) {
+  const ReduceFn loop = loop_of(current(), dtype, op);
   if (loop == nullptr) refuse(dtype, op, "");
   if (n_inputs < 1) refuse(dtype, op, ": no inputs");
   if (factors.divisor < 1 || factors.divisor > std::numeric_limits<int32_t>::max()) {
@@ -142,10 +140,10 @@ DType partial_dtype(DType dtype, ReduceOp, const Factors& factors) {
 }
 
 void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* const* inputs,
-                       int n_inputs, size_t count, const Factors& factors, Loops loops) {
+                       int n_inputs, size_t count, const Factors& factors) {
   const DType wide = partial_dtype(dtype, op, factors);
   if (wide == dtype) {
-    return reduce(dtype, op, partial, inputs, n_inputs, count, {factors.pre, 1.0, 1}, loops);
+    return reduce(dtype, op, partial, inputs, n_inputs, count, {factors.pre, 1.0, 1});
   }
   const auto n = static_cast<size_t>(n_inputs);
   const size_t tile = std::max<size_t>(kTileBytes / size_of(wide) / n, 1);
@@ -155,19 +153,19 @@ void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* cons
     const size_t size = std::min(tile, count - from);
     for (size_t q = 0; q < n; ++q) {
       std::byte* const row = widened.data() + q * tile * size_of(wide);
-      row_of(current(loops), dtype).widen(row, element(inputs[q], from, dtype), size, factors);
+      row_of(current(), dtype).widen(row, element(inputs[q], from, dtype), size, factors);
       rows[q] = row;
     }
-    reduce(wide, op, element(partial, from, wide), rows.data(), n_inputs, size, {}, loops);
+    reduce(wide, op, element(partial, from, wide), rows.data(), n_inputs, size, {});
   }
 }
 
 void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* partials,
-                     int n_partials, size_t count, const Factors& factors, Loops loops) {
+                     int n_partials, size_t count, const Factors& factors) {
   const DType wide = partial_dtype(dtype, op, factors);
   if (wide == dtype) {
     const Factors rest = {1.0, factors.post, factors.divisor};
-    return reduce(dtype, op, out, partials, n_partials, count, rest, loops);
+    return reduce(dtype, op, out, partials, n_partials, count, rest);
   }
   const size_t tile = kTileBytes / size_of(wide);
   std::vector<std::byte> result(tile * size_of(wide));
@@ -175,8 +173,8 @@ void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* par
   for (size_t from = 0; from < count; from += tile) {
     const size_t size = std::min(tile, count - from);
     for (size_t q = 0; q < rows.size(); ++q) rows[q] = element(partials[q], from, wide);
-    reduce(wide, op, result.data(), rows.data(), n_partials, size, {}, loops);
-    row_of(current(loops), dtype).narrow(element(out, from, dtype), result.data(), size, factors);
+    reduce(wide, op, result.data(), rows.data(), n_partials, size, {});
+    row_of(current(), dtype).narrow(element(out, from, dtype), result.data(), size, factors);
   }
 }
 

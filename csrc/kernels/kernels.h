@@ -15,12 +15,6 @@ namespace farandole::kernels {
 // bool: Min, Max, Product; complex: Sum, Average; other dtypes: these five. Adasum is not element-wise.
 bool supports(DType dtype, ReduceOp op);
 
-// Which loops do it. All give the same bits.
-enum class Loops {
-  kChosen,  // the target's, see select_target()
-  kScalar,  // slow ones, on other units of the CPU: to check the others
-};
-
 // out[i] = post * (pre*in[0][i] op pre*in[1][i] op ...) / divisor, strictly in this order. Average is Sum
 // with the caller's divisor. n_inputs >= 1; `out` may be one of the inputs, but must not partly overlap one.
 //
@@ -31,7 +25,7 @@ enum class Loops {
 // divisor, sums and products of up to 16 bits are carried in 32 bits, of 32 bits in 64.
 // Throws kInvalidArgument if supports() is false, for a divisor outside [1, 2^31), and for bool with factors.
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
-            size_t count, const Factors& factors, Loops loops = Loops::kChosen);
+            size_t count, const Factors& factors);
 
 // The same reduction in two steps: partial results of groups of inputs, then their result. Partials are of
 // partial_dtype(), the type that carries sums, so nothing is rounded or cut off in between. Integers, Min and
@@ -39,11 +33,9 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int 
 DType partial_dtype(DType dtype, ReduceOp op, const Factors& factors);
 // `partial` must be aligned to its type.
 void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* const* inputs,
-                       int n_inputs, size_t count, const Factors& factors,
-                       Loops loops = Loops::kChosen);
+                       int n_inputs, size_t count, const Factors& factors);
 void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* partials,
-                     int n_partials, size_t count, const Factors& factors,
-                     Loops loops = Loops::kChosen);
+                     int n_partials, size_t count, const Factors& factors);
 
 // Fills with the neutral element: Sum 0, Product 1, Min +inf or the highest, Max -inf or the lowest.
 void fill_identity(DType dtype, ReduceOp op, void* out, size_t count);

@@ -37,7 +37,6 @@ struct Target {
   Row rows[kRows];  // by DType
 };
 
-extern const Target kScalar;
 extern const Target kBaseline;
 extern const Target kAvx2;
 extern const Target kAvx512;

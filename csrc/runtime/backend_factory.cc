@@ -60,12 +60,11 @@ size_t BackendFactory::staging_bytes(const std::vector<Rank>& ranks) const {
   const HostMap hosts = host_map(topology_, ranks);
   if (hosts.hosts() == 1) {
     return ShmBackend::bytes_needed(hosts.members(), shm_block_bytes(config_, hosts.members()),
-                                    static_cast<int>(config_.staging_slots), config_.audit_every);
+                                    static_cast<int>(config_.staging_slots));
   }
   const HierarchicalBlocks blocks = hierarchical_blocks(config_, hosts);
   return HierarchicalBackend::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
-                                           blocks.sizes.block_bytes, blocks.slots,
-                                           config_.audit_every);
+                                           blocks.sizes.block_bytes, blocks.slots);
 }
 
 // As errors call them.
@@ -97,8 +96,6 @@ std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set,
   setup.arenas = fabric_.arenas();
   setup.locals = std::move(locals);
   setup.watch = phases_of_(id);
-  setup.audit_every = config_.audit_every;
-  if (setup.audit_every > 0) setup.names = names_of(set);
   return std::make_unique<Lane>(std::make_unique<ShmBackend>(setup));
 }
 
@@ -117,7 +114,6 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
   setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
   setup.names = names_of(set);
-  setup.audit_every = config_.audit_every;
   setup.checksums = config_.wire_checksum == "on";
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/driver.h"
 
-
 #include <algorithm>
 #include <chrono>
 #include <exception>

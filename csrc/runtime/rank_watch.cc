@@ -125,13 +125,11 @@ void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
 }
 
 PhaseWatch RankWatch::phases_of(SetId set) {
-  return {&recorder_->timeline().listening(),
-          [this, set](Phase phase, int64_t begin, int64_t end) {
+  return {&recorder_->timeline().listening(), [this, set](Phase phase, int64_t begin, int64_t end) {
             constexpr EventKind kKinds[] = {EventKind::kStage, EventKind::kReduce,
                                             EventKind::kConsume};
             recorder_->worked(kKinds[static_cast<size_t>(phase)], set, begin, end);
-          },
-          [this] { recorder_->audited(); }};
+          }};
 }
 
 void RankWatch::dump(std::span<const int> locals, const std::string& reason) {

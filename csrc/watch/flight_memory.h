@@ -27,9 +27,7 @@ enum class EventKind : uint8_t {
   kDone,        // a tensor's result is there; without a call: a bucket has moved
   kError,       // a call failed; without a call: the job
   kPeerDied,    // `value`: the rank
-  // Found in a call's tensor, at element `sequence`.
-  kWireFault,   // `value`: the rank that sent them
-  kAuditFault,  // `value`: the rank that made the result
+  kWireFault,   // a message came changed, at element `sequence`; `value`: the rank that sent it
   // For the timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
   kStage,    // a block's phase: own input made accessible to peers
@@ -146,8 +144,7 @@ struct Tally {
   std::atomic<uint64_t> bytes;    // of tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
-  std::atomic<uint64_t> audits;  // of blocks
-  std::atomic<uint64_t> faults;  // results and messages found to be wrong
+  std::atomic<uint64_t> faults;  // messages that came changed
   Histogram negotiation_ns;      // submit to log entry
   Histogram wait_ns;             // callers blocked in wait
   Histogram bucket_bytes;

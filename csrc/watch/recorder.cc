@@ -177,9 +177,8 @@ void Recorder::job_failed(const Failure& failure) {
   if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
 }
 
-std::string Recorder::found_fault(EventKind kind, const RecordedCall& call, uint64_t element,
-                                  Rank by) {
-  FlightEvent event = event_of(kind, call);
+std::string Recorder::found_fault(const RecordedCall& call, uint64_t element, Rank by) {
+  FlightEvent event = event_of(EventKind::kWireFault, call);
   event.sequence = element;
   event.value = by;
   record(event);

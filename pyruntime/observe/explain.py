@@ -96,26 +96,17 @@ def _deaths(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _faults(pages: Sequence[Page]) -> Iterator[str]:
-    """Bytes that hardware has changed. If several ranks find the same, who made them errs."""
-    found: dict[tuple[str, str, int, int], list[int]] = {}
+    """Bytes that hardware has changed on their way."""
+    found: dict[tuple[str, int, int], list[int]] = {}
     for page in pages:
         for event in page["events"]:
-            if event["kind"] in ("wire fault", "audit fault"):
+            if event["kind"] == "wire fault":
                 what = f"{event['op']} {event['name'] or 'unnamed'}"
-                key = (event["kind"], what, event["seq"], event["value"])
-                found.setdefault(key, []).append(page["rank"])
-    for (kind, what, element, by), ranks in found.items():
-        if kind == "wire fault":
-            yield (
-                f"bytes of {what} came from rank {by} changed to {ranks_text(ranks)}: memory or "
-                "network of one of the two hosts is faulty."
-            )
-            continue
-        suspect = by if len(ranks) > 1 else ranks[0]
-        others = "" if suspect == by else f" or rank {by}"
+                found.setdefault((what, event["seq"], event["value"]), []).append(page["rank"])
+    for (what, _, by), ranks in found.items():
         yield (
-            f"{ranks_text(ranks)} found element {element} of {what}, which rank {by} had reduced, "
-            f"to be wrong: a processor or memory that rank {suspect}{others} uses is faulty."
+            f"bytes of {what} came from rank {by} changed to {ranks_text(ranks)}: memory or "
+            "network of one of the two hosts is faulty."
         )
 
 

@@ -27,15 +27,3 @@ def first(*pages: dict[str, Any]) -> str:
 def test_a_message_that_came_changed_names_both_ends() -> None:
     text = first(page(0), page(1, ("wire fault", 12, 2)), page(2))
     assert "bytes of allreduce w came from rank 2 changed to rank 1: memory or network" in text
-
-
-def test_a_result_that_all_find_wrong_is_its_makers() -> None:
-    text = first(*(page(rank, ("audit fault", 12, 2)) for rank in range(3)))
-    assert "ranks 0, 1, 2 found element 12 of allreduce w, which rank 2 had reduced" in text
-    assert "that rank 2 uses is faulty" in text
-
-
-def test_a_result_that_one_finds_wrong_may_be_its_own_or_its_makers() -> None:
-    text = first(page(0), page(1, ("audit fault", 3, 2)), page(2))
-    assert "rank 1 found element 3 of allreduce w" in text
-    assert "that rank 1 or rank 2 uses is faulty" in text

@@ -17,8 +17,8 @@
 namespace farandole {
 
 struct PeerInfo {
-  std::string build;        // hash of the core's sources
-  std::string job_wide;     // settings; those of rank 0 are used
+  std::string build;     // hash of the core's sources
+  std::string job_wide;  // settings; those of rank 0 are used
   int64_t pid = 0;
   uint64_t start_time = 0;  // tells it from a later process with the same number
   uint64_t pid_namespace = 0;

@@ -45,13 +45,12 @@ enum class Progress {
   kFinished,  // the bucket is done: no peer accesses its buffers any more
 };
 
-// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written. Counts audits.
+// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written.
 enum class Phase { kStage, kReduce, kConsume };
 
 struct PhaseWatch {
   const std::atomic<bool>* listening = nullptr;  // nullptr: never
   std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
-  std::function<void()> audited = {};  // a block; always
 
   // Runs `work` and reports its time as this phase.
   template <class Work>
@@ -63,26 +62,19 @@ struct PhaseWatch {
   }
 };
 
-// Bytes that have changed where nobody changes them: hardware is faulty. Ends the job, because results that were
-// correct before may be wrong, too.
+// A message arrived otherwise than it was sent: hardware is faulty. Ends the job, because results that were correct
+// before may be wrong, too.
 class DataFault : public Error {
  public:
-  enum class Kind {
-    kWire,   // a message arrived otherwise than it was sent
-    kAudit,  // a result is not what its inputs, reduced again, give
-  };
   struct Place {
-    size_t part;     // of the bucket; where a message has more, its first
-    int member;      // who sent the message, or made the result
+    size_t part;     // of the bucket; where the message has more, its first
+    int member;      // who sent it
     size_t element;  // of the part
   };
-  DataFault(Kind kind, Place place, const std::string& text)
-      : Error(ErrorCode::kPeer, text), kind_(kind), place_(place) {}
-  Kind kind() const { return kind_; }
+  DataFault(Place place, const std::string& text) : Error(ErrorCode::kPeer, text), place_(place) {}
   const Place& place() const { return place_; }
 
  private:
-  Kind kind_;
   Place place_;
 };
 

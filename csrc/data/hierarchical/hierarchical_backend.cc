@@ -16,9 +16,8 @@ size_t slots_begin(int members) {  // the counters have pages of their own
 }
 
 const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setup) {
-  const size_t needed =
-      HierarchicalBackend::bytes_needed(static_cast<int>(setup.wakeups.size()),
-                                        setup.sizes.block_bytes, setup.slots, setup.audit_every);
+  const size_t needed = HierarchicalBackend::bytes_needed(static_cast<int>(setup.wakeups.size()),
+                                                          setup.sizes.block_bytes, setup.slots);
   if (setup.bytes >= needed) return setup;
   throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
                                         std::to_string(needed));
@@ -27,8 +26,7 @@ const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setu
 DataFault changed(const BlockTransfer& f, const Message& message, std::span<const Part> parts,
                   const std::string& from, const std::string& to) {
   const Piece& first = f.block.of(f.block.chunks[message.chunk]).front();
-  return {DataFault::Kind::kWire,
-          {first.part, message.peer, first.input / size_of(parts[first.part].signature.dtype)},
+  return {{first.part, message.peer, first.input / size_of(parts[first.part].signature.dtype)},
           std::to_string(message.bytes) + " bytes from " + from + " arrived changed on " + to +
               ": memory, a network card or a switch of theirs is faulty, or somebody changes "
               "messages; look for memory and network errors on both hosts (dmesg, ethtool -S), and "
@@ -37,10 +35,9 @@ DataFault changed(const BlockTransfer& f, const Message& message, std::span<cons
 
 }  // namespace
 
-size_t HierarchicalBackend::bytes_needed(int local_members, size_t block_bytes, int slots,
-                                         int64_t audit_every) {
+size_t HierarchicalBackend::bytes_needed(int local_members, size_t block_bytes, int slots) {
   return slots_begin(local_members) +
-         HierarchicalWorker::bytes_needed(local_members, block_bytes, slots, audit_every);
+         HierarchicalWorker::bytes_needed(local_members, block_bytes, slots);
 }
 
 HierarchicalBackend::HierarchicalBackend(Setup setup)
@@ -48,15 +45,14 @@ HierarchicalBackend::HierarchicalBackend(Setup setup)
       member_(setup.member),
       locals_(hosts_.members_of(hosts_.host_of(member_))),
       slots_(static_cast<uint64_t>(setup.slots)),
-      patience_(nanoseconds(setup.silence).count(), setup.names),
+      patience_(nanoseconds(setup.silence).count(), std::move(setup.names)),
       watch_(std::move(setup.watch)),
       wakeups_(std::move(setup.wakeups)),
       progress_(setup.memory, static_cast<int>(locals_.size())),
       wire_(std::move(setup.wire)),
       plan_(hosts_, member_, setup.sizes),
-      worker_(hosts_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
-              setup.sizes.block_bytes,
-              {setup.audit_every, member_, std::move(setup.names), watch_.audited}),
+      worker_(hosts_, member_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
+              setup.sizes.block_bytes),
       transfers_(slots_ + 1) {
   for (BlockTransfer& f : transfers_) f.sum_bytes = setup.checksums ? sizeof(Checksum) : 0;
 }
@@ -68,7 +64,7 @@ void HierarchicalBackend::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
-  worker_.start(parts, at_.staged, plan_);
+  worker_.start(parts);
   patience_.start();
   plan_next();
 }
@@ -127,8 +123,6 @@ void HierarchicalBackend::plan_next() {
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
     return false;
-  const uint64_t before = worker_.before(at_.staged);
-  if (before > 0 && !progress_.all_reached(&HostProgress::consumed, before)) return false;
   return at_.staged < slots_ ||
          progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
@@ -217,7 +211,7 @@ void HierarchicalBackend::reduce() {
 
 void HierarchicalBackend::combine() {
   BlockTransfer& f = transfer(at_.combined);
-  worker_.combine(at_.combined, f);
+  worker_.combine(f);
   f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data(), f.sum_bytes);
   ++at_.combined;
 }

@@ -75,15 +75,13 @@ class HierarchicalBackend final : public Backend {
     std::vector<std::string> names = {};  // of all members, for errors
     bool checksums = false;               // of all messages; equal on all members
     PhaseWatch watch = {};
-    int64_t audit_every = 0;  // see Audit; equal on all members
   };
   static constexpr int kSlots = 16;
 
   // Throws kInternal if there is not enough memory.
   explicit HierarchicalBackend(Setup setup);
   // `local_members`: on one host.
-  static size_t bytes_needed(int local_members, size_t block_bytes, int slots,
-                             int64_t audit_every = 0);
+  static size_t bytes_needed(int local_members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
   Progress step() override;

@@ -22,17 +22,8 @@ size_t slots_begin(int members, int slots) {
   return tables_begin(members) + whole_pages(Exchange::table_bytes(members, slots));
 }
 
-// Behind the slots.
-ShmAudit make_audit(const ShmSetup& setup) {
-  return {{setup.audit_every, setup.member, setup.names, setup.watch.audited},
-          setup.members,
-          setup.memory + ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots),
-          setup.block_bytes};
-}
-
 const ShmSetup& checked(const ShmSetup& setup) {
-  const size_t needed =
-      ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots, setup.audit_every);
+  const size_t needed = ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots);
   if (setup.bytes >= needed) return setup;
   throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
                                         std::to_string(needed));
@@ -138,10 +129,9 @@ void Exchange::abandon(std::span<const Part> parts) {
 
 // ---- The backend
 
-size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots, int64_t audit_every) {
+size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots) {
   if (members == 1) return tables_begin(1);  // nothing is staged
-  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes) +
-         ShmAudit::bytes_needed(audit_every, members, block_bytes);
+  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes);
 }
 
 ShmBackend::ShmBackend(const ShmSetup& setup)
@@ -152,7 +142,6 @@ ShmBackend::ShmBackend(const ShmSetup& setup)
       progress_(setup.memory, setup.members),
       exchange_(setup),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
-      audit_(make_audit(setup)),
       watch_(setup.watch),
       blocks_(slots_ + 1) {}
 
@@ -163,7 +152,6 @@ void ShmBackend::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
-  audit_.start(parts, at_.staged, plan_);
   plan_next();
 }
 
@@ -192,8 +180,6 @@ void ShmBackend::abort() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
-  const uint64_t before = audit_.before(at_.staged);
-  if (before > 0 && !progress_.all_reached(&HostProgress::consumed, before)) return false;
   // A block of results needs no check: it follows all members' staging, and so their consuming.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
@@ -222,7 +208,6 @@ void ShmBackend::plan_next() { has_next_ = plan_.next(block(at_.staged)); }
 
 void ShmBackend::stage() {
   const Block& current = block(at_.staged);
-  audit_.keep(at_.staged, current);
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
@@ -312,7 +297,6 @@ void ShmBackend::consume() {
     const Part& part = parts_[range.part];
     if (part.output != nullptr) exchange_.fetch(at_.consumed, range, part);
   }
-  audit_.check(at_.consumed, block(at_.consumed));
   progress_.store(member_, &HostProgress::consumed, ++at_.consumed);
   // Only the last member to consume frees the slots and has to wake the others.
   if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();

@@ -11,7 +11,6 @@
 #include "data/backend/backend.h"
 #include "data/shm/host_arenas.h"
 #include "data/shm/shm_schedule.h"
-#include "data/shm/sum_audit.h"
 #include "kernels/kernels.h"
 #include "lib/ipc/event_count.h"
 
@@ -34,8 +33,6 @@ struct ShmSetup {
   HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
   std::vector<int> locals = {};        // with arenas: local ranks of the members
   PhaseWatch watch = {};
-  int64_t audit_every = 0;              // see Audit; equal on all members
-  std::vector<std::string> names = {};  // of all members, if there are audits
 };
 
 // How peers access a block's bytes: copied through slots in memory that all members map, or zero copy. If all
@@ -115,7 +112,7 @@ class ShmBackend final : public Backend {
  public:
   // Throws kInternal if there is not enough memory.
   explicit ShmBackend(const ShmSetup& setup);
-  static size_t bytes_needed(int members, size_t block_bytes, int slots, int64_t audit_every = 0);
+  static size_t bytes_needed(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
   Progress step() override;
@@ -148,7 +145,6 @@ class ShmBackend final : public Backend {
   HostProgressTable progress_;
   Exchange exchange_;
   ShmSchedule plan_;
-  ShmAudit audit_;
   const PhaseWatch watch_;
   std::span<const Part> parts_;
   std::vector<Block> blocks_;  // in flight, and the next one to stage

@@ -110,10 +110,8 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   const auto found = std::ranges::find(endings, place.part, &Ending::part);
   if (found == endings.end()) throw fault;  // this rank has joined
   const RecordedCall& call = found->submission.recorded;
-  const bool on_wire = fault.kind() == DataFault::Kind::kWire;
   const std::string name =
-      recorder.found_fault(on_wire ? EventKind::kWireFault : EventKind::kAuditFault, call,
-                           place.element, members[static_cast<size_t>(place.member)]);
+      recorder.found_fault(call, place.element, members[static_cast<size_t>(place.member)]);
   throw Error(fault.code(), std::string(name_of(call.op)) + " " +
                                 (name.empty() ? "unnamed" : "'" + name + "'") + ": " +
                                 fault.what());

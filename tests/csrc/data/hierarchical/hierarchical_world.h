@@ -30,13 +30,11 @@ inline const std::vector<std::vector<int>> kHosts = {
     {0, 0, 1, 2},    {0, 1, 0, 1},       {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 1}, {0, 1, 2, 3, 4},
     {0, 0, 0, 1, 1}, {0, 0, 0, 0, 1, 2}, {0, 0, 0}};
 
-// `all`: will be the memory of all hosts.
 inline BackendWorld hierarchical_world(
     const std::vector<int>& host, const Shape& shape,
-    const std::function<std::unique_ptr<Wire>(int member)>& wire_of, bool checksums = false,
-    int64_t audit_every = 0, std::span<std::byte>* all = nullptr) {
-  const size_t bytes = HierarchicalBackend::bytes_needed(
-      static_cast<int>(host.size()), shape.sizes.block_bytes, shape.slots, audit_every);
+    const std::function<std::unique_ptr<Wire>(int member)>& wire_of, bool checksums = false) {
+  const size_t bytes = HierarchicalBackend::bytes_needed(static_cast<int>(host.size()),
+                                                         shape.sizes.block_bytes, shape.slots);
   const auto backend = [=](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
     HierarchicalBackend::Setup setup{HostMap(host)};
     const int own = setup.hosts.host_of(place.member);
@@ -48,8 +46,6 @@ inline BackendWorld hierarchical_world(
     }
     setup.wire = wire_of(place.member);
     setup.checksums = checksums;
-    setup.audit_every = audit_every;
-    if (all != nullptr) *all = {place.memory, place.bytes};
     for (size_t member = 0; member < host.size(); ++member) {
       setup.names.push_back("member " + std::to_string(member) + " on host " +
                             std::to_string(host[member]));
