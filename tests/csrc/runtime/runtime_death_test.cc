@@ -181,7 +181,7 @@ void init_on_own_host(LocalBootstrap& bootstrap, int rank) {
                          reinterpret_cast<char*>(all[1].data())};
   const int32_t sizes[] = {static_cast<int32_t>(all[0].size()),
                            static_cast<int32_t>(all[1].size())};
-  const farandole_world world{rank, 2, nodes, infos, sizes, {}, 1};
+  const farandole_world world{rank, 2, nodes, infos, sizes, {}, 1, "a key of 16 byte"};
   CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
 }
 
