@@ -76,7 +76,7 @@ def test_fit(images, labels, folder):
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
     assert type(optimizer).__name__ == "Adam"
     compiled(model, optimizer)
-    path = folder / f"best-{hvd.rank()}.keras"
+    path = folder / f"best-{hvd.size()}-{hvd.rank()}.keras"
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
@@ -99,7 +99,7 @@ def test_fit(images, labels, folder):
 
 
 def test_load_model(model, images, labels, folder):
-    path = folder / f"saved-{hvd.rank()}.keras"
+    path = folder / f"saved-{hvd.size()}-{hvd.rank()}.keras"
     model.save(path)
     plain = keras.saving.load_model(path)  # without farandole
     assert type(plain.optimizer).__name__ == "Adam"
@@ -228,7 +228,7 @@ def test_copies(images, labels, folder):
     model = compiled(network(1), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     model.fit(x, y, BATCH, 1, verbose=0)
     scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
-    path = folder / f"copied-{hvd.rank()}.keras"
+    path = folder / f"copied-{hvd.size()}-{hvd.rank()}.keras"
     model.save(path)
 
     def again(optimizer):
@@ -266,7 +266,7 @@ def test_copies(images, labels, folder):
             copied.fit(x, y, BATCH, 1, verbose=0)  # alone a copy is the plain optimizer
             check_equal_everywhere(copied)
     hvd.load_model(path).fit(x, y, BATCH, 1, verbose=0)
-    uncompiled = folder / f"uncompiled-{hvd.rank()}.keras"
+    uncompiled = folder / f"uncompiled-{hvd.size()}-{hvd.rank()}.keras"
     network(1).save(uncompiled)
     assert not hvd.load_model(uncompiled).compiled
     command = "import sys, keras; print(type(keras.saving.load_model(sys.argv[1]).optimizer))"
