@@ -70,8 +70,9 @@ class Server(ABC):
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        for descriptor in (*self._listeners, self._wake_reader, self._wake_writer, self._selector):
-            not_inherited(descriptor)
+        for connection in (*self._listeners, self._wake_reader, self._wake_writer):
+            not_inherited(connection)
+        not_inherited(self._selector)
         self._selector.register(self._wake_reader, _READ)
         for listener in self._listeners:
             listener.listen(_BACKLOG)
