@@ -198,7 +198,13 @@ TEST(a_forked_child_reads_and_its_stores_stay_its_own) {
     const bool right = all_are(memory, 3 * kHuge, 1) && all_are(retired, 5000, 2);
     std::memset(memory, 7, 3 * kHuge);
     std::memset(retired, 7, 5000);
-    ::_exit(right && all_are(memory, 3 * kHuge, 7) ? 0 : 1);
+    if (!right || !all_are(memory, 3 * kHuge, 7)) ::_exit(1);
+    pool.before_fork();
+    const pid_t next = ::fork();
+    pool.after_fork_in_child();  // in both: each has its own pages already
+    if (next == 0) ::_exit(all_are(memory, 3 * kHuge, 7) && all_are(retired, 5000, 7) ? 0 : 1);
+    int status = 1;
+    ::_exit(::waitpid(next, &status, 0) == next && status == 0 ? 0 : 1);
   }
   pool.after_fork_in_parent();
   int status = 0;
