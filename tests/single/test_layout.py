@@ -35,7 +35,7 @@ LADDER = {
     "lib/xla": (),
     "control/protocol": ("base",),
     "control/channel": ("base", "lib/", "control/protocol"),
-    "control/bootstrap": ("base", "kernels", "lib/", "control/protocol"),
+    "control/bootstrap": ("base", "lib/", "control/protocol"),
     "control/calls": ("base", "kernels", "control/protocol"),
     "control/coordinator": ("base", "kernels", "control/protocol", "control/calls"),
     "control/hosts": ("base", "control/"),
