@@ -77,7 +77,10 @@ def test_terms_of_the_journal(tmp_path: Path) -> None:
     first, second = (journal_in(folder, key) for key in ("01", "02"))
     record = first.take()
     assert record == Record(1)
-    assert contact(folder) == ("@01", "01")
+    found = contact(folder)
+    assert found is not None
+    address, key, secret = found
+    assert (address, key, len(secret)) == ("@01", "01", 64)
     world = World(1, ("1.1", "1.2"))
     assert asked(lambda: first.write(record._replace(world=world)))
     assert second.take() == Record(2, world)
@@ -85,7 +88,7 @@ def test_terms_of_the_journal(tmp_path: Path) -> None:
         pass
     late = record._replace(world=World(2))
     assert not asked(lambda: first.write(late)), "another one has taken over"
-    assert contact(folder) == ("@02", "02")
+    assert contact(folder) == ("@02", "02", secret), "the ranks' secret outlives a supervisor"
     second.close()
     assert contact(folder) is None
     third = journal_in(folder, "03").take()
