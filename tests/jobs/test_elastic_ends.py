@@ -85,14 +85,15 @@ def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number
 
 
 LATE = """
-write = Doomed.write
+Call = farandole.elastic._Call
+write = Call.write
 
-def write_and_hear(self, folder):
-    write(self, folder)
+def write_and_hear(self, state, at_once=False):
+    write(self, state, at_once)
     if fd.rank() == 1 and (FOLDER / "left").exists() and first("late"):
         os.kill(os.getpid(), signal.SIGTERM)
 
-Doomed.write = write_and_hear
+Call.write = write_and_hear
 """
 
 
