@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from farandole.start.rendezvous import RendezvousServer
 from harness.hosts import simulated_hosts
@@ -50,7 +51,9 @@ class World:
         self._test_seconds = TEST_SECONDS + waits[0] * SLOWNESS
         self._file_seconds = FILE_SECONDS + waits[1] * SLOWNESS
         self._stack = contextlib.ExitStack()
-        self._server = self._stack.enter_context(RendezvousServer(ranks))
+        # A path, because an abstract name is known in one network only, and hosts have their own.
+        place = self._stack.enter_context(TemporaryDirectory(prefix="farandole-"))
+        self._server = self._stack.enter_context(RendezvousServer(ranks, path=f"{place}/step"))
         (folder / "files.json").write_text(
             json.dumps({str(path): str(there) for path, there in files.items()})
         )
