@@ -35,7 +35,7 @@ _WITHOUT_ORDER = (set, frozenset)
 
 
 class StateHandler(Generic[T]):
-    """How one kind of object is saved, restored and synchronised: by its state_dict."""
+    """Saves, restores and synchronises one kind of object, by its state_dict."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -106,7 +106,7 @@ def handled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What copy.deepcopy() copies with `value`, each with a name."""
+    """Yields, with a name each, the objects that copy.deepcopy() copies with `value`."""
     kind = type(value)
     if kind in (dict, list, tuple, *_WITHOUT_ORDER):
         yield from _members(value)

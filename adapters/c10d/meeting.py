@@ -210,7 +210,7 @@ class StoreBootstrap(SocketBootstrap):
         return LibraryError(f"init(): {text}")
 
     def _is(self, key: str) -> bool:
-        """Whether it is there."""
+        """True if it is there."""
         if hasattr(self._store, "check"):
             return self._store.check([key])
         try:
@@ -283,7 +283,7 @@ class _Trust(Enum):
 
 @dataclass(frozen=True)
 class _Record:
-    """What rank 0 writes into the store. Anybody may read and change it."""
+    """Rank 0 writes it into the store. Anybody may read and change it."""
 
     host: str
     trust: _Trust

@@ -34,7 +34,7 @@ _VALUES = "keras.elastic"  # an attribute beside the user's, and the name of the
 
 
 class VariablesHandler(StateHandler[Any]):
-    """What has variables of Keras or TensorFlow, or is one: their values, as NumPy arrays."""
+    """Saves variables of Keras or TensorFlow, and objects that have some, as NumPy arrays."""
 
     def _variables(self) -> list[Any]:
         return list(getattr(self.value, "variables", None) or [self.value])

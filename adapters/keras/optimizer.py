@@ -33,7 +33,7 @@ def calls() -> Any:
 
 
 class Reduction(NamedTuple):
-    """How a DistributedOptimizer reduces gradients."""
+    """The settings by which a DistributedOptimizer reduces gradients."""
 
     op: int
     factors: tuple[float, float]

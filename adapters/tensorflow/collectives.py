@@ -53,7 +53,7 @@ def _reducing(grouped: Run, op: int, factors: tuple[float, float], process_set: 
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """What multiplies a reduction that is made without the core: a float64 scalar."""
+    """The factor of a reduction that is made without the core: a float64 scalar."""
     divisor = asked_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 

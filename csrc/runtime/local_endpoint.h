@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank opens before the bootstrap: its settings, listening sockets and arena; after it, the world's key.
+// A rank opens these before the bootstrap: its settings, listening sockets and arena; after it, the world's key.
 #pragma once
 
 #include <memory>

@@ -37,7 +37,7 @@ def restart() -> None:
 
 
 def lost(numbers: Iterable[int]) -> bool:
-    """Whether handles that nobody has ended were under way at the last shutdown()."""
+    """True if handles that nobody has ended were under way at the last shutdown()."""
     return not all(map(_held.__contains__, numbers))
 
 

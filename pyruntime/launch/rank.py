@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What farandole.run() starts on each rank, with the address of its server as the argument."""
+"""farandole.run() starts this on each rank, with the address of its server as the argument."""
 
 from __future__ import annotations
 

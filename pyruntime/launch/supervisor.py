@@ -93,7 +93,7 @@ def supervise(job: Job, rules: Rules) -> int:
 
 
 def _has_commit(folder: Path) -> bool:
-    """Whether the next start could go on from there."""
+    """True if the next start could go on from there."""
     with contextlib.suppress(OSError):
         return any(folder.glob(f"call-*/{FILE}"))
     return False

@@ -261,7 +261,7 @@ class Reducer:
 
     @property
     def has_name(self) -> bool:
-        """Whether its calls have their name in this world."""
+        """True if its calls have their name in this world."""
         return self.consensus.world == requests.world()
 
     def choose_name(self, together: int) -> None:

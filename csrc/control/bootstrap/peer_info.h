@@ -38,7 +38,7 @@ PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const
 // can reach: containers on one machine may be separated. That is this rank's leader.
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
 
-// What ranks of a host show at `listener`, and nowhere else: it proves that they know the world's key.
+// Ranks of a host show it at `listener`, and nowhere else: it proves that they know the world's key.
 JobKey proof_at(const std::string& listener, const JobKey& world);
 
 // Where `own` calls `peer`. In another network never at an address that `own` has itself, loopback and a container

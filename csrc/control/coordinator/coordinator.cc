@@ -51,7 +51,7 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// Whether a report can't be taken any more: its set was removed (`set`: null), or ranks of it have left. A call that
+// True if a report can't be taken any more: its set was removed (`set`: null), or ranks of it have left. A call that
 // spares these is in time, and so is another one under its name, which contradicts it.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
@@ -61,12 +61,12 @@ bool is_too_late(const SetState* set, const Request& request, Registry& registry
   return !call.is_open() || !spares_the_left(call.request());
 }
 
-// Whether the rank has left, so that nobody waits for this report: it was held back until the log had settled another.
+// True if the rank has left, so that nobody waits for this report: it was held back until the log had settled another.
 bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// Whether the call counts members as joined who will go on, and may report it: the first leave ends joins.
+// True if the call counts members as joined who will go on, and may report it: the first leave ends joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {

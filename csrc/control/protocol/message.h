@@ -50,7 +50,7 @@ inline bool follows(const Request& request, uint64_t index_in_group) {
   if (request.group.empty()) return false;
   return request.name.empty() ? index_in_group > 0 : request.name != request.group;
 }
-// Whether only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
+// True if only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
 // added so may be alike; the call's name is the set's, and never used again.
 inline bool by_members(const Request& request) {
   return request.signature.traits().changes_sets && !request.group.empty();

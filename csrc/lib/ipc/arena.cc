@@ -230,7 +230,7 @@ void Arena::forget_peers() {
 
 void Arena::after_fork_in_child() {
   for (auto& [offset, allocation] : allocations_) {
-    // What a child's own child sees is private already.
+    // A child's own child sees private memory already.
     if (!std::exchange(allocation.retired, true)) make_private(offset, allocation.bytes);
   }
   mutex_.unlock();

@@ -107,7 +107,7 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   return splits;
 }
 
-// Of a call that adds or removes a set.
+// Checks a call that adds or removes a set.
 void check_change(const Request& request, Rank own) {
   const Signature& s = request.signature;
   if (request.set != kWorldSet) refuse(request, "that is up to the whole world");
