@@ -2,12 +2,12 @@
 """farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
 
     python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
-                               [--checksums on off] [--rounds N] [--json FILE]
+                               [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
-In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE; without
-FARANDOLE_WIRE_CHECKSUM its name ends in -), in turns: blocking allreduces in place of float32, all
-peers in turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
+In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE), in turns:
+blocking allreduces in place of float32, all peers in turn and every result checked; the 161
+gradients of ResNet-50; what an idle job costs.
 
 `wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
 hosts, in frames of at most 1,448 bytes with 66 bytes of Ethernet, IP and TCP headers, so
@@ -84,14 +84,13 @@ def bits_per_second(rate: str) -> float:
 
 
 def rows_of_job(
-    ranks: int, rate: str, wire: str, checksum: str, arguments: Sequence[str]
+    ranks: int, rate: str, wire: str, arguments: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Runs this program on two hosts that are made for it, and gives each row as it comes."""
-    settings = {"FARANDOLE_WIRE": wire, "FARANDOLE_WIRE_CHECKSUM": checksum}
     with two_hosts(rate, ranks) as hosts:
         argv = [str(JOB), "--rate", rate, *arguments]
-        for row in rows_of(argv, HOSTS * ranks, hosts, **settings):
-            yield {"by": wire if checksum == "on" else f"{wire}-", **row}
+        for row in rows_of(argv, HOSTS * ranks, hosts, FARANDOLE_WIRE=wire):
+            yield {"by": wire, **row}
 
 
 HEAD = (
@@ -122,7 +121,6 @@ def main() -> int:
     add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
     add("--rates", nargs="+", default=["1gbit", "none"], help="of the link, as tc has it, or none")
     add("--wires", nargs="+", default=["mpi", "tcp"], help="FARANDOLE_WIRE of each job")
-    add("--checksums", nargs="+", choices=("on", "off"), default=["on"], help="of messages")
     add("--rounds", type=int, default=1, help="of jobs, one for each wire")
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     add("--peers", nargs="+", choices=PEERS, default=PEERS)
@@ -142,12 +140,11 @@ def start(options: argparse.Namespace) -> int:
     arguments += ["--peers", *options.peers]
     arguments += ["--seconds", str(options.seconds), "--turns", str(options.turns)]
     combinations = [
-        (n, rate, wire, checksum)
+        (n, rate, wire)
         for n in options.ranks
         for rate in options.rates
         for _ in range(options.rounds)
         for wire in options.wires
-        for checksum in options.checksums
     ]
     peers = len(options.peers)
     each = peers * len(options.sizes) * ("blocking" in options.only)
@@ -157,9 +154,9 @@ def start(options: argparse.Namespace) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("rows", total=each * len(combinations))
         console.print(HEAD)
-        for ranks, rate, wire, checksum in combinations:
+        for ranks, rate, wire in combinations:
             case: dict[str, Row] = {}
-            for values in rows_of_job(ranks, rate, wire, checksum, arguments):
+            for values in rows_of_job(ranks, rate, wire, arguments):
                 rows.append(values)
                 progress.advance(task)
                 if values["what"] == "idle":

@@ -121,10 +121,6 @@ const Variable kVariables[] = {
      "how inputs travel between hosts: mpi, tcp (sockets of our own), or auto: MPI in a job that "
      "has one, else TCP",
      kJobWide, &Config::wire, one_of("auto, tcp, mpi")},
-    {"FARANDOLE_WIRE_CHECKSUM", "", "on",
-     "on: each message of inputs between hosts has a CRC-32C behind it, so that bytes which memory "
-     "or a network has changed end the job instead of its results; or off",
-     kJobWide, &Config::wire_checksum, one_of("on, off")},
     {"FARANDOLE_INTERFACE", "", "",
      "network interfaces by which hosts reach this one: the beginning of a name (ib), =NAME, an "
      "address or a network (10.1.0.0/16), several with commas; ^ before all: all but these",

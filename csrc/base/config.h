@@ -28,9 +28,8 @@ struct Config {
   double leave_timeout;
   double shutdown_timeout;
   double peer_timeout;
-  std::string wire;           // between hosts, likewise
-  std::string wire_checksum;  // on or off
-  std::string interface;      // addresses_of() in lib/net/interfaces.h
+  std::string wire;       // between hosts, likewise
+  std::string interface;  // addresses_of() in lib/net/interfaces.h
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;

@@ -114,7 +114,6 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
   setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
   setup.names = names_of(set);
-  setup.checksums = config_.wire_checksum == "on";
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));
 }

@@ -22,9 +22,9 @@ uint64_t magic() {
 }  // namespace
 
 const char* name_of(EventKind kind) {
-  constexpr const char* kNames[] = {"submit", "negotiated", "launched",   "done",
-                                    "error",  "peer died",  "wire fault", "wait",
-                                    "stage",  "reduce",     "consume",    "cycle"};
+  constexpr const char* kNames[] = {"submit", "negotiated", "launched", "done",
+                                    "error",  "peer died",  "wait",     "stage",
+                                    "reduce", "consume",    "cycle"};
   const auto i = static_cast<size_t>(kind);
   return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";
 }

@@ -27,7 +27,6 @@ enum class EventKind : uint8_t {
   kDone,        // a tensor's result is there; without a call: a bucket has moved
   kError,       // a call failed; without a call: the job
   kPeerDied,    // `value`: the rank
-  kWireFault,   // a message came changed, at element `sequence`; `value`: the rank that sent it
   // For the timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
   kStage,    // a block's phase: own input made accessible to peers
@@ -144,9 +143,8 @@ struct Tally {
   std::atomic<uint64_t> bytes;    // of tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
-  std::atomic<uint64_t> faults;  // messages that came changed
-  Histogram negotiation_ns;      // submit to log entry
-  Histogram wait_ns;             // callers blocked in wait
+  Histogram negotiation_ns;  // submit to log entry
+  Histogram wait_ns;         // callers blocked in wait
   Histogram bucket_bytes;
   Histogram bandwidth;  // MB/s: bytes of a bucket by time from launch to done
   // Current state

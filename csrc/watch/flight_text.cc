@@ -72,7 +72,6 @@ void write_tally(Json& json, const Tally& tally, const LabelMemory& labels) {
   json.member("bytes_done", tally.bytes.load());
   json.member("buckets_done", tally.buckets.load());
   json.member("moving_ns", tally.moving_ns.load());
-  json.member("faults_found", tally.faults.load());
   json.close('}').line();
   json.key("histograms").open('{');
   write_histogram(json, "negotiation_ns", tally.negotiation_ns);

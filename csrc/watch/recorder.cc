@@ -177,15 +177,6 @@ void Recorder::job_failed(const Failure& failure) {
   if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
 }
 
-std::string Recorder::found_fault(const RecordedCall& call, uint64_t element, Rank by) {
-  FlightEvent event = event_of(EventKind::kWireFault, call);
-  event.sequence = element;
-  event.value = by;
-  record(event);
-  tally_.faults.fetch_add(1, std::memory_order_relaxed);
-  return std::string(page_.labels.at(call.name));
-}
-
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
   LifeState running = LifeState::kRunning;  // a rank that has left may end

@@ -48,9 +48,6 @@ class Recorder {
   // A bucket of `tensors` tensors begins to move; returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
-  // A message came changed, at this element of the call's tensor; `by`: who has sent it. Returns the tensor's name;
-  // empty: it has none.
-  std::string found_fault(const RecordedCall& call, uint64_t element, Rank by);
   void job_failed(const Failure& failure);
   void peer_died(Rank rank, int its_local);
   void left();

@@ -176,7 +176,6 @@ void TraceFile::write(const FlightEvent& event) {
       return slice("bucket", "bucket " + std::to_string(event.bucket), event, lane_of(event));
     case EventKind::kPeerDied:
       return instant("peer", "rank " + std::to_string(event.value) + " died", event);
-    case EventKind::kWireFault: return instant("fault", name_of(event.kind), event);
     case EventKind::kWait: return slice("wait", "wait", event, thread_of(event));
     case EventKind::kStage: return slice("block", "pack", event, lane_of(event));
     case EventKind::kReduce: return slice("block", "reduce", event, lane_of(event));

@@ -27,7 +27,6 @@ def explain(pages: Sequence[Page]) -> list[str]:
     lines = [*_ranks(pages), *_story(pages)]
     findings = [
         *_deaths(pages),
-        *_faults(pages),
         *_mismatches(shared),
         *(text for kind, text in _failures(pages) if kind != "StallError"),
         *_found(pages),
@@ -93,21 +92,6 @@ def _deaths(pages: Sequence[Page]) -> Iterator[str]:
     for rank in sorted(died, key=lambda rank: died[rank]):
         own = known.get(rank)
         yield f"rank {rank} died" + (f"; {_last_word(own)}." if own else ".")
-
-
-def _faults(pages: Sequence[Page]) -> Iterator[str]:
-    """Bytes that hardware has changed on their way."""
-    found: dict[tuple[str, int, int], list[int]] = {}
-    for page in pages:
-        for event in page["events"]:
-            if event["kind"] == "wire fault":
-                what = f"{event['op']} {event['name'] or 'unnamed'}"
-                found.setdefault((what, event["seq"], event["value"]), []).append(page["rank"])
-    for (what, _, by), ranks in found.items():
-        yield (
-            f"bytes of {what} came from rank {by} changed to {ranks_text(ranks)}: memory or "
-            "network of one of the two hosts is faulty."
-        )
 
 
 def _terms(call: Call) -> dict[str, object]:

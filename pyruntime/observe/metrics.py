@@ -54,9 +54,8 @@ class Metrics(dict[str, int]):
     """This rank's counters by name, since init().
 
     tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done; moving_ns (buckets
-    under way); faults_found (messages that hardware has changed); late_times and late_ns (this rank
-    was the last to be ready; 0 unless rank 0 is on this host); sleeps; rescued_wakeups (0 unless
-    there is a bug).
+    under way); late_times and late_ns (this rank was the last to be ready; 0 unless rank 0 is on
+    this host); sleeps; rescued_wakeups (0 unless there is a bug).
     """
 
     # negotiation_ns: a tensor's submission to its decision. wait_ns: callers blocked. bucket_bytes.

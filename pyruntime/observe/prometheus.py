@@ -31,7 +31,6 @@ _MEANINGS = {
     "buckets_done": "Buckets that have been moved",
     "mapped_bytes": "Bytes of this rank that others used in place: zero copy",
     "moving_ns": "Seconds in which a bucket was moved",
-    "faults_found": "Messages that hardware has changed",
     "late_times": "Times that this rank was the last to submit a call",
     "late_ns": "Seconds by which it then came after the first rank",
     "sleeps": "Times that a thread of the core has slept until it was woken",

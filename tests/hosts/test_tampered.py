@@ -36,9 +36,7 @@ fd.shutdown()
 
 
 def test_an_object_that_is_altered_is_not_unpickled(start: Start) -> None:
-    # A checksum stops nobody who means to change bytes, and would make this relay fail to.
-    env = {"FARANDOLE_WIRE": "tcp", "FARANDOLE_WIRE_CHECKSUM": "off"}
-    job = start(PROGRAM, [1, 1], env=env)
+    job = start(PROGRAM, [1, 1], env={"FARANDOLE_WIRE": "tcp"})
     job.finish()
     assert "plain b'harmful!'" in job.said(1), job.said(1)  # the attacker is at work
     assert "broadcast got ['harmless']" in job.said(0)

@@ -24,13 +24,7 @@ bool Lane::step() {
     backend_->begin(buckets_.front().parts);
     begun_ = true;
   }
-  Progress progress = Progress::kWaiting;
-  try {
-    progress = backend_->step();
-  } catch (const DataFault& fault) {
-    if (buckets_.front().faulty) buckets_.front().faulty(fault);
-    throw;
-  }
+  const Progress progress = backend_->step();
   if (progress != Progress::kFinished) return progress == Progress::kMoved;
   begun_ = false;
   Bucket finished = std::move(buckets_.front());

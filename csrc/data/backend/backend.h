@@ -62,22 +62,6 @@ struct PhaseWatch {
   }
 };
 
-// A message arrived otherwise than it was sent: hardware is faulty. Ends the job, because results that were correct
-// before may be wrong, too.
-class DataFault : public Error {
- public:
-  struct Place {
-    size_t part;     // of the bucket; where the message has more, its first
-    int member;      // who sent it
-    size_t element;  // of the part
-  };
-  DataFault(Place place, const std::string& text) : Error(ErrorCode::kPeer, text), place_(place) {}
-  const Place& place() const { return place_; }
-
- private:
-  Place place_;
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -104,13 +88,11 @@ class Backend {
 };
 
 // One bucket as this rank sees it. `begun`, if set, is called before its first byte moves. `done` is called
-// once: with nullptr after the last byte has moved, or with the failure. `faulty`, if set, is called before step()
-// throws a DataFault, and may throw another error that names the tensor.
+// once: with nullptr after the last byte has moved, or with the failure.
 struct Bucket {
   std::vector<Part> parts;
   std::function<void()> begun;
   std::function<void(const Failure*)> done;
-  std::function<void(const DataFault&)> faulty = {};
 };
 
 // Which buckets a lane carries. A set may have a lane of each kind, and their messages must not mix.

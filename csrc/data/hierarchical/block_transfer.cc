@@ -19,7 +19,7 @@ struct BlockTransfer::Planner {
 
   size_t room(size_t bytes) {
     const size_t offset = transfer.arena_bytes;
-    transfer.arena_bytes += round_up(bytes + transfer.sum_bytes, HierarchicalSchedule::kAlignment);
+    transfer.arena_bytes += round_up(bytes, HierarchicalSchedule::kAlignment);
     return offset;
   }
 

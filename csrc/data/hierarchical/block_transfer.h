@@ -5,18 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "data/hierarchical/hierarchical_schedule.h"
 #include "data/hierarchical/wire.h"
-#include "kernels/crc32c.h"
 
 namespace farandole {
 
-// The messages of one kind of one block, posted and completed in order; each with a checksum behind it, if the wire's
-// have one.
+// The messages of one kind of one block, posted and completed in order.
 struct Message {
   int32_t peer;    // a member
   uint32_t chunk;  // of the block
@@ -25,48 +22,28 @@ struct Message {
   Wire::Ticket ticket = -1;
 };
 
-// A message's CRC-32C. Its memory has room for that behind it.
-using Checksum = uint32_t;
-
 class MessageQueue {
  public:
   void clear() { messages_.clear(), done_ = posted_ = 0; }
   void add(const Message& message) { messages_.push_back(message); }
   const std::vector<Message>& messages() const { return messages_; }
 
-  // `sum_bytes`: sizeof(Checksum), or 0: none.
-  void send_all(Wire& wire, Wire::Channel channel, std::byte* arena, size_t sum_bytes) {
+  void send_all(Wire& wire, Wire::Channel channel, const std::byte* arena) {
     for (; posted_ < messages_.size(); ++posted_) {
       Message& m = messages_[posted_];
-      std::byte* const data = arena + m.offset;
-      const bool again =
-          posted_ > 0 && messages_[posted_ - 1].offset == m.offset;  // to another host
-      if (sum_bytes > 0 && !again) {
-        const Checksum sum = kernels::crc32c(data, m.bytes);
-        std::memcpy(data + m.bytes, &sum, sizeof sum);
-      }
-      m.ticket = wire.send(m.peer, channel, data, m.bytes + sum_bytes);
+      m.ticket = wire.send(m.peer, channel, arena + m.offset, m.bytes);
     }
   }
-  void receive_all(Wire& wire, Wire::Channel channel, std::byte* arena, size_t sum_bytes) {
+  void receive_all(Wire& wire, Wire::Channel channel, std::byte* arena) {
     for (; posted_ < messages_.size(); ++posted_) {
       Message& m = messages_[posted_];
-      m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes + sum_bytes);
+      m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes);
     }
   }
-  // Whether a message with a checksum has arrived as it was sent.
-  static bool intact(const Message& message, const std::byte* arena) {
-    Checksum sum;
-    std::memcpy(&sum, arena + message.offset + message.bytes, sizeof sum);
-    return sum == kernels::crc32c(arena + message.offset, message.bytes);
-  }
-
-  // Polls messages until one is incomplete, and calls completed(message) for each that has become complete. True:
-  // there was one.
-  template <class Completed>
-  bool look(Wire& wire, Completed&& completed) {
+  // Polls messages until one is incomplete. True: at least one has become complete.
+  bool look(Wire& wire) {
     const size_t before = done_;
-    while (done_ < posted_ && wire.done(messages_[done_].ticket)) completed(messages_[done_++]);
+    while (done_ < posted_ && wire.done(messages_[done_].ticket)) ++done_;
     return done_ > before;
   }
   bool complete() const { return done_ == messages_.size(); }
@@ -99,7 +76,6 @@ struct BlockTransfer {
   MessageQueue partials_in, partials_out, results_in, results_out;
   std::vector<std::byte> arena;  // all memory that the wire accesses
   size_t arena_bytes = 0;
-  size_t sum_bytes = 0;  // behind each message, see MessageQueue; equal on all members
 
   // Fills `jobs` and the messages from `block`. Does not touch the arena, which may still be in use.
   void plan(const HostMap& hosts, int member, std::span<const Part> parts);

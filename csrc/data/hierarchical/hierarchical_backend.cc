@@ -23,16 +23,6 @@ const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setu
                                         std::to_string(needed));
 }
 
-DataFault changed(const BlockTransfer& f, const Message& message, std::span<const Part> parts,
-                  const std::string& from, const std::string& to) {
-  const Piece& first = f.block.of(f.block.chunks[message.chunk]).front();
-  return {{first.part, message.peer, first.input / size_of(parts[first.part].signature.dtype)},
-          std::to_string(message.bytes) + " bytes from " + from + " arrived changed on " + to +
-              ": memory, a network card or a switch of theirs is faulty, or somebody changes "
-              "messages; look for memory and network errors on both hosts (dmesg, ethtool -S), and "
-              "train on without the one that has them"};
-}
-
 }  // namespace
 
 size_t HierarchicalBackend::bytes_needed(int local_members, size_t block_bytes, int slots) {
@@ -53,9 +43,7 @@ HierarchicalBackend::HierarchicalBackend(Setup setup)
       plan_(hosts_, member_, setup.sizes),
       worker_(hosts_, member_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
               setup.sizes.block_bytes),
-      transfers_(slots_ + 1) {
-  for (BlockTransfer& f : transfers_) f.sum_bytes = setup.checksums ? sizeof(Checksum) : 0;
-}
+      transfers_(slots_ + 1) {}
 
 void HierarchicalBackend::begin(std::span<const Part> parts) {
   if (aborted_ || has_next_ || !finished()) {
@@ -153,18 +141,13 @@ bool HierarchicalBackend::finished() const {
 bool HierarchicalBackend::poll() {
   wire_->move();
   bool moved = false;
-  const auto look = [&](uint64_t block, MessageQueue BlockTransfer::* queue, bool arrives) {
-    if (block >= at_.staged) return;
-    const BlockTransfer& f = transfer(block);
-    moved |= (transfer(block).*queue).look(*wire_, [&](const Message& message) {
-      if (!arrives || f.sum_bytes == 0 || MessageQueue::intact(message, f.arena.data())) return;
-      throw changed(f, message, parts_, patience_.name(message.peer), patience_.name(member_));
-    });
+  const auto look = [&](uint64_t block, MessageQueue BlockTransfer::* queue) {
+    if (block < at_.staged) moved |= (transfer(block).*queue).look(*wire_);
   };
-  look(at_.combined, &BlockTransfer::partials_in, true);
-  look(at_.published, &BlockTransfer::results_in, true);
-  look(at_.settled, &BlockTransfer::partials_out, false);
-  look(at_.settled, &BlockTransfer::results_out, false);
+  look(at_.combined, &BlockTransfer::partials_in);
+  look(at_.published, &BlockTransfer::results_in);
+  look(at_.settled, &BlockTransfer::partials_out);
+  look(at_.settled, &BlockTransfer::results_out);
   if (moved) patience_.message();
   return moved;
 }
@@ -195,8 +178,8 @@ std::string HierarchicalBackend::awaited() const {
 void HierarchicalBackend::stage() {
   BlockTransfer& f = transfer(at_.staged);
   if (f.arena.size() < f.arena_bytes) f.arena.resize(f.arena_bytes);
-  f.partials_in.receive_all(*wire_, Wire::Channel::kPartial, f.arena.data(), f.sum_bytes);
-  f.results_in.receive_all(*wire_, Wire::Channel::kResult, f.arena.data(), f.sum_bytes);
+  f.partials_in.receive_all(*wire_, Wire::Channel::kPartial, f.arena.data());
+  f.results_in.receive_all(*wire_, Wire::Channel::kResult, f.arena.data());
   worker_.stage(at_.staged, f);
   store(&HostProgress::staged, ++at_.staged);
   plan_next();
@@ -205,14 +188,14 @@ void HierarchicalBackend::stage() {
 void HierarchicalBackend::reduce() {
   BlockTransfer& f = transfer(at_.reduced);
   worker_.reduce(at_.reduced, f);
-  f.partials_out.send_all(*wire_, Wire::Channel::kPartial, f.arena.data(), f.sum_bytes);
+  f.partials_out.send_all(*wire_, Wire::Channel::kPartial, f.arena.data());
   ++at_.reduced;
 }
 
 void HierarchicalBackend::combine() {
   BlockTransfer& f = transfer(at_.combined);
   worker_.combine(f);
-  f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data(), f.sum_bytes);
+  f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data());
   ++at_.combined;
 }
 

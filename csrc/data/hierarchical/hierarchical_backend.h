@@ -73,7 +73,6 @@ class HierarchicalBackend final : public Backend {
     int slots = kSlots;  // equal on all members
     double silence = 0;  // seconds without a message until a bucket fails; 0: never
     std::vector<std::string> names = {};  // of all members, for errors
-    bool checksums = false;               // of all messages; equal on all members
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;

@@ -103,20 +103,6 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   return outcome;
 }
 
-// Records the fault and throws it again, with the name of the tensor. `endings`: of its bucket.
-[[noreturn]] void blame(const DataFault& fault, const std::vector<Rank>& members,
-                        std::span<const Ending> endings, Recorder& recorder) {
-  const DataFault::Place& place = fault.place();
-  const auto found = std::ranges::find(endings, place.part, &Ending::part);
-  if (found == endings.end()) throw fault;  // this rank has joined
-  const RecordedCall& call = found->submission.recorded;
-  const std::string name =
-      recorder.found_fault(call, place.element, members[static_cast<size_t>(place.member)]);
-  throw Error(fault.code(), std::string(name_of(call.op)) + " " +
-                                (name.empty() ? "unnamed" : "'" + name + "'") + ": " +
-                                fault.what());
-}
-
 }  // namespace
 
 // ---- Reports
@@ -392,7 +378,7 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
       setup_.recorder.negotiated(mine->recorded, run.bucket, log_position, now);
       part.output = outcome.output;
-      made.endings->push_back({std::move(*mine), std::move(outcome), false, i});
+      made.endings->push_back({std::move(*mine), std::move(outcome)});
     }
     bytes += part.signature.bytes();
     made.bucket.parts.push_back(std::move(part));
@@ -408,9 +394,6 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
     if (!failure) setup_.recorder.moved(done.set, done.bucket, bytes, *launched_ns);
     settle(*endings, failure);
     if (lowest && !failure) report(done);
-  };
-  made.bucket.faulty = [this, set = run.set, endings = made.endings](const DataFault& fault) {
-    blame(fault, sets_.own(set).ranks, *endings, setup_.recorder);
   };
   return made;
 }

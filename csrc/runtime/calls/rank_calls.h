@@ -37,7 +37,6 @@ struct Ending {
   Submission submission;
   Outcome outcome;
   bool launched = false;  // on a GPU: the outcome was published already
-  size_t part = 0;        // of the bucket
 };
 
 // A Run entry as this rank's buffers. When the bucket ends, its calls end, and the coordinator hears of it.

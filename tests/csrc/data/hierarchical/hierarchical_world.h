@@ -32,7 +32,7 @@ inline const std::vector<std::vector<int>> kHosts = {
 
 inline BackendWorld hierarchical_world(
     const std::vector<int>& host, const Shape& shape,
-    const std::function<std::unique_ptr<Wire>(int member)>& wire_of, bool checksums = false) {
+    const std::function<std::unique_ptr<Wire>(int member)>& wire_of) {
   const size_t bytes = HierarchicalBackend::bytes_needed(static_cast<int>(host.size()),
                                                          shape.sizes.block_bytes, shape.slots);
   const auto backend = [=](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
@@ -45,7 +45,6 @@ inline BackendWorld hierarchical_world(
       setup.wakeups.push_back(place.wakeups[static_cast<size_t>(member)]);
     }
     setup.wire = wire_of(place.member);
-    setup.checksums = checksums;
     for (size_t member = 0; member < host.size(); ++member) {
       setup.names.push_back("member " + std::to_string(member) + " on host " +
                             std::to_string(host[member]));

@@ -24,16 +24,6 @@ class MemoryNetwork : public std::enable_shared_from_this<MemoryNetwork> {
 
   std::unique_ptr<Wire> counter(int member) { return std::make_unique<Counter>(*this, member); }
 
-  // From now on one bit of the message with this number, from 0, changes on its way.
-  void flip(size_t message, size_t bit) {
-    std::lock_guard lock(mutex_);
-    flipped_ = message;
-    bit_ = bit;
-  }
-  size_t messages() {
-    std::lock_guard lock(mutex_);
-    return messages_;
-  }
   size_t bytes() {
     std::lock_guard lock(mutex_);
     return bytes_;
@@ -45,7 +35,6 @@ class MemoryNetwork : public std::enable_shared_from_this<MemoryNetwork> {
     std::byte* to = nullptr;
     size_t bytes = 0;
     size_t looks_left = 0;
-    size_t number = 0;
     bool delivered = false;
   };
   using Route = std::tuple<int, int, Wire::Channel>;  // from, to
@@ -108,7 +97,6 @@ class MemoryNetwork : public std::enable_shared_from_this<MemoryNetwork> {
       letter->to = to;
     }
     letter->looks_left = 1 + random_.below(patience_);
-    letter->number = messages_++;
     bytes_ += bytes;
     return letter;
   }
@@ -118,9 +106,6 @@ class MemoryNetwork : public std::enable_shared_from_this<MemoryNetwork> {
     if (letter.delivered) return true;
     if (letter.looks_left == 0 || --letter.looks_left > 0) return false;
     if (letter.bytes > 0) std::memcpy(letter.to, letter.from, letter.bytes);
-    if (letter.number == flipped_) {
-      letter.to[bit_ / 8 % letter.bytes] ^= std::byte{1} << bit_ % 8;
-    }
     letter.delivered = true;
     return true;
   }
@@ -129,10 +114,7 @@ class MemoryNetwork : public std::enable_shared_from_this<MemoryNetwork> {
   Random random_;
   const size_t patience_;
   std::map<Route, Box> boxes_;
-  size_t messages_ = 0;
   size_t bytes_ = 0;
-  size_t flipped_ = SIZE_MAX;
-  size_t bit_ = 0;
 };
 
 }  // namespace farandole::check
