@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from harness.fork import ForkJob
 from harness.process import ended
 
 HEAD = """
@@ -76,3 +80,54 @@ def test_no_proc() -> None:
     out = alone("", *shell, **place)
     assert "LibraryError: init(): farandole needs /proc" in out
     assert "mount -t proc proc /proc" in out
+
+
+# ---- on one rank of several: the same error on all of them
+
+SHORTAGES = {
+    "files": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 1,) * 2)",
+        r"ulimit -n|Too many open files",
+    ),
+    "address space": (
+        "kb = int([x for x in open('/proc/self/status') if x.startswith('VmSize')][0].split()[1])\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, ((kb << 10) + (1 << 19),) * 2)",
+        r"[Cc]annot allocate memory|memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES)
+def test_a_shortage_is_everybodys_error(fork_ranks: Callable[..., ForkJob], shortage: str) -> None:
+    limit, text = SHORTAGES[shortage]
+    source = f"""{HEAD}
+import farandole.start.bootstrap, farandole.start.rendezvous, encodings.idna
+if os.environ["FARANDOLE_RANK"] == "1":
+    {limit}
+try:
+    fd.init()
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}", flush=True)
+    sys.exit(9)
+"""
+    job = fork_ranks(source, 3, {"FARANDOLE_INIT_TIMEOUT": "5"})
+    assert [r.returncode for r in job.finish()] == [9] * 3, job.output()
+    assert re.search(text, job.ranks[1].output), job.output()
+    for rank in (0, 2):
+        assert re.search("LibraryError|PeerError|OSError|ConnectionError", job.ranks[rank].output)
+
+
+@as_root
+def test_a_tiny_dev_shm_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        f"{HEAD}fd.init()\nassert fd.allreduce(np.ones(10**6), op=fd.Sum)[7] == fd.size()\n"
+    )
+    script = (
+        "import sys\nfrom harness.fork import ForkJob\n"
+        "with ForkJob([sys.executable, sys.argv[1]], 2) as job:\n"
+        "    for result in job.finish(): result.check()"
+    )
+    line = ("sh", "-c", 'mount -t tmpfs -o size=4k none /dev/shm && exec "$@"', "sh")
+    command = ["unshare", "--mount", *line, sys.executable, "-c", script, tmp_path / "program.py"]
+    done = ended(command, PYTHONPATH=str(Path(__file__).parents[1]))
+    assert done.returncode == 0, done.stdout + done.stderr
