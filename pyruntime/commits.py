@@ -13,11 +13,10 @@ import hashlib
 import io
 import json
 import os
-import stat
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from farandole import trees
 from farandole.errors import CheckpointError
 from farandole.membership.words import NOTHING, Commit
 from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
+from farandole.trust import Folder, check, open_file, opened, replace_file
 
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
@@ -36,7 +36,6 @@ _NEW = "commit.new"  # what a killed job leaves is there
 _PICKLED = "elastic.pickle"  # of farandole before it was released
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds: between attempts, doubled each time; for all of them
 LASTING = (  # errors of a path that is wrong from the beginning
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
@@ -96,9 +95,15 @@ class Saved(NamedTuple):
         return {path: part.value for path, part in self.parts.items()}
 
 
-def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: bool = True) -> None:
-    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder around it, if
-    that is not there.
+def write_commit(
+    folder: Path,
+    saved: Saved,
+    commit: Commit = NOTHING,
+    make: bool = True,
+    above: Folder | None = None,
+) -> None:
+    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder `above` it,
+    if that is not there.
 
     Raises CheckpointError for a folder that another user may write to; OSError where the disk
     fails; TypeError, with its name, for a value that no file without code can hold.
@@ -115,7 +120,7 @@ def write_commit(folder: Path, saved: Saved, commit: Commit = NOTHING, make: boo
     header = _header(metadata, blocks.found)
     if make:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _opened(folder, make=True) as place:
+    with _opened(folder, True, above) as place:
         data = (block.flat.data for block in blocks.found.values())
         replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
 
@@ -134,6 +139,7 @@ class Writer:
     def __init__(self, folder: Path, make: bool = True) -> None:
         """`make`: makes the folder around it, if that is not there."""
         self._folder = folder
+        self._above = Folder(folder.parent)
         self._make = make
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -155,7 +161,7 @@ class Writer:
         while self._asked[1] != self._newest:
             saved, commit = self._asked
             try:
-                write_commit(self._folder, saved, commit, self._make)
+                write_commit(self._folder, saved, commit, self._make, self._above)
             except OSError as reason:
                 self._tell(commit, reason)
                 if time.monotonic() + wait > until:
@@ -328,51 +334,22 @@ def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
     return json.loads(file.read(length)), begin
 
 
-# ---- whose a folder or file is
+# ---- the folders
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, make: bool) -> Iterator[int]:
-    """The descriptor of a folder for one call's commits, in the folder that the setting names.
+def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[int]:
+    """The descriptor of a folder for one call's commits, in the folder `above` that the setting
+    names.
 
     Raises CheckpointError for one that isn't the user's own alone, FileNotFoundError.
     """
-    with opened(folder.parent) as outer:
+    with (above or Folder(folder.parent)).opened() as outer:
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, 0o700, dir_fd=outer)
         with opened(folder, outer) as inner:
             yield inner
-
-
-@contextlib.contextmanager
-def opened(path: Path, within: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder that is this user's own alone, else CheckpointError. `within`: the
-    descriptor of its parent; None: the whole path counts."""
-    name = path if within is None else path.name
-    found = os.stat(name, dir_fd=within, follow_symlinks=False)
-    _check(path, found)  # first: an error that names the owner says more than one of open()
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(name, flags, dir_fd=within)
-    try:
-        _check(path, os.fstat(number))
-        yield number
-    finally:
-        os.close(number)
-
-
-def replace_file(place: int, name: str, new: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Gives a file of the folder with the descriptor `place` other contents, whatever is killed
-    when. `new`: its name until it is whole. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=place)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, 0o600, dir_fd=place), "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, name, src_dir_fd=place, dst_dir_fd=place)
-    os.fsync(place)  # else the new name may be lost with the machine
 
 
 @contextlib.contextmanager
@@ -382,7 +359,7 @@ def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
     path = folder / FILE
     with _opened(folder, make=False) as place:
         try:
-            _check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
+            check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
         except FileNotFoundError:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
@@ -391,48 +368,5 @@ def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
                     "could run code: it is not read; remedy: start again in a different folder"
                 ) from None
             raise
-        with _open_file(place, FILE, path) as file:
+        with open_file(place, FILE, path) as file:
             yield file
-
-
-def read_file(place: int, name: str) -> bytes:
-    """A file of the folder with the descriptor `place`. Raises CheckpointError for one that another
-    user may write to, OSError."""
-    with _open_file(place, name, Path(name)) as file:
-        return file.read()
-
-
-def _open_file(place: int, name: str, path: Path) -> io.BufferedReader:
-    """Errors name `path`."""
-    # Not waiting for somebody to write, if it is a pipe by now.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = os.fdopen(os.open(name, flags, dir_fd=place), "rb")
-    try:
-        _check(path, os.fstat(file.fileno()))
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _check(path: Path, found: os.stat_result) -> None:
-    """Raises CheckpointError for what another user owns or may write to, and for links."""
-    if stat.S_ISLNK(found.st_mode):
-        what = "is a symbolic link; remedy: give the path that it leads to"
-    elif not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
-        what = "is neither a file nor a folder; remedy: choose a different folder for commits"
-    elif found.st_uid not in (os.geteuid(), 0):
-        what = f"belongs to user {found.st_uid}; remedy: choose a folder that you own for commits"
-    elif found.st_mode & _OTHERS and not _sticky(found.st_mode):
-        what = (
-            f"can be written to by other users (mode {stat.S_IMODE(found.st_mode):o}); remedy: "
-            f"look at what is there, then chmod go-w {path}"
-        )
-    else:
-        return
-    raise CheckpointError(f"elastic training does not trust {path}, which {what}")
-
-
-def _sticky(mode: int) -> bool:
-    """Whether others may add to a folder, but not replace what is there."""
-    return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)

@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which users and files this process trusts. The core has the rule for users; any thread."""
+"""Which users, folders and files this process trusts. The core has the rule for users; any thread.
+
+A file is trusted by the descriptor of its folder, and a folder by the descriptors of all folders
+above it: a path that was checked may lead elsewhere a moment later.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
+import secrets
 import stat
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from farandole._library import lib
+from farandole.errors import CheckpointError
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_SHARED = stat.S_IWGRP | stat.S_ISGID  # a folder in which a group works has either of them
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it waits for no pipe's writer
+_MOST_LINKS = 40  # in one path, as the kernel has it
+_EVERYBODY = 0xFFFFFFFF  # ids, if a namespace maps all of them
 
 
 def is_own_user(user: int) -> bool:
@@ -19,12 +38,150 @@ def is_own_user(user: int) -> bool:
     return bool(lib.farandole_is_own_user(user))
 
 
+@contextlib.contextmanager
+def opened(path: Path, within: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder that is this user's own alone, and that nobody else can exchange.
+    `within`: the descriptor of its parent; None: all folders above it are checked.
+
+    Raises CheckpointError for one that is not, OSError.
+    """
+    if within is None:
+        with _parent(path, _check_above) as (parent, last), opened(last, parent) as number:
+            yield number
+        return
+    name = path.name or "/"
+    found = os.stat(name, dir_fd=within, follow_symlinks=False)
+    check(path, found)  # first: an error that names the owner says more than one of open()
+    number = os.open(name, _FOLDER, dir_fd=within)
+    try:
+        check(path, os.fstat(number))
+        yield number
+    finally:
+        os.close(number)
+
+
+class Folder:
+    """A folder of this user's own that stays the one it was when it was opened first: members of a
+    group that shares a folder above it can't put another one of this user's in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: int | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Its descriptor. Raises CheckpointError if it is another one, or as opened()."""
+        with opened(self.path) as number:
+            if self._held is None:
+                self._held = os.dup(number)
+                weakref.finalize(self, os.close, self._held)
+            elif not self._is(number):
+                raise CheckpointError(
+                    f"{self.path} is not the folder that it was before: somebody has exchanged it; "
+                    "remedy: look who may write to the folders above it, and start again"
+                )
+            yield number
+
+    def _is(self, number: int) -> bool:
+        assert self._held is not None
+        try:
+            return os.path.sameopenfile(self._held, number)
+        except OSError:  # a network's disk was away: it does not know what it has told
+            return True
+
+    def remove(self) -> None:
+        """Removes all that was found in the folder when it was opened, wherever that is now, and
+        the empty folder. Raises OSError."""
+        for _, folders, files, at in os.fwalk(".", topdown=False, dir_fd=self._held):
+            for name in files:
+                os.unlink(name, dir_fd=at)
+            for name in folders:
+                os.rmdir(name, dir_fd=at)
+        self.path.rmdir()
+
+
+def read_file(place: int, name: str) -> bytes:
+    """A file of the folder with the descriptor `place`. Raises CheckpointError for one that another
+    user may write to, OSError."""
+    with open_file(place, name, Path(name)) as file:
+        return file.read()
+
+
+def open_file(place: int, name: str, path: Path) -> io.BufferedReader:
+    """Opens such a file; errors name `path`."""
+    file = os.fdopen(os.open(name, _READ | os.O_NOFOLLOW, dir_fd=place), "rb")
+    try:
+        check(path, os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def replace_file(
+    place: int, name: str, new: str, parts: Iterable[bytes | memoryview], mode: int = 0o600
+) -> None:
+    """Gives a file of the folder with the descriptor `place` other contents, whatever is killed
+    when. `new`: its name until it is whole. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=place)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(new, flags, mode, dir_fd=place), "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, name, src_dir_fd=place, dst_dir_fd=place)
+    os.fsync(place)  # else the new name may be lost with the machine
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Writes a file that the user has named. What is at that name is replaced; no link of another
+    user is followed, as somebody may have put there who may write to the folder.
+
+    Raises CheckpointError for such a link, OSError.
+    """
+    if path.exists() and not path.is_file():
+        if path.absolute().parts[:2] != ("/", "dev"):  # such as /dev/stdout, which root has made
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        path.write_bytes(data)
+        return
+    with _parent(path, _check_link, follows=True) as (parent, last):
+        place = os.open(".", _FOLDER, dir_fd=parent)
+        try:
+            replace_file(place, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
+        finally:
+            os.close(place)
+
+
+def read_secret(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a regular file that only this user may read or write, and that
+    nobody else can exchange; links to it are followed.
+
+    Raises CheckpointError for a folder above it that is not trusted, PermissionError, OSError.
+    """
+    path.stat()  # no folder need be trusted where no secret is
+    with _parent(path, _check_above, follows=True) as (parent, last):
+        descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError("it is not a regular file")
+        if not is_own_user(found.st_uid):
+            raise PermissionError(f"it belongs to user {found.st_uid}, not to this one")
+        if found.st_mode & 0o077:
+            raise PermissionError(f"others may use it too; remedy: chmod 600 {path}")
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
 def read_text(path: Path, most: int) -> str:
-    """The text of a regular file of at most `most` bytes; never waits for a pipe's writer.
+    """The text of a regular file of at most `most` bytes, whoever owns it; never waits for a pipe's
+    writer.
 
     Raises ValueError for any other kind of file and for a larger one, OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, _READ)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -32,3 +189,124 @@ def read_text(path: Path, most: int) -> str:
         if found.st_size > most:
             raise ValueError(f"{path} has {found.st_size} bytes; at most {most} are read")
         return file.read(most).decode(errors="replace")
+
+
+# ---- the rules
+
+
+def check(path: Path, found: os.stat_result) -> None:
+    """Raises CheckpointError for what another user owns or may write to, and for links."""
+    mode = found.st_mode
+    if stat.S_ISLNK(mode):
+        _refuse(path, "is a symbolic link; remedy: give the path that it leads to")
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        _refuse(path, "is neither a file nor a folder; remedy: choose a different folder")
+    if not _is_trusted(found.st_uid):
+        _refuse(path, f"belongs to user {found.st_uid}; remedy: choose a folder that you own")
+    if mode & _OTHERS and not _sticky(mode):
+        _refuse(
+            path,
+            f"can be written to by other users (mode {stat.S_IMODE(mode):o}); remedy: look at what "
+            f"is there, then chmod go-w {path}",
+        )
+
+
+def _check_link(path: Path, found: os.stat_result) -> None:
+    """Raises CheckpointError for another user's link."""
+    user = found.st_uid
+    if stat.S_ISLNK(found.st_mode) and not (_is_trusted(user) or _is_hidden(user)):
+        _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
+
+
+def _check_above(path: Path, found: os.stat_result) -> None:
+    """Raises CheckpointError for another user's link, and for a folder whose owner or whose writers
+    can exchange what is below it. Members of this user's own groups are trusted in folders that a
+    group shares, as computing centres give them to projects."""
+    mode, user = found.st_mode, found.st_uid
+    _check_link(path, found)
+    if stat.S_ISLNK(mode):
+        return
+    ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
+    if not (_is_trusted(user) or ours or _is_hidden(user)):
+        _refuse(
+            path,
+            f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
+            "below ones of root, of you, or that a group of yours shares",
+        )
+    if _sticky(mode):
+        return
+    group = bool(mode & stat.S_IWGRP) and not (ours or _is_hidden(found.st_gid, "gid"))
+    if group or mode & stat.S_IWOTH:
+        who = "others" if mode & stat.S_IWOTH else f"group {found.st_gid}, which is not yours,"
+        _refuse(
+            path,
+            f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
+            f"remedy: look at what is there, then chmod {'o' if mode & stat.S_IWOTH else 'g'}-w "
+            f"{path}, or chmod +t",
+        )
+
+
+def _refuse(path: Path, why: str) -> None:
+    raise CheckpointError(f"farandole does not trust {path}, which {why}")
+
+
+def _is_trusted(user: int) -> bool:
+    return user == 0 or is_own_user(user)
+
+
+def _is_own_group(group: int) -> bool:
+    return group in (os.getegid(), *os.getgroups()) and not _is_hidden(group, "gid")
+
+
+def _is_hidden(number: int, kind: str = "uid") -> bool:
+    """True if the kernel does not tell whose a file is: in a user namespace that does not map
+    everybody, such as Apptainer's, one number stands for all others. Root is among them."""
+    with contextlib.suppress(OSError, ValueError):
+        if number == int(Path(f"/proc/sys/kernel/overflow{kind}").read_text()):
+            lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+            return sum(int(line.split()[2]) for line in lines) < _EVERYBODY
+    return False
+
+
+def _sticky(mode: int) -> bool:
+    """True if others may add to a folder, but not replace what is there."""
+    return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
+
+
+@contextlib.contextmanager
+def _parent(
+    path: Path, judge: Callable[[Path, os.stat_result], None], follows: bool = False
+) -> Iterator[tuple[int, Path]]:
+    """The descriptor of the folder in which `path` is, and the path without links. It is reached
+    step by step, so that nobody can exchange what `judge` has seen: each folder above it, and each
+    link. `follows` a link at the end, too."""
+    whole = path.absolute()
+    at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
+    number = os.open(at, _STEP)
+    try:
+        while True:
+            judge(at, os.fstat(number))
+            name = names.pop()
+            while names or follows:
+                try:
+                    found = os.stat(name, dir_fd=number, follow_symlinks=False)
+                except FileNotFoundError:
+                    if names:
+                        raise
+                    break
+                if not stat.S_ISLNK(found.st_mode):
+                    break
+                judge(at / name, found)
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                names += reversed(Path(os.readlink(name, dir_fd=number)).parts)
+                name = names.pop()
+            if not names:
+                yield number, at / name
+                return
+            step = os.open(name, _STEP, dir_fd=number)
+            os.close(number)
+            number, at = step, at / name
+    finally:
+        os.close(number)

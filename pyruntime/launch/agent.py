@@ -27,7 +27,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.commits import opened
 from farandole.errors import CheckpointError, said
 from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
@@ -37,6 +36,7 @@ from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
 from farandole.start.line import Line, reach
 from farandole.start.server import Guest, Server
+from farandole.trust import Folder, opened
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
@@ -91,7 +91,7 @@ class _Hands:
     """What the agent's decisions are done with: its connections and processes."""
 
     def __init__(self, folder: Path, host: str, slots: int) -> None:
-        self._folder, self._host = folder, host
+        self._folder, self._host = Folder(folder), host
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -246,7 +246,7 @@ class _Hands:
 
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not is_inherited(name)}
-        return {**own, "FARANDOLE_CHECKPOINT_DIR": str(self._folder)}
+        return {**own, "FARANDOLE_CHECKPOINT_DIR": str(self._folder.path)}
 
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}

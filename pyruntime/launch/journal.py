@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from farandole.commits import newest_commit, opened, read_file, replace_file
+from farandole.commits import newest_commit
 from farandole.errors import CheckpointError
 from farandole.launch.disk import Disk
 from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.words import Commit, World, decode, encode
 from farandole.start.session import SECRET_BYTES
+from farandole.trust import Folder, read_file, replace_file
 
 _FILE, _NEW, _LOCK = "job.json", "job.new", "job.lock"
 _PATIENCE = 5.0  # seconds for a disk that fails when the job begins, and when it ends
@@ -37,7 +38,7 @@ class FileJournal(Journal):
         wake: Callable[[], object],
     ) -> None:
         """`address`, `key`: by which agents reach this supervisor. `tell`, `wake`: as for Disk."""
-        self._folder = folder
+        self._folder = Folder(folder)
         self._contact = {"address": address, "key": key, "secret": secrets.token_hex(SECRET_BYTES)}
         self._term = 0  # the newest that was seen
         self._disk = Disk(folder, tell, wake)
@@ -49,7 +50,7 @@ class FileJournal(Journal):
         return record
 
     def _take(self) -> Record:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked() as place:
             found = _read(place)
             record = _record_of(found)
@@ -80,15 +81,15 @@ class FileJournal(Journal):
         return self._term
 
     def _newest_term(self) -> int:
-        with opened(self._folder) as place:
+        with self._folder.opened() as place:
             return _record_of(_read(place)).term
 
     def commit(self) -> Commit:
         """The newest commit in the folder."""
 
         def newest() -> Commit:
-            found = newest_commit(self._folder)
-            with opened(self._folder):  # else it was renamed meanwhile: what was found says nothing
+            found = newest_commit(self._folder.path)
+            with self._folder.opened():  # else it was exchanged: what was found says nothing
                 return found
 
         return self._disk.ask("commit", None, newest)
@@ -107,7 +108,7 @@ class FileJournal(Journal):
     def _locked(self) -> Iterator[int]:
         """A context in which no other supervisor writes; its value is the folder's descriptor."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with opened(self._folder) as place:
+        with self._folder.opened() as place:
             lock = os.open(_LOCK, flags, 0o600, dir_fd=place)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -120,12 +121,12 @@ class FileJournal(Journal):
         replace_file(place, _FILE, _NEW, [text.encode()])
 
 
-def contact(folder: Path) -> tuple[str, str, str] | None:
+def contact(folder: Path | Folder) -> tuple[str, str, str] | None:
     """Address and key of the job's supervisor, and the secret from which its ranks derive keys;
     None: the job has ended, or not started. Raises CheckpointError if others may write to the
     folder."""
     try:
-        with opened(folder) as place:
+        with (Folder(folder) if isinstance(folder, Path) else folder).opened() as place:
             found = _read(place)
     except FileNotFoundError:
         return None

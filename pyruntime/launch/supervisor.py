@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
-import shutil
 import signal
 import tempfile
 import time
@@ -30,6 +30,7 @@ from farandole.membership import decider
 from farandole.membership.decider import Decider
 from farandole.membership.words import Status, decode, encode
 from farandole.start.server import Guest, Server
+from farandole.trust import Folder
 
 _ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -80,16 +81,37 @@ class _Door(Server):
 
 def supervise(job: Job, rules: Rules) -> int:
     """Runs the job to its end, whatever it takes; returns the exit code."""
-    folder = rules.folder or Path(tempfile.mkdtemp(prefix="elastic-", dir=Path.cwd()))
+    own = Folder(rules.folder) if rules.folder else _new_folder(job.here)
+    folder = own.path
     supervisor = _Supervisor(job, rules, folder.absolute())
     with _signals(supervisor), supervisor.door:
         code = supervisor.run()
     kept = _has_commit(folder)
     if rules.folder is None and (code == 0 or not kept):
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            own.remove()
     elif code != 0 and kept:
         say(f"the commits are in {folder}: --checkpoint-dir {folder} goes on from there")
     return code
+
+
+def _new_folder(here: bool) -> Folder:
+    """A new one: in the working folder, which other hosts may have too, or, if others could
+    exchange it there and the job needs no other host, in the system's for temporary files. Raises
+    CheckpointError, OSError."""
+    places = [Path.cwd(), Path(tempfile.gettempdir())]
+    for place in places if here else places[:1]:
+        folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)))
+        try:
+            with folder.opened() as number, os.scandir(number) as found:
+                if any(found):
+                    raise CheckpointError(f"{folder.path} is not new: somebody has exchanged it")
+                return folder
+        except CheckpointError as reason:
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()
+            refused = reason
+    raise refused
 
 
 def _has_commit(folder: Path) -> bool:

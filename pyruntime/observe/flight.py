@@ -84,7 +84,7 @@ def _why_not(pid: int) -> str:
         owner = process.stat().st_uid
     except OSError:
         return f"there is no process {pid} on this host"
-    if owner != os.geteuid() and not os.access(process / "fd", os.R_OK):
+    if not is_own_user(owner) and not os.access(process / "fd", os.R_OK):
         return f"process {pid} ({name}) belongs to user {owner}: ask as that user"
     return f"process {pid} ({name}) is in no farandole job, or has not called init() yet"
 

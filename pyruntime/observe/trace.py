@@ -15,8 +15,10 @@ from typing import Any
 
 from farandole.errors import counted, said
 from farandole.output import why_not
+from farandole.trust import read_text, write_file
 
 Event = dict[str, Any]
+_MOST_BYTES = 1 << 30  # of one rank's trace
 _MEMBERS = {"rank", "size"}  # of the event that tells whose it is
 
 
@@ -38,7 +40,7 @@ def siblings(path: Path) -> list[Path]:
 
 def _events(path: Path) -> list[Event]:
     """The events of a trace that may be cut off, as that of a killed rank."""
-    text = path.read_text(errors="replace")
+    text = read_text(path, _MOST_BYTES)
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
@@ -71,7 +73,7 @@ def merge(traces: Sequence[RankTrace], out: Path) -> int:
         for trace in traces
         for event in trace.events
     ]
-    out.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
+    write_file(out, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode())
     return len(events)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from farandole._library import lib
 from farandole.config import setting
-from farandole.errors import LibraryError, PeerError, StallError
+from farandole.errors import LibraryError, PeerError, StallError, ranks_text
 from farandole.start import ancestry, launchers, places, rendezvous, torchrun
 from farandole.start.families import family
 from farandole.start.launchers import TORCHRUN, Launcher
-from farandole.start.secret import mac
+from farandole.start.secret import SECRET, SECRET_FILE, mac
 from farandole.start.session import Refused
 from farandole.start.siblings import Siblings
 
@@ -100,7 +100,9 @@ class Bootstrap(ABC):
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
         """Tells all ranks this one's host, and a new random number: so no earlier world has had the
         same key. Collective; returns the `task` of each. `secret`: what this rank knows; b"" for
-        nothing. If one rank knows nothing, the key is as secret as the numbers."""
+        nothing. If one rank knows nothing, the key is as secret as the numbers.
+
+        Raises LibraryError on all ranks if two know different secrets."""
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
         told = self.allgather(own)
         if told[self.rank] != own:
@@ -108,7 +110,21 @@ class Bootstrap(ABC):
         hosts, knows, tasks, _ = zip(*map(json.loads, told), strict=True)
         self.node = [hosts.index(each) for each in hosts]
         self._secret, self._told = secret if all(knows) else b"", tuple(told)
+        if self._secret:
+            self._compare_secrets()
         return list(tasks)
+
+    def _compare_secrets(self) -> None:
+        """Each rank tells a MAC of all random numbers under its secret, which says no more of it
+        than the MACs of a connection do."""
+        macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._told))
+        if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
+            raise LibraryError(
+                f"init(): {ranks_text(odd)} {'has' if len(odd) == 1 else 'have'} another secret "
+                f"than rank 0 in {SECRET}, or in the file that {SECRET_FILE} names (without it, "
+                "job-secret in the folder of the user's settings); remedy: the same secret on "
+                f"every host, or none ({SECRET_FILE}=none, and {SECRET} unset)"
+            )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
         """The key of a world of these ranks, which connections between them prove. No rank sends

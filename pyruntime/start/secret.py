@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hmac
 import os
-import stat
 import struct
 from pathlib import Path
 
 from farandole.config import setting, usual_file
-from farandole.errors import LibraryError
+from farandole.errors import CheckpointError, LibraryError
+from farandole.trust import read_secret
 
 SECRET, SECRET_FILE = "FARANDOLE_JOB_SECRET", "FARANDOLE_JOB_SECRET_FILE"
 _FILE = "job-secret"  # if no variable names one
@@ -35,12 +35,12 @@ def job_secret() -> bytes:
     if path is None:
         return b""
     try:
-        return _long_enough(_read(path), str(path))
+        return _long_enough(read_secret(path, _MOST).strip(), str(path))
     except FileNotFoundError as reason:
         if not named:
             return b""
         raise LibraryError(f"{SECRET_FILE}={named} is not there: {remedy()}") from reason
-    except OSError as reason:
+    except (OSError, CheckpointError) as reason:
         raise LibraryError(f"the job's secret in {path} can't be read: {reason}") from reason
 
 
@@ -56,22 +56,6 @@ def remedy() -> str:
         f"remedy: the same secret on every host, in a file {where}, or in {SECRET}; or start with "
         "mpirun; or, if nobody but the job reaches this network, FARANDOLE_TRUST_NETWORK=1"
     )
-
-
-def _read(path: Path) -> bytes:
-    # Neither a pipe that nobody writes to nor a terminal is waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise PermissionError("it is not a regular file")
-        if about.st_uid != os.geteuid():
-            raise PermissionError(f"it belongs to user {about.st_uid}, not to this one")
-        if about.st_mode & 0o077:
-            raise PermissionError(f"others may use it too; remedy: chmod 600 {path}")
-        return os.read(descriptor, _MOST).strip()
-    finally:
-        os.close(descriptor)
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:

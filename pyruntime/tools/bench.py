@@ -14,6 +14,7 @@ import farandole
 from farandole.output import console, whole, why_no_plot, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
+from farandole.trust import write_file
 
 EXAMPLES = """\
 examples:
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         results += (row := bench_timing.measure(case, peers, calls))
         bench_report.print_rows(out, row)
     if rank == 0 and options.json is not None:
-        options.json.write_text(bench_report.as_json(values, results))
+        write_file(options.json, bench_report.as_json(values, results).encode(), 0o666)
     if rank == 0 and options.plot is not None:
         bench_report.plot(options.plot, results)
     wrong = sum(r.wrong for r in results)

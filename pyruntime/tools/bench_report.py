@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from farandole._library import lib, text
 from farandole.errors import counted
 from farandole.installed import mpi_library, version
 from farandole.tools.bench_timing import Result
+from farandole.trust import write_file
 
 _COLUMNS = {
     "collective": 13,
@@ -146,7 +148,9 @@ def plot(path: Path, results: Sequence[Result]) -> None:
         axes.xaxis.set_major_formatter(lambda nbytes, _: size_text(int(nbytes)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=200)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=200)
+    write_file(path, picture.getvalue(), 0o666)
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:

@@ -17,6 +17,7 @@ from farandole.errors import said
 from farandole.output import console, seconds, why_not
 from farandole.tools.bench_timing import begin, is_refused
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
+from farandole.trust import write_file
 
 EXAMPLES = """\
 examples:
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     if rank == 0 and not options.dry_run:
         kept = found.settings if found.gain >= options.least_gain else ()
-        options.output.write_text(file_text(kept, found, size))
+        write_file(options.output, file_text(kept, found, size).encode(), 0o644)
         out.print(f"written: {options.output}", soft_wrap=True)
     return 0
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders above those of commits and journals, which another user may rename: what is refused
+there, and what computing centres and systems have as a rule."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farandole as fd
+from farandole import commits
+from farandole.commits import FILE, Saved, newest_commit
+from farandole.launch.journal import FileJournal, contact
+from farandole.membership.words import Commit
+from farandole.start.secret import job_secret
+
+OTHER = 65_534  # a user that is not this one
+
+
+def write_commit(folder: Path, values: dict[str, Any]) -> None:
+    commits.write_commit(folder, Saved(values))
+
+
+def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
+    found = commits.read_commit(folder, Saved(like))
+    return None if found is None else found.values
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "call-1"
+
+
+def owned_by_another(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, OTHER, -1)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def of_another_group(path: Path) -> None:
+    owned_by_another(path)
+    os.chown(path, 0, OTHER)
+    path.chmod(0o775)
+
+
+def exchangeable_link(path: Path) -> None:
+    """Another user's, in a folder such as /tmp."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.lchown(path, OTHER, OTHER)
+    path.parent.chmod(0o1777)
+
+
+EXCHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another": (owned_by_another, "belongs to user 65534, who can exchange"),
+    "of all": (lambda path: path.chmod(0o777), "others can write to .*chmod o-w"),
+    "of another group": (of_another_group, "group 65534, which is not yours, can write to"),
+    "another's link": (exchangeable_link, "is a link of user 65534"),
+}
+
+
+@pytest.mark.parametrize("how", EXCHANGED)
+@pytest.mark.parametrize("above", [1, 2])
+def test_a_folder_that_others_may_exchange(tmp_path: Path, above: int, how: str) -> None:
+    """Another user renames a folder above the commits', and another job's is there instead."""
+    top = tmp_path / "far" / "near"
+    folder = top / "kept" / "call-1"
+    write_commit(folder, {"step": 3})
+    path = [top, top.parent][above - 1]
+    change, text = EXCHANGED[how]
+    change(path)
+    for act in (
+        lambda: read_commit(folder, {}),
+        lambda: write_commit(folder, {"step": 4}),
+        lambda: newest_commit(folder.parent),
+        FileJournal(folder.parent, "@", "00", print, print).take,
+        lambda: contact(folder.parent),
+    ):
+        with pytest.raises(fd.CheckpointError, match=f"{path}, which .*{text}"):
+            act()
+
+
+@pytest.mark.parametrize("how", EXCHANGED)
+def test_a_secret_that_others_may_exchange(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "near" / "job-secret"
+    path.parent.mkdir()
+    path.write_text("a secret of the job's own")
+    path.chmod(0o600)
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET_FILE", str(path))
+    assert job_secret() == b"a secret of the job's own"
+    change, text = EXCHANGED[how]
+    change(path.parent)
+    with pytest.raises(fd.LibraryError, match=f"{path.parent}, which .*{text}"):
+        job_secret()
+
+
+def shared(path: Path) -> None:
+    """As computing centres give it to a project: its leader's, and a group of this user's works
+    there."""
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, OTHER, os.getegid())
+    path.chmod(0o2770)
+
+
+HARMLESS: dict[str, Callable[[Path], object]] = {
+    "as /tmp": lambda path: path.chmod(0o1777),
+    "umask 002": lambda path: path.chmod(0o775),
+    "a project's": shared,
+    "this user's link": linked,
+}
+
+
+@pytest.mark.parametrize("how", HARMLESS)
+def test_folders_above_that_are_no_danger(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "far" / "near" / "kept" / "call-1"
+    write_commit(folder, {"step": 3})
+    HARMLESS[how](tmp_path / "far")
+    write_commit(folder, {"step": 4})
+    assert read_commit(folder, {}) == {"step": 4}
+
+
+@pytest.mark.parametrize("who", ["a writer", "a journal"])
+def test_a_folder_that_a_member_of_the_group_exchanges(tmp_path: Path, who: str) -> None:
+    """It is checked again at each use: all that is written goes where it went first, or nowhere."""
+    project, kept, other = (tmp_path / name for name in ("project", "project/a", "project/b"))
+    write_commit(other / "call-1", {"step": 7})
+    project.chmod(0o2770)
+    before = (other / "call-1" / FILE).read_bytes()
+    writer = commits.Writer(kept / "call-1")
+    journal = FileJournal(kept, "@", "00", print, lambda: None)
+    journal.take()
+    writer.write(Saved({"step": 1}), Commit(1, 1))
+    kept.rename(project / "gone")
+    other.rename(kept)
+    write = partial(writer.write, Saved({"step": 2}), Commit(1, 2))
+    with pytest.raises(fd.CheckpointError, match="somebody has exchanged it"):
+        (write if who == "a writer" else journal.take)()
+    assert [path.name for path in kept.iterdir()] == ["call-1"]
+    assert (kept / "call-1" / FILE).read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_files_of_a_user_whom_the_kernel_does_not_tell_from_this_one(folder: Path) -> None:
+    """In a container nobody stands for all users that are not mapped. A process that is nobody
+    there took their commits for its own."""
+    write_commit(folder, {"step": 3})
+    for path in (folder.parent, folder, folder / FILE):
+        os.chown(path, 4321, 4321)
+        path.chmod(0o755)
+    for path in [folder.parent.parent, *folder.parents[2:]]:
+        path.chmod(path.stat().st_mode | 0o011)
+    source = f"""
+        import ctypes, os, pathlib
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(0x10000000) == 0, os.strerror(ctypes.get_errno())  # CLONE_NEWUSER
+        pathlib.Path("/proc/self/setgroups").write_text("deny")
+        pathlib.Path("/proc/self/uid_map").write_text("65534 0 1")
+        from farandole import commits
+        print("runs as", os.geteuid(), "its files are of", os.stat({str(folder)!r}).st_uid)
+        print(commits.read_commit(pathlib.Path({str(folder)!r}), commits.Saved({{}})))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True
+    )
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert "runs as 65534 its files are of 65534" in done.stdout, done.stderr
+    assert "step" not in done.stdout
+    assert "belongs to user 65534" in done.stderr
+
+
+def test_links_that_lead_to_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(fd.CheckpointError, match="Too many levels of symbolic links"):
+        read_commit(tmp_path / "a" / "kept" / "call-1", {})
