@@ -102,10 +102,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def said(reason: BaseException) -> str:
-    """An exception's text for a person: an OSError's without its number."""
-    if not isinstance(reason, OSError) or not reason.strerror:
-        return str(reason)
-    return f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
+    """An exception's text, safe to write to a terminal: an OSError's without its number."""
+    text = str(reason)
+    if isinstance(reason, OSError) and reason.strerror:
+        text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
+    return printable(text, lines=True)
 
 
 def printable(text: str, lines: bool = False) -> str:

@@ -170,7 +170,7 @@ def _allreduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
         shapes, indices, values = (rows for rows, _ in received)
         if any(shape != list(x.shape) for shape in shapes.tolist()):
             raise MismatchError(f"all_reduce in {group.label}: ranks have shapes {shapes.tolist()}")
-        x.copy_(sum_of(indices, values, x, divisor))
+        x.copy_(sum_of(indices, values, x, divisor, f"all_reduce in {group.label}"))
 
     return Plan(Op.ALLGATHER, elements_of(x), [None] * 3, [x], finish)
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from farandole.errors import PeerError
+
 
 def of_state(parameter: Tensor) -> tuple[int, ...]:
     """The strides of zeros_like(parameter), by which torch's optimizers make their state."""
@@ -84,3 +86,19 @@ def _is_dense(x: Tensor) -> bool:
 def _steps(x: Tensor) -> list[tuple[int, int]]:
     """(stride, size) of its dimensions, the smallest stride first."""
     return sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
+
+
+def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | None) -> Tensor:
+    """The coalesced sum of elements that ranks have gathered for the tensor `name`.
+
+    Nothing protects the indices on their way between hosts, and torch writes wherever they say.
+    Raises PeerError if one lies outside of `shape`.
+    """
+    try:
+        return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
+    except RuntimeError as reason:
+        raise PeerError(
+            f"{name}: an index of its elements lies outside of the shape {tuple(shape)}: a rank "
+            "has sent a tensor with such an index, or its bytes were changed on their way; remedy: "
+            "check the tensor by torch.sparse.check_sparse_tensor_invariants, then the network"
+        ) from reason

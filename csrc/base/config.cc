@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/logging.h"
 #include "base/own_file.h"
 
 namespace farandole {
@@ -263,8 +264,10 @@ TuningFile read_tuning_file(const std::string& path) {
   std::string why;
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
-    if (!why.empty()) refuse(file.path, why);
-    if (!path.empty()) refuse(path, "cannot be read");
+    if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
+    // Where HOME is /tmp, another user can put a file there. It must not keep this user's jobs from starting.
+    if (!why.empty())
+      log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};
   }
   std::istringstream lines(*text);

@@ -60,11 +60,16 @@ void FlightMemory::prepare() {
   std::memcpy(memory_, &header, sizeof(header));
 }
 
+// The memory of another user's process may say anything. `farandole top` reads a page for each local rank.
+constexpr int kMostLocalRanks = 4096;
+constexpr int kMostRanks = 1 << 20;
+
 std::optional<FlightMemory> FlightMemory::attach(std::byte* memory, size_t bytes) {
   if (bytes < sizeof(Header)) return std::nullopt;
   Header header{};
   std::memcpy(&header, memory, sizeof(header));
-  const bool counted = header.local_ranks >= 1 && header.ranks >= header.local_ranks;
+  const bool counted = header.local_ranks >= 1 && header.local_ranks <= kMostLocalRanks &&
+                       header.ranks >= header.local_ranks && header.ranks <= kMostRanks;
   if (header.magic != magic() || !counted) return std::nullopt;
   if (bytes < bytes_needed(header.local_ranks, header.ranks)) return std::nullopt;
   return FlightMemory(memory, header.local_ranks, header.ranks);

@@ -71,6 +71,14 @@ class Shard:
         self.lost: int | None = None  # the first rank whose part is gone, as far as this one knows
         self.alone = False  # nothing comes from other ranks any more
 
+    def check_places(self, places: Array) -> None:
+        """Raises PeerError for places that no rank sends: nothing protects them on their way."""
+        if ((places < 0) | (places >= len(self._values))).any():
+            raise PeerError(
+                f"{NAME}: a request for rows did not arrive as a rank sent it; remedy: check the "
+                "network between the hosts, and who can write to it"
+            )
+
     def push(self, places: Array, values: Array) -> None:
         """Updates rows, each once. If the user's function raises, that is the shard's failure."""
         with self.changed:
@@ -282,6 +290,7 @@ class Server(threading.Thread):
         body = np.empty(count * (8 + each), np.uint8)
         recv(body, source, tag=self._tag + BODY, name=NAME, process_set=self._set)
         places, rest = body[: 8 * count].view(np.int64), body[8 * count :]
+        self._shard.check_places(places)
         return places, rest.view(self._dtype).reshape(count if values else 0, *self._width)
 
     def _reply(self, source: int, places: Array) -> None:

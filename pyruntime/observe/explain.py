@@ -12,6 +12,7 @@ from farandole.observe.flight import (
     Page,
     Shared,
     calls_of,
+    failure_of,
     members_of,
     reaches_back_to,
     shared_calls,
@@ -131,7 +132,7 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
     for page in pages:
         if failure := page.get("failure"):
             kind = type(from_code(failure["code"], "")).__name__
-            found.setdefault((kind, failure["text"].splitlines()[0]), []).append(page["rank"])
+            found.setdefault((kind, failure_of(page)), []).append(page["rank"])
     for (kind, text), ranks in found.items():
         yield kind, f"{ranks_text(ranks)} failed with {kind}: {text}"
 
@@ -160,7 +161,7 @@ def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
         yield text if text.endswith("?") else text + "."
 
 
-def _wanted(pages: Sequence[Page], call: Call) -> list[int]:
+def _wanted(pages: Sequence[Page], call: Call) -> Sequence[int]:
     """The ranks that a call needs."""
     if call.is_message and call.peer >= 0:
         return [call.peer]

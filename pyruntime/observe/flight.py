@@ -23,6 +23,8 @@ from farandole.trust import is_own_user, read_text
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 _MOST_BYTES = 64 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
+_MOST_RANKS = 1 << 17  # of a job, in a dump's own words
+_TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
 
@@ -60,12 +62,12 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[int, str]]:
 
 def jobs_of(pids: list[int] | None = None) -> list[Job]:
     """The jobs that these processes belong to; by default all jobs of this user."""
-    wanted = pids or [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     found: dict[int, tuple[list[int], str]] = {}
-    for pid in sorted(wanted):
+    for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for inode, path in _memories(pid, own=not pids):
             found.setdefault(inode, ([], path))[0].append(pid)
-    return [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
+    jobs = [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
+    return [job for job in jobs if not pids or set(pids) & set(job.pids)]
 
 
 def why_no_job(pids: list[int]) -> str:
@@ -80,7 +82,7 @@ def _why_not(pid: int) -> str:
     """Says why no job was found through this process."""
     process = Path(f"/proc/{pid}")
     try:
-        name = (process / "comm").read_text().strip()
+        name = printable((process / "comm").read_bytes().decode(errors="replace").strip())
         owner = process.stat().st_uid
     except OSError:
         return f"there is no process {pid} on this host"
@@ -114,6 +116,12 @@ def _shown(found: Page) -> Page:
     return page
 
 
+def failure_of(page: Page) -> str:
+    """The first line of what a rank failed with; "": it has not failed."""
+    lines = page["failure"]["text"].splitlines() if "failure" in page else []
+    return lines[0] if lines else ""
+
+
 def pages(fd: int, events: int) -> list[Page]:
     """All ranks' recorders, by local rank."""
     return [page(fd, local, events) for local in range(check_count(lib.farandole_flight_ranks(fd)))]
@@ -144,16 +152,35 @@ def read_dumps(folder: Path) -> list[Page]:
             f"{folder} holds no flight-rank-*.json; dumps are written there on errors and stalls "
             "if FARANDOLE_FLIGHT_DIR names it, or by `farandole dump PID --into`"
         )
-    dumps: list[Page] = []
-    for file in files:
-        try:
-            found = json.loads(read_text(file, _MOST_BYTES))
-        except json.JSONDecodeError as reason:
-            raise ValueError(f"{file} is not a complete dump: {reason}") from reason
-        if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            raise ValueError(f"{file} is not a dump of this version of farandole")
-        dumps.append(_shown(found))
-    return sorted(dumps, key=lambda found: int(found["rank"]))
+    _check_owners(files)
+    return sorted(map(_read, files), key=lambda found: int(found["rank"]))
+
+
+def _check_owners(files: Sequence[Path]) -> None:
+    """Raises ValueError if several users have written them: one may mislead about another's job."""
+    owners = sorted({file.stat().st_uid for file in files})
+    if len(owners) > 1:
+        raise ValueError(
+            f"{files[0].parent} holds dumps of users {', '.join(map(str, owners))}; remedy: put "
+            "one user's into another folder"
+        )
+
+
+def _read(file: Path) -> Page:
+    """A dump, safe to print, whose rank and size are possible. Raises ValueError for another."""
+    shown = printable(str(file))
+    try:
+        found = json.loads(read_text(file, _MOST_BYTES))
+    except (json.JSONDecodeError, RecursionError) as reason:
+        raise ValueError(f"{shown} is not a complete dump: {reason}") from reason
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise ValueError(f"{shown} is not a dump of this version of farandole")
+    rank, size = found.get("rank"), found.get("size")
+    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= _MOST_RANKS):
+        raise ValueError(f"{shown} is not a dump: it is of rank {rank!r:.40} of {size!r:.40}")
+    if not all(isinstance(found.get(name), int) for name in _TIMES):
+        raise ValueError(f"{shown} is not a dump: it has no times")
+    return _shown(found)
 
 
 def worlds_of(folder: Path) -> list[Path]:
@@ -356,9 +383,9 @@ def reaches_back_to(page: Page, ns: int) -> bool:
     return len(kept) == page["recorded"] or bool(kept and kept[0]["t"] <= ns)
 
 
-def members_of(pages: Sequence[Page], process_set: int) -> list[int]:
+def members_of(pages: Sequence[Page], process_set: int) -> Sequence[int]:
     """The ranks of a process set, ascending; those of the world if nobody recorded the set."""
     for page in pages:
         if text := page["sets"].get(str(process_set)):
             return [int(rank) for rank in text.split(",")]
-    return list(range(pages[0]["size"]))
+    return range(pages[0]["size"])

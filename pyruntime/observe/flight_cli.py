@@ -71,5 +71,9 @@ def run_explain(options: argparse.Namespace) -> int:
         # Of an earlier job are worlds that are older than the one before.
         if i > 0 and flight.began(dumps) < flight.began(pages[i - 1]):
             break
-        print("\n".join(([""] if i > 0 else []) + explain(dumps)))
+        try:
+            print("\n".join(([""] if i > 0 else []) + explain(dumps)))
+        except (LookupError, TypeError, AttributeError, ValueError) as reason:
+            print(f"the dumps of world {i} were not written by farandole: {reason!r}")
+            return 1
     return 0 if pages else 1

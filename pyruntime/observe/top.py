@@ -107,7 +107,7 @@ def _row(page: Page, before: Page | None) -> list[str]:
 
 def frame(pages: Sequence[Page], width: int, before: Sequence[Page] | None = None) -> Table:
     """One picture of the job, in `width` columns; `before`: the pages of the last one."""
-    failed = [page["failure"]["text"].splitlines()[0] for page in pages if "failure" in page]
+    failed = [text for page in pages if (text := flight.failure_of(page))]
     size = counted(pages[0]["size"], "rank")
     if pages[0]["world"] > 1:
         size += f" of world {pages[0]['world']}"
@@ -152,12 +152,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=seconds, default=1.0, help="seconds between pictures")
 
 
-def _follow(fd: int, out: Console, interval: float) -> None:
-    before = flight.pages(fd, _EVENTS)
+def _pages(job: flight.Job, fd: int) -> list[Page]:
+    """The ranks' recorders. A pid that does not hold their memory becomes 0: it is another's."""
+    found = flight.pages(fd, _EVENTS)
+    return [page | {"pid": page["pid"] * (page["pid"] in job.pids)} for page in found]
+
+
+def _follow(job: flight.Job, fd: int, out: Console, interval: float) -> None:
+    before = _pages(job, fd)
     with Live(frame(before, out.width), console=out, screen=True) as live:
         while any(page["state"] == "running" and _alive(page) for page in before):
             time.sleep(interval)
-            pages = flight.pages(fd, _EVENTS)
+            pages = _pages(job, fd)
             live.update(frame(pages, out.width, before), refresh=True)
             before = pages
     out.print(frame(before, out.width))
@@ -171,7 +177,7 @@ def _show(job: flight.Job, out: Console) -> bool:
     """One picture of a job. False: it can't be read, which goes to stderr; others may be."""
     try:
         with job.open() as fd:
-            out.print(frame(flight.pages(fd, _EVENTS), out.width))
+            out.print(frame(_pages(job, fd), out.width))
     except (OSError, ValueError, FarandoleError) as reason:
         who = "process" if len(job.pids) == 1 else "processes"
         told = f"{who} {', '.join(map(str, job.pids))}: {said(reason)}"
@@ -195,5 +201,5 @@ def run(options: argparse.Namespace) -> int:
         print(f"farandole top: {len(jobs)} jobs ({found}): name a process of one", file=sys.stderr)
         return 1
     with contextlib.suppress(KeyboardInterrupt), jobs[0].open() as fd:
-        _follow(fd, out, options.interval)
+        _follow(jobs[0], fd, out, options.interval)
     return 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -271,3 +272,21 @@ def test_a_call_that_is_interrupted_holds_up_nobody(
                 assert (seen[:last] >= 3).all()
                 assert (seen <= 4).all()
                 assert server.clocks[last] == INF or call == "clock"
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", [-1, ROWS])
+def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
+    """Nothing protects a request's bytes between two hosts. NumPy takes -1 for the last row."""
+    values = np.zeros((ROWS, WIDTH))
+    part = shard.Shard(values, lambda old, new: old + new, 2, None)
+    with pytest.raises(hvd.PeerError, match="did not arrive as a rank sent it"):
+        part.check_places(np.array([0, place]))
+    server = hvd.ParameterServer((ROWS, WIDTH), "float64")
+    if hvd.rank() == 0:
+        server._ask(1, shard.PUSH, np.array([place]), np.ones((1, WIDTH)))
+    hear = partial(server.pull, [1])
+    with pytest.raises(hvd.PeerError, match=r"did not arrive|no longer serves"):
+        deque(iter(hear, None), 0)  # until this rank has heard of it
+    with pytest.raises(hvd.PeerError):
+        server.close()

@@ -233,3 +233,21 @@ def test_shapes_that_differ(threshold: float | None) -> None:
     y = torch.sparse_coo_tensor([[hvd.rank()]], [1.0], (hvd.size(),), check_invariants=True)
     total = hvd.sparse_allreduce_async(y, "alike", hvd.Sum, density_threshold=threshold)()
     assert total.to_dense().tolist() == [1.0] * hvd.size()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("row", [ROWS, -1, 1 << 42])
+def test_an_index_outside_of_the_tensor_is_never_written_to(row: int) -> None:
+    """Bytes that somebody has changed between two hosts look the same."""
+    place = row if hvd.rank() == 1 else 2
+    x = torch.sparse_coo_tensor([[place]], [[1.0] * WIDTH], (ROWS, WIDTH), check_invariants=False)
+    with pytest.raises(
+        hvd.PeerError, match=rf"'?astray'?.*outside of the shape \({ROWS}, {WIDTH}\)"
+    ):
+        hvd.sparse_allreduce_async(x, "astray", hvd.Sum)()
+    p = table()
+    optimizer = sgd(p)
+    p.grad = x
+    with pytest.raises(hvd.PeerError, match=r"outside of the shape"):
+        optimizer.step()
+    assert torch.equal(p.detach(), torch.zeros(ROWS, WIDTH))

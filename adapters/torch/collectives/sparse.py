@@ -17,6 +17,7 @@ from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
 from farandole.torch.collectives.exchange import allgather_async, grouped_allgather_async
 from farandole.torch.collectives.reductions import allreduce
+from farandole.torch.strides import sparse_sum
 
 _FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of its first call
 
@@ -28,10 +29,9 @@ def elements_of(x: Tensor) -> list[Tensor]:
     return [shape, own.indices().t().contiguous(), own.values().contiguous()]
 
 
-def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int) -> Tensor:
+def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int, name: str | None) -> Tensor:
     """The sum of all ranks' elements, divided, as a coalesced tensor like `like`."""
-    parts = indices.t(), values if divisor == 1 else values / divisor, like.shape
-    return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
+    return sparse_sum(indices.t(), values if divisor == 1 else values / divisor, like.shape, name)
 
 
 @collective(Op.ALLGATHER, _FIRST, unnamed=_FIRST.format(_UNNAMED))
@@ -85,7 +85,7 @@ def sparse_allreduce_async(
                 tensor.detach().to_dense(), name=f"{name}.dense", op=op, process_set=process_set
             )
             return total.to_sparse(tensor.sparse_dim())
-        return sum_of(everyones, values[0] if values else late(), tensor, divisor)
+        return sum_of(everyones, values[0] if values else late(), tensor, divisor, name)
 
     @functools.cache
     def late() -> Tensor:

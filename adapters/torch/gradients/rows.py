@@ -15,7 +15,7 @@ from farandole.calls.requests import Call, Op
 from farandole.torch.compression import Compression
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.kind import prepare, receive
-from farandole.torch.strides import like_gradient
+from farandole.torch.strides import like_gradient, sparse_sum
 
 _INDEX = torch.int64.itemsize
 
@@ -35,12 +35,12 @@ def pack(x: Tensor, sparse_dim: int) -> Tensor:
     return torch.cat([_packed(rows.indices().t(), torch.uint8), _packed(values, torch.uint8)], 1)
 
 
-def unpack(rows: Tensor, like: Tensor, sparse_dim: int) -> Tensor:
-    """The coalesced sum of packed rows, of `like`'s dtype and shape."""
+def unpack(rows: Tensor, like: Tensor, sparse_dim: int, name: str | None) -> Tensor:
+    """The coalesced sum of packed rows of the tensor `name`, of `like`'s dtype and shape."""
     split = sparse_dim * _INDEX
     indices = _packed(rows[:, :split], torch.int64).t()
     values = _packed(rows[:, split:], like.dtype).reshape(len(rows), *like.shape[sparse_dim:])
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False).coalesce()
+    return sparse_sum(indices, values, like.shape, name)
 
 
 def _packed(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -92,5 +92,5 @@ class Rows(Encoding):
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average of a finished handle: sparse, coalesced."""
-        total = unpack(receive(handle, self._rows), self._like, self._dims)
+        total = unpack(receive(handle, self._rows), self._like, self._dims, self.call.name)
         return total if self._factor == 1.0 else total.mul_(self._factor)

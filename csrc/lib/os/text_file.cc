@@ -29,13 +29,15 @@ std::optional<struct stat> look_at(int folder, const char* name) {
   return found;
 }
 
-// In a folder that several users may write to, like /tmp, another user can put a link to anywhere, or a pipe. What only
-// the folder's owner can have put there is the choice of the user, who named the folder.
+// True if only this user or root can have chosen what is at the name `found` in `folder`. In a folder that others may
+// write to, they could have put it there, or moved a link of the user's own to this name. The sticky bit, as /tmp has
+// it, keeps them from moving what is not theirs.
 bool trusted(int folder, const struct stat& found) {
   struct stat where{};
   if (fstat(folder, &where) != 0) return false;
-  const bool shared = (where.st_mode & (S_IWGRP | S_IWOTH)) != 0;
-  return !shared || found.st_uid == 0 || is_own_user(found.st_uid);
+  if (is_own(where)) return true;
+  const auto ours = [](uid_t user) { return user == 0 || is_own_user(user); };
+  return (where.st_mode & S_ISVTX) != 0 && ours(where.st_uid) && ours(found.st_uid);
 }
 
 // The folder `name` in `folder`; with errno if there is none, or a link to it that may not be followed.

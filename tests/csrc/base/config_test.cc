@@ -137,6 +137,16 @@ TEST(job_wide_settings_are_those_of_rank_0) {
   CHECK(source_of(other, "FARANDOLE_STAGING_SLOTS") == Source::kDefault);
 }
 
+// Where HOME is /tmp, anybody can put a file at the usual place. Only a file that the user names is asked for.
+TEST(a_tuning_file_of_others_at_the_usual_place_is_not_used) {
+  Surroundings here;
+  const std::string path = here.write("FARANDOLE_BLOCK_BYTES = 256K\n");
+  std::filesystem::permissions(path, std::filesystem::perms::all);
+  CHECK(source_of(read_config(), "FARANDOLE_BLOCK_BYTES") == Source::kDefault);
+  ::setenv("FARANDOLE_TUNING", path.c_str(), 1);
+  refusal("can be written by other users");
+}
+
 TEST(a_wrong_tuning_file_is_an_error_that_says_why) {
   Surroundings here;
   here.write("FARANDOLE_BLOCK_BYTES\n");

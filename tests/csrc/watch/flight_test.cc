@@ -259,6 +259,8 @@ TEST(foreign_memory_is_refused) {
   CHECK(!FlightMemory::attach(data, 4));
   *reinterpret_cast<uint64_t*>(data) ^= 1;
   CHECK(!FlightMemory::attach(data, memory.segment.size()));
+  const Memory vast(5000, 5000);  // a reader would read 5,000 pages for each picture
+  CHECK(!FlightMemory::attach(vast.segment.data(), vast.segment.size()));
 }
 
 // The numbers are hostile: each is an index into memory of the reader.

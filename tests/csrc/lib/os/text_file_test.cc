@@ -20,18 +20,26 @@ namespace fs = std::filesystem;
 constexpr uid_t kStranger = 65534;
 
 constexpr mode_t kLikeTmp = 01777;
-// Where another user may add names: /tmp, and the same without the sticky bit, for which Linux protects no links.
-constexpr mode_t kShared[] = {kLikeTmp, 0777, 0775};
+// Where another user may add names: /tmp, the same without the sticky bit, for which Linux protects no links, and a
+// folder that belongs to that user.
+struct Shared {
+  mode_t mode;
+  uid_t owner;
+};
+constexpr Shared kShared[] = {
+    {kLikeTmp, 0}, {0777, 0}, {0775, 0}, {0755, kStranger}, {kLikeTmp, kStranger}};
 
 // A folder for all, and a file elsewhere that nobody should write.
 class Place {
  public:
-  explicit Place(mode_t for_all = kLikeTmp) {
+  explicit Place(Shared for_all = {kLikeTmp, geteuid()}) {
     char pattern[] = "/tmp/farandole-text-XXXXXX";
     root_ = mkdtemp(pattern);
     fs::create_directory(path("own"));
     fs::create_directory(path("for all"));
-    CHECK_EQ(chmod(path("for all").c_str(), for_all), 0);
+    if (for_all.owner != geteuid() && geteuid() != 0) skip("needs root, to be two users");
+    CHECK_EQ(chown(path("for all").c_str(), for_all.owner, for_all.owner), 0);
+    CHECK_EQ(chmod(path("for all").c_str(), for_all.mode), 0);
     write_text_file(victim(), "precious");
   }
   ~Place() { fs::remove_all(root_); }
@@ -97,8 +105,8 @@ TEST(a_link_at_the_temporary_name_is_not_followed) {
 }
 
 TEST(a_link_at_the_name_is_replaced_or_refused) {
-  for (const mode_t mode : kShared) {
-    const Place place(mode);
+  for (const Shared& shared : kShared) {
+    const Place place(shared);
     const std::string link = place.plant("timeline.json", place.victim());
     CHECK(!create_file(link));
     CHECK_EQ(errno, EACCES);
@@ -118,13 +126,27 @@ TEST(another_name_of_a_file_elsewhere_is_not_written_into) {
 }
 
 TEST(a_folder_that_is_anothers_link_is_refused) {
-  for (const mode_t mode : kShared) {
-    const Place place(mode);
+  for (const Shared& shared : kShared) {
+    const Place place(shared);
     const std::string link = place.plant("dumps", place.path("own"));
     CHECK_THROWS(make_folder(link), ErrorCode::kLibrary);
     CHECK_THROWS(make_folder(link + "/inner"), ErrorCode::kLibrary);
     CHECK_THROWS(write_text_file(link + "/victim", "text"), ErrorCode::kLibrary);
     CHECK(!create_file(link + "/victim"));
+    place.check_unharmed();
+  }
+}
+
+// Who may write to a folder without the sticky bit can move a link of the user's own to the name that we write.
+TEST(a_link_of_ones_own_that_others_can_have_moved_is_refused) {
+  for (const mode_t mode : {0777, 0775}) {
+    const Place place({mode, geteuid()});
+    fs::create_symlink(place.victim(), place.path("for all/data"));
+    fs::rename(place.path("for all/data"), place.path("for all/run.json"));
+    CHECK(!create_file(place.path("for all/run.json")));
+    CHECK_EQ(errno, EACCES);
+    place.check_unharmed();
+    write_text_file(place.path("for all/run.json"), "text");
     place.check_unharmed();
   }
 }
