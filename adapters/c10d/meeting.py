@@ -54,7 +54,7 @@ __all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 
 Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many there are
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_LONGEST_NOTE = 2000  # bytes
+_LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
 _STORE = "torch.distributed store"  # the name of its address's broadcast
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys follow from what any process can read "
@@ -197,7 +197,10 @@ class StoreBootstrap(SocketBootstrap):
         if not self._noted:
             return
         with _store_answers():
-            if not self._own.address and self._store.get(self._key) != self._seen:
+            told = self._store.get(self._key)
+            if self._own.address and told != self._own.encode().encode():
+                raise LibraryError(f"init(): {_written(told)}")
+            if not self._own.address and told != self._seen:
                 raise Left("rank 0 meets the ranks elsewhere")
             if self._is(self._noted):
                 note = self._store.get(self._noted)[:_LONGEST_NOTE].decode(errors="replace")
@@ -296,13 +299,16 @@ class _Record:
     @classmethod
     def decode(cls, told: bytes) -> _Record:
         try:
-            host, trust, job, address = map(str, json.loads(told))
+            host, trust, job, address = map(str, json.loads(told[:_LONGEST_RECORD]))
+            if not (address.isascii() and address.isprintable()):
+                raise ValueError("no server of rank 0 has such an address")
             return cls(host, _Trust(trust), job, address)
-        except (ValueError, TypeError) as reason:
-            raise LibraryError(
-                f"init(): a stranger writes to torch.distributed's store: {told[:80]!r} for rank "
-                f"0; {remedy()}"
-            ) from reason
+        except (ValueError, TypeError, RecursionError) as reason:
+            raise LibraryError(f"init(): {_written(told)}") from reason
+
+
+def _written(told: bytes) -> str:
+    return f"a stranger writes to torch.distributed's store: {told[:80]!r} for rank 0; {remedy()}"
 
 
 def _name_of(store: Store) -> bytes:

@@ -5,6 +5,7 @@ whose servers are the rendezvous, the supervisor and farandole.run()."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import socket
 import struct
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 
+from farandole.errors import printable
 from farandole.start.forks import not_inherited
 from farandole.start.session import Refused, Session
 from farandole.trust import is_own_user
@@ -21,8 +23,13 @@ _TIME = struct.Struct("ll")  # seconds, microseconds
 _CHUNK = 1 << 18  # bytes to read at once
 _HERE = ("@", "/")  # a place that begins so is a Unix socket
 _SEND_SECONDS = 30.0  # until a server that stops reading is given up
+_SECONDS = 30.0  # to reach a server, by any of its places
 _ATTEMPT = 5.0  # seconds for one place of a server to answer, and to prove that it is the server
-_PAUSES = (0.1, 0.3, 0.9, 0.0)  # seconds after each round: a flooded server may hang up at first
+_PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds; the last one counts for all later ones
+
+
+class Busy(ConnectionError):
+    """The other end hung up before it said anything, as a flooded server does."""
 
 
 class Line:
@@ -45,6 +52,8 @@ class Line:
                 session.outgoing.clear()
                 self._read(deadline)
         except (EOFError, ConnectionResetError, BrokenPipeError) as reason:
+            if not session.greeted:
+                raise Busy(f"{reason}: perhaps too many call it") from reason
             raise Refused(f"{reason}: perhaps it knows another secret, or none") from reason
 
     def send(self, message: bytes) -> None:
@@ -105,34 +114,40 @@ def is_of_this_user(local: socket.socket) -> bool:
     return is_own_user(_CREDENTIALS.unpack(data)[1])
 
 
-def reach(address: str, secret: bytes, seconds: float = _ATTEMPT) -> Line:
+def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
     """A line to the server that knows `secret`, at any of the places of its address.
 
     They are separated by commas: `@name` and `/path` are Unix sockets on this host, all others are
-    names or numbers of its host, before the colon and the port. Each has `seconds` to answer, some
-    times. Raises ConnectionError, with what happened at each place: Refused if somebody answers who
-    has not proved to be that server.
+    names or numbers of its host, before the colon and the port. They are called in turn, again and
+    again while one is busy or silent, for `seconds` in all. Raises ConnectionError, with what
+    happened at each place: Refused if somebody answers who has not proved to be that server.
     """
     head, colon, port = address.rpartition(":")
     places = head.split(",") if colon else [address]
-    for pause in _PAUSES:
+    until = time.monotonic() + seconds
+    for attempt in itertools.count():
         reasons: list[str] = []
         kinds: set[type[OSError]] = set()
         for place in places:
+            left = until - time.monotonic()
+            if left <= 0 and reasons:
+                break
             try:
-                return _call(place, port, secret, seconds)
+                return _call(place, port, secret, max(0.0, min(left, _ATTEMPT)))
             except OSError as reason:
-                reasons.append(f"{place}: {reason}")
+                reasons.append(printable(f"{place}: {reason}"))
                 kinds.add(type(reason))
-        if not kinds & {Refused, TimeoutError}:
+        again = kinds & {Busy, TimeoutError} or (Refused in kinds and attempt < len(_PAUSES))
+        left = until - time.monotonic()
+        if left <= 0 or not again:
             break
-        time.sleep(pause)
+        time.sleep(min(left, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
     raise (Refused if Refused in kinds else ConnectionError)("; ".join(reasons))
 
 
 def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:
     here = place.startswith(_HERE)
-    where = None if here else _resolved(place, int(port))
+    where = None if here else _resolved(place, port)
     family = socket.AF_UNIX if where is None else where[0]
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
@@ -159,9 +174,12 @@ def _connect_here(connection: socket.socket, path: str, seconds: float) -> None:
         raise PermissionError("another user's process listens there")
 
 
-def _resolved(place: str, port: int) -> tuple[int, tuple[str, int]]:
+def _resolved(place: str, port: str) -> tuple[int, tuple[str, int]]:
     """The family and the socket's address of another host."""
-    found = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)
+    except ValueError as reason:
+        raise ConnectionError(f"it is no name of a host: {reason}") from reason
     elsewhere = [
         (family, where) for family, *_, where in found if not _is_own(family, str(where[0]))
     ]

@@ -24,7 +24,7 @@ from farandole.start.server import Guest, Server
 
 _LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
-_CLIENT_SECONDS, _SERVER_SECONDS = 30.0, 2  # until a peer that stops in a message is dropped
+_SECONDS, _SERVER_SECONDS = 30.0, 2  # to reach the server; until a rank that stops is dropped
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 # First bytes of messages: bytes for all and who is missing; the bytes of all and a text.
 _DATA, _WHO, _ALL, _MISSING = b"d", b"w", b"a", b"m"
@@ -35,9 +35,9 @@ class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _CLIENT_SECONDS) -> Line:
+def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Line:
     """A line to the server, as `rank`. Raises as reach() does."""
-    line = reach(address, secret, min(seconds, _CLIENT_SECONDS))
+    line = reach(address, secret, min(seconds, _SECONDS))
     line.send(str(rank).encode())
     return line
 

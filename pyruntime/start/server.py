@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import secrets
 import selectors
 import socket
@@ -34,18 +35,18 @@ S = TypeVar("S", bound="Server")
 
 
 class Guest:
-    """A caller. It is a stranger until it has proved itself and said its rank."""
+    """A caller. It is a stranger until it has proved itself; then it says its rank."""
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
         self.came = time.monotonic()
-        self.rank = -1  # of a stranger
+        self.rank = -1  # until it has said it
 
 
 class Server(ABC):
     """A context manager. The methods that start with an underscore run on the server's thread."""
 
-    patience = 5.0  # seconds that a caller has until it has said its rank
+    patience = 5.0  # seconds that a caller has until it has proved itself
 
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
@@ -161,6 +162,12 @@ class Server(ABC):
     def _oldest(self) -> Guest:
         return next(iter(self._strangers))
 
+    def _superfluous(self) -> Guest:
+        """The stranger that goes for another one: the oldest that is silent. If all have said their
+        hello, any: the oldest would be one that is far away, as honest callers may be."""
+        silent = (guest for guest in self._strangers if not guest.session.greeted)
+        return next(silent, None) or random.choice([*self._strangers])
+
     def _listen(self) -> None:
         """Takes calls, or leaves them to the kernel for a moment."""
         accepts = self._resumes <= time.monotonic()
@@ -183,14 +190,14 @@ class Server(ABC):
             self._resumes = self._oldest().came + _LEAST
             if self._resumes > time.monotonic():
                 return
-            self._forget(self._oldest())
+            self._forget(self._superfluous())
         try:
             connection, _ = listener.accept()
         except OSError as reason:
             if reason.errno in _SHORT:
                 self._resumes = time.monotonic() + _PAUSE
                 if self._strangers:
-                    self._forget(self._oldest())
+                    self._forget(self._superfluous())
             return
         guest = Guest(not_inherited(connection), Session(self._secret, caller=False))
         try:
@@ -216,7 +223,11 @@ class Server(ABC):
                 data = guest.connection.recv(_CHUNK)
                 if not data:
                     raise EOFError
-                for message in guest.session.receive(data):
+                messages = guest.session.receive(data)
+                if guest.session.proved and guest in self._strangers:
+                    del self._strangers[guest]
+                    self._guests[guest] = None
+                for message in messages:
                     self._take(guest, message)
             self._flush(guest)
         except BlockingIOError:
@@ -225,17 +236,17 @@ class Server(ABC):
             self._hang_up(guest)
 
     def _take(self, guest: Guest, message: bytes) -> None:
-        if guest in self._guests:
+        if guest not in self._guests:
+            return  # an earlier message has ended its connection
+        if guest.rank >= 0:
             self._heard(guest, message)
-        elif guest in self._strangers:
-            if not message.isdigit() or len(message) > _LONGEST_RANK:
-                raise ValueError("no rank")
-            if not self._admits(int(message)):
-                raise ValueError("no rank of this job")
-            del self._strangers[guest]
-            guest.rank = int(message)
-            self._guests[guest] = None
-            self._came(guest)
+            return
+        if not message.isdigit() or len(message) > _LONGEST_RANK:
+            raise ValueError("no rank")
+        if not self._admits(int(message)):
+            raise ValueError("no rank of this job")
+        guest.rank = int(message)
+        self._came(guest)
 
     def _flush(self, guest: Guest) -> None:
         """Writes what the system takes; the rest when it takes more."""
@@ -253,7 +264,7 @@ class Server(ABC):
     def _hang_up(self, guest: Guest) -> None:
         known = guest in self._guests
         self._forget(guest)
-        if known:
+        if known and guest.rank >= 0:
             self._gone(guest)
 
     def _forget(self, guest: Guest) -> None:

@@ -61,6 +61,11 @@ class Session:
         if caller:
             self.outgoing += _HELLO + self._nonce
 
+    @property
+    def greeted(self) -> bool:
+        """True when the other end has said its hello."""
+        return self._both is not None
+
     def send(self, message: bytes) -> None:
         """Appends a message to `outgoing`."""
         assert self._both is not None

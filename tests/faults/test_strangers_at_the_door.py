@@ -27,6 +27,7 @@ from farandole.membership.words import Status, encode
 from farandole.start import line, server
 from farandole.start.line import reach
 from farandole.start.server import Guest
+from farandole.start.session import Session
 from harness.process import PATIENCE
 
 
@@ -232,6 +233,35 @@ def test_a_flood_of_silent_strangers(stack: ExitStack, monkeypatch: pytest.Monke
     strangers[0].settimeout(PATIENCE)
     assert strangers[0].recv(1) == b"", "the oldest had to go"
     assert fetch(place, door.key, 0) == b"work"
+
+
+def test_who_is_slow_is_served_before_who_is_silent(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is far away has said its hello, or has proved itself, when a flood comes: it does
+    not have to go for a silent caller."""
+    at_own_addresses(monkeypatch)
+    door = stack.enter_context(ResultServer(2, b"work", False))
+    key = bytes.fromhex(door.key)
+    proved = stack.enter_context(reach(f"127.0.0.1:{port_of(door.address)}", key))
+    (slow,) = silent(stack, door.address, 1)
+    session = Session(key, caller=True)
+    slow.settimeout(PATIENCE)
+    slow.sendall(session.outgoing)
+    session.outgoing.clear()
+    session.receive(slow.recv(1000))
+    strangers = silent(stack, door.address, 200)
+    strangers[0].settimeout(PATIENCE)
+    assert strangers[0].recv(1) == b"", "they have reached it: the oldest silent one had to go"
+    slow.sendall(session.outgoing)
+    session.outgoing.clear()
+    while not session.proved:
+        session.receive(slow.recv(1000))
+    session.send(b"1")
+    slow.sendall(session.outgoing)
+    assert session.receive(slow.recv(1000)) == [b"work"]
+    proved.send(b"0")
+    assert proved.receive(PATIENCE) == b"work"
 
 
 def test_a_silent_stranger_has_to_go(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

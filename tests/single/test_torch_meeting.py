@@ -28,6 +28,7 @@ from farandole.errors import LibraryError, StallError
 from farandole.start import bootstrap
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import job_secret, mac
+from farandole.start.server import listen_at
 from harness.process import Process
 
 LONG, SHORT = 60.0, 1.0  # seconds
@@ -331,6 +332,14 @@ def test_each_world_and_each_blob_has_its_own_key(
 
 
 SERVERS = ["nobody", "another job's", "of another secret", "no record", "a word of 1 MB"]
+ADDRESSES = {  # each of which ended init() by an error of Python's own, or not at all
+    "a port of words": "127.0.0.1:word",
+    "a large port": "127.0.0.1:" + "9" * 5000,
+    "no name of a host": f"a..b:9,{'x' * 70}:9",
+    "zero": "a\0b:9",
+    "an escape": "\x1b[2J:9",
+    "a lone surrogate": "\udcff:9",
+}
 
 
 @pytest.mark.usefixtures("hosts")
@@ -368,6 +377,47 @@ def test_a_stranger_names_another_server(
         assert not waiting[0].done(), "rank 0 of the other job waits still: nobody has joined it"
         waiting.append(ranks.submit(StoreBootstrap, other, 1, 2, LONG, b"another job"))
         exchange(ranks, met(waiting))
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("how", [*ADDRESSES, "deep"])
+def test_a_stranger_writes_what_is_no_address(
+    how: str, store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ranks say so, or that the other one is missing; no terminal obeys what they print."""
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
+    root = ranks.submit(StoreBootstrap, store, 0, 2, LONG)
+    inner = PrefixStore("farandole", store)
+    record = json.loads(inner.get("rank 0 of 2"))
+    text = "[" * 100_000 if how == "deep" else json.dumps([*record[:3], ADDRESSES.get(how)])
+    inner.set("rank 0 of 2", text)
+    victim = ranks.submit(StoreBootstrap, store, 1, 2, SHORT)
+    with pytest.raises((LibraryError, StallError)) as told:
+        victim.result(LONG)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 12_000
+    with pytest.raises(LibraryError, match="a stranger writes to torch"):
+        root.result(LONG / 2)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_stranger_names_many_silent_places(
+    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that a rank waits is the setting's, however many they are."""
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
+    name = f"@farandole-silent-{os.getpid()}"
+    inner = PrefixStore("farandole", store)
+    with listen_at(name) as stranger:
+        stranger.listen(1000)
+        address = ",".join([name] * 100) + ":9"
+        inner.set("rank 0 of 2", json.dumps(["far", "secret", job_of(store), address]))
+        victim = ranks.submit(StoreBootstrap, store, 1, 2, SHORT)
+        with pytest.raises(StallError, match=r"ranks \[0\] did not come .*it is silent"):
+            victim.result(LONG)
+        stranger.setblocking(False)
+        with stranger.accept()[0] as caller:
+            assert caller.recv(1000).startswith(b"farandole session"), "it has reached the place"
 
 
 def job_of(store: Store) -> str:
