@@ -37,6 +37,9 @@ ffi, lib = _load()
 os.register_at_fork(after_in_child=lib.farandole_forked)
 
 
+why_left = ""  # why this rank's part in the job has ended before shutdown(): see calls/part.py
+
+
 def text(pointer: Any) -> str:
     """A Python string from a C string."""
     return ffi.string(pointer).decode(errors="replace")  # type: ignore[no-any-return]
@@ -48,6 +51,8 @@ def error(code: int, what: str = "") -> Exception:
     `what`: the call that ended so, for failures of the whole job, which don't name it.
     """
     said = text(lib.farandole_error())
+    if why_left and code == lib.FARANDOLE_E_SHUTDOWN:
+        said = why_left
     if what and lib.farandole_broken():
         said = f"{what}: {said}"
     reason = from_code(code, said)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from math import prod
-from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -114,17 +113,12 @@ class _Working(Handle[list[T]]):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the work is done and returns the results, or raises its error."""
-        limit = self._timeout if timeout is None else timeout
-        deadline = None if limit is None else monotonic() + limit
-        with self._one_at_a_time(limit):
-            if self._numbers is not None:
-                left = None if deadline is None else max(0.0, deadline - monotonic())
-                if not self._finished.wait(left):
-                    raise stall(str(self._what), limit)
-                self._complete(self._numbers, self._failure)
-        results = super().wait()
+        results = super().wait(timeout)
         self._order()
         return results
+
+    def _outcome(self, _numbers: Any, limit: float | None) -> Exception | None:
+        return self._failure if self._finished.wait(limit) else stall(str(self._what), limit)
 
     def poll(self) -> bool:
         """Whether the work is done or failed, without waiting."""

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 from collections.abc import Iterable, Iterator
-from traceback import walk_tb
-from typing import Any
 
 
 class FarandoleError(RuntimeError):
@@ -76,18 +73,6 @@ _CLASSES: tuple[type[Exception], ...] = (
     ShutdownError,
     LibraryError,
 )
-
-
-def of_signal(reason: BaseException | None) -> BaseException | None:
-    """The exception of a signal handler that it comes from, if it does: then it says nothing of
-    what was interrupted."""
-    handlers: list[Any] = [*filter(callable, map(signal.getsignal, signal.valid_signals()))]
-    codes = {getattr(h, "__code__", getattr(type(h).__call__, "__code__", 0)) for h in handlers}
-    while reason is not None:
-        if any(frame.f_code in codes for frame, _ in walk_tb(reason.__traceback__)):
-            return reason
-        reason = reason.__cause__
-    return None
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
-from farandole.calls import leases, requests
+from farandole.calls import leases, part, requests
 from farandole.calls.handles import SLICE
 from farandole.config import without_effect
 from farandole.errors import RETRIED, FarandoleError, StallError
@@ -306,6 +306,7 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
     while True:  # in slices, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
         if code != lib.FARANDOLE_PENDING:
+            part.restart()
             break
         if time.monotonic() > deadline:
             raise StallError(
@@ -326,7 +327,7 @@ def _leave(
         if job is None:
             return
         prometheus.stop()
-        broken = bool(lib.farandole_broken())
+        broken = bool(lib.farandole_broken()) or part.has_ended()
         interrupt: BaseException | None = None
         try:
             requests.leave()

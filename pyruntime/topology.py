@@ -22,12 +22,32 @@ def is_initialized() -> bool:
         >>> hvd.is_initialized()
         True
     """
-    return bool(lib.farandole_where(ffi.new("farandole_topology*")) == lib.FARANDOLE_OK)
+    return _asked() is not None
+
+
+_kept: Any = None  # of a rank whose part in the job has ended, until shutdown()
+
+
+def keep() -> None:
+    """Keeps the answers while the core stops; only shutdown() ends them."""
+    global _kept
+    _kept = _asked()
+
+
+def forget() -> None:
+    """Undoes keep()."""
+    global _kept
+    _kept = None
+
+
+def _asked() -> Any:
+    topology = ffi.new("farandole_topology*")
+    return topology if lib.farandole_where(topology) == lib.FARANDOLE_OK else _kept
 
 
 def _where() -> Any:
-    topology = ffi.new("farandole_topology*")
-    if lib.farandole_where(topology) != lib.FARANDOLE_OK:
+    topology = _asked()
+    if topology is None:
         raise not_initialized()
     return topology
 

@@ -20,6 +20,7 @@ from farandole.arrays.buffers import check_apart
 from farandole.c10d import messages
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.work import Futures, GroupWork
+from farandole.calls import part
 from farandole.calls.handles import Handle, take, wait_until
 from farandole.calls.leases import in_flight
 from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
@@ -78,6 +79,9 @@ class FarandoleGroup(ProcessGroup):
             if not is_told(reason):
                 refuse(Call(op, process_set=number), reason)
             raise told(reason) from reason.__cause__
+        except BaseException as reason:
+            part.end(reason)
+            raise
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> GroupWork:
         call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)

@@ -18,7 +18,6 @@ from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedCall
-from farandole.errors import of_signal
 from farandole.torch import cuda
 from farandole.torch.strides import check_apart
 
@@ -80,9 +79,7 @@ class TorchKind(Kind):
             if in_place:
                 _tell_autograd(x)
             return x.data_ptr() or address_of(x), storage
-        except (RuntimeError, TypeError, ValueError) as reason:  # describe() raises the error
-            if of_signal(reason):
-                raise
+        except (RuntimeError, TypeError, ValueError):  # describe() raises the error
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
@@ -105,11 +102,8 @@ class TorchKind(Kind):
 
 def _tell_autograd(x: Tensor) -> None:
     """Counts a change in place, so that a backward pass through the old values raises."""
-    try:
+    with suppress(RuntimeError):  # a tensor of torch.inference_mode()
         torch.autograd.graph.increment_version(x)
-    except RuntimeError as reason:  # a tensor of torch.inference_mode()
-        if of_signal(reason):
-            raise
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
@@ -160,8 +154,6 @@ def address_of(x: Tensor) -> int:
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
     except (RuntimeError, ValueError) as reason:
-        if of_signal(reason):
-            raise
         raise TypeError(_without_memory(type_)) from reason
     count = x.numel()
     if count == 0:

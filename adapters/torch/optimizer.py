@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
+from farandole.calls import part
 from farandole.calls.arguments import check, factors_of
 from farandole.calls.requests import Scope
 from farandole.equality import Interval
@@ -232,6 +233,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _process_set: ProcessSet
     _passes: int
     _followed: list[Tensor]  # the parameters that were in the groups last
+    _in_closure: bool  # the user's closure runs, or has failed
 
     def _reduces(self) -> bool:
         """Whether its copies would need other ranks, too."""
@@ -248,6 +250,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         self._follow()
         if timeout is not None and callable(closure):
             raise ValueError("timeout does not work with a closure; synchronize() takes one")
+        self._in_closure = False
         if reducer is not None:
             reducer.check_own()
             if callable(closure):
@@ -268,14 +271,22 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     del _mark
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, on gradients that are reduced."""
-        return (self._inner_step or super().step)(*args, **kwargs)
+        """The optimizer's own step, on gradients that are reduced. After an exception nobody can
+        tell which parameters it has changed, so that ends this rank's part in the job."""
+        try:
+            return (self._inner_step or super().step)(*args, **kwargs)
+        except BaseException as reason:
+            if self._reduces() and not self._in_closure:
+                part.end(reason)
+            raise
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """`closure`, after which what its passes have only accumulated is reduced."""
 
         def call() -> Any:
+            self._in_closure = True  # its own exceptions end nothing
             loss = closure()
+            self._in_closure = False
             if self._reducer is not None:
                 self._reducer.synchronize(at_step=True)
             return loss
@@ -286,9 +297,8 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         """Reduces the gradients of all parameters, in `.grad`, if the last pass has not.
 
         Collective: in the place of a backward pass that this rank leaves out, or on all ranks after
-        passes that only accumulate. After a signal, or an exception in a backward pass, it ends
-        what is under way, as step() does; zero_grad() gives that up. Raises StallError after
-        `timeout` seconds, naming gradients and missing ranks; it may be called again then.
+        passes that only accumulate. Raises StallError after `timeout` seconds, naming gradients and
+        missing ranks; it may be called again then.
         """
         if self._reducer is not None:
             self._reducer.synchronize(timeout)
@@ -320,8 +330,8 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Resets the gradients, as torch's method does. Gives up what an exception in a backward
-        pass has left unfinished; the other ranks get an error about that."""
+        """Resets the gradients, as torch's method does. Raises FarandoleError, and ends this rank's
+        part in the job, if they are being reduced."""
         if self._reducer is not None:
             self._reducer.reset()
         self._follow()

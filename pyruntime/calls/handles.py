@@ -5,20 +5,17 @@ thread may use them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
-
-import _cffi_backend  # type: ignore[import-untyped]
 
 from farandole._library import error, ffi, lib
 from farandole.arrays.buffers import Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Shape
-from farandole.calls import leases
+from farandole.calls import leases, part
 from farandole.calls.leases import numbers_of
-from farandole.errors import ShutdownError, StallError, of_signal
+from farandole.errors import ShutdownError, StallError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,7 +24,6 @@ _ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
-_owned = _cffi_backend.gcp  # as ffi.gc, but in C: a signal is not heard within it
 _end_one, _lost = leases.end_one, leases.lost
 _making_locks = threading.RLock()  # of handles
 
@@ -69,31 +65,45 @@ class Handle(Generic[T]):
         """Blocks until done and returns the result.
 
         Raises the error that the work ended with, or StallError after `timeout` seconds; after a
-        StallError the work goes on and may be waited for again.
+        StallError the work goes on and may be waited for again. Ctrl-C ends this rank's part in
+        the job.
         """
         limit = self._timeout if timeout is None else timeout
-        with self._one_at_a_time(limit):
-            numbers = self._numbers
-            if numbers is not None:
-                self._complete(numbers, self._lost() or _block(numbers, limit, str(self._what)))
+        try:
+            late = self._settle(limit)
+        except BaseException as reason:
+            part.end(reason)
+            raise
+        if late is not None:
+            raise late
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
 
-    @contextmanager
-    def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
-        """Threads that wait for one handle take turns; the first releases the core's handle."""
+    def _settle(self, limit: float | None) -> Exception | None:
+        """Waits, one thread at a time, and keeps the outcome; returns the error if time is up.
+        Raises nothing but what a signal handler does."""
         lock = self._lock
         if lock is None:
             with _making_locks:
                 lock = self._lock = self._lock or threading.RLock()
-        try:  # a signal handler may raise as soon as the lock is taken
+        try:
             if not lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
-                raise stall(str(self._what), limit)
-            yield
-        finally:
+                return stall(str(self._what), limit)
+            numbers = self._numbers
+            if numbers is not None:
+                failure = self._lost() or self._outcome(numbers, limit)
+                if getattr(failure, "under_way", False):
+                    return failure
+                self._complete(numbers, failure)
+        finally:  # Ctrl-C may come as soon as the lock is taken
             if lock._is_owned():
                 lock.release()
+        return None
+
+    def _outcome(self, numbers: Any, limit: float | None) -> Exception | None:
+        """Waits; returns the error of the call, or of the wait if time is up."""
+        return _block(numbers, limit, str(self._what))
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
         """This handle, its result passed through `change`. Only before any wait."""
@@ -127,8 +137,6 @@ class Handle(Generic[T]):
             try:
                 self._value = self._collect(numbers)
             except Exception as reason:  # a result can be taken only once
-                if of_signal(reason):
-                    raise
                 failure = reason
         self._error = failure
         self._numbers = self._collect = None  # before the end: a second wait finds the result
@@ -169,16 +177,20 @@ class OneHandle(Handle[T]):
         numbers = self._numbers
         plain = timeout is None and self._timeout is None and self._collect is None
         mine = plain and numbers is not None
-        if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
-            self._numbers = None
-            _end_one(numbers[0], None)
-            return self._value
+        try:
+            if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
+                self._numbers = None
+                _end_one(numbers[0], None)
+                return self._value
+        except BaseException as reason:
+            part.end(reason)
+            raise
         return super().wait(timeout)
 
     def _complete(self, numbers: Any, failure: Exception | None) -> None:
         """Keeps the result or the error. If the core's handle was released, the call has succeeded.
 
-        Another thread's wait() releases it, or one that a signal handler interrupted.
+        Another thread's wait() releases it.
         """
         here = failure is not None and not _lost(numbers)
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
@@ -188,10 +200,10 @@ class OneHandle(Handle[T]):
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
-    """Waits for all; returns None or the error of one. Raises StallError when time is up."""
+    """Waits for all; returns None, the error of one, or a StallError when time is up."""
     code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
-        raise stall(what, timeout, explanation(numbers))
+        return stall(what, timeout, explanation(numbers))
     return None if code == _OK else error(code, what)
 
 
@@ -220,19 +232,24 @@ def wait_until(handles: Any, deadline: float | None) -> int:
     """Waits for core handles until `deadline` of time.monotonic(); None: no limit.
 
     It waits in slices, so that Python handles signals. Returns the core's code: FARANDOLE_OK,
-    FARANDOLE_PENDING if time is up, or a failure's, for farandole._library.error(). Never raises.
+    FARANDOLE_PENDING if time is up, or a failure's, for farandole._library.error(). What a signal
+    handler raises ends this rank's part in the job.
     """
     count = len(handles)
     if count == 0:  # an empty group
         return int(_OK)
     numbers = numbers_of(handles)
     wait = SLICE
-    while True:
-        if deadline is not None:
-            wait = max(0.0, min(SLICE, deadline - monotonic()))
-        code = int(lib.farandole_wait(numbers, count, wait))
-        if code != _PENDING or (deadline is not None and monotonic() >= deadline):
-            return code
+    try:
+        while True:
+            if deadline is not None:
+                wait = max(0.0, min(SLICE, deadline - monotonic()))
+            code = int(lib.farandole_wait(numbers, count, wait))
+            if code != _PENDING or (deadline is not None and monotonic() >= deadline):
+                return code
+    except BaseException as reason:
+        part.end(reason)
+        raise
 
 
 def done_within(handle: Handle[Any], seconds: float) -> bool:
@@ -277,10 +294,8 @@ def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, 
     if buffer.device >= 0:
         pointer = _nonzero(lib.farandole_take(number))
         return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
-    taken = leases.taken(number)
-    if not taken:  # in one step for signal handlers, whose exceptions could lose the pointer
-        taken.extend(map(_owned, map(lib.farandole_take, (number,)), (lib.farandole_free,)))
-    return Memory(_nonzero(taken[0]), buffer.dtype, shape), received
+    pointer = ffi.gc(_nonzero(lib.farandole_take(number)), lib.farandole_free)
+    return Memory(pointer, buffer.dtype, shape), received
 
 
 def _nonzero(pointer: Any) -> Any:

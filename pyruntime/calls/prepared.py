@@ -13,6 +13,7 @@ from typing import Any
 from farandole._library import is_of_core
 from farandole.arrays.buffers import EMPTY, Buffer
 from farandole.arrays.kinds import kind_of
+from farandole.calls import part
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend
@@ -72,7 +73,10 @@ def again(
     except Exception as reason:
         if is_of_core(reason):  # the core has reported a wrong submission to the peers
             raise told(reason) from None
-        raise  # a signal handler's, perhaps after the core took the call: never twice
+        raise  # the core may have taken the call: never twice
+    except BaseException as reason:
+        part.end(reason)
+        raise
 
 
 def remember(
@@ -173,7 +177,7 @@ class RepeatedCall:
             begin_unnamed(self._call)
         if device is not None:
             stream = partial(kind.stream, array)
-            number = lend(call.start_on, pointer, output, memory, None, stream())
+            number = lend(call.start_on, pointer, output, memory, stream())
             return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
         number = lend(call.start, pointer, output, memory)
         return OneHandle(number, result, self._call, self._timeout)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from farandole.calls import part
 from farandole.calls.arguments import ARGUMENTS, shown, wrong
 from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
@@ -49,6 +50,9 @@ def collective(
                 return function(*args, **kwargs)
             except Exception as reason:
                 raise checks.told(reason, args, kwargs) from reason.__cause__
+            except BaseException as reason:
+                part.end(reason)
+                raise
 
         call._checks = checks  # type: ignore[attr-defined]
         call.__doc__ = checks.documented(function)
@@ -81,9 +85,17 @@ def collective_then(
                 meet = prepare(*args, **kwargs)
             except Exception as reason:
                 raise checks.told(reason, args, kwargs) from reason.__cause__
+            except BaseException as reason:
+                part.end(reason)
+                raise
             begun = begin(2)
             try:
                 return meet()
+            except Exception:
+                raise
+            except BaseException as reason:
+                part.end(reason)
+                raise
             finally:
                 if begun:
                     end(begun, None)

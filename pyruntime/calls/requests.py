@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from farandole._library import check_count, ffi, lib
@@ -308,12 +307,14 @@ def refuse(call: Call, reason: Exception, ranks: Sequence[int] = ()) -> None:
 def refuse_all(
     calls: Sequence[Call],
     reason: Exception,
-    into: list[int] | None = None,
     ranks: Sequence[int] = (),
 ) -> None:
-    """Tells the peers of each call that this rank cannot take part, and why. `into` gets a number
-    for each, all at once: no signal is heard between two. `ranks`: as in refuse()."""
-    own, keep, asked = threading.current_thread(), list[Any](), list[Any]()
+    """Tells the peers of each call that this rank cannot take part, and why. `ranks`: as in
+    refuse()."""
+    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
+    codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
+    code = next(codes, lib.FARANDOLE_E_ARGUMENT)
+    own, keep = threading.current_thread(), list[Any]()
     for call in calls:
         if (
             call.name is None
@@ -321,14 +322,10 @@ def refuse_all(
             and _callers.get(call.process_set, own) != own
         ):
             continue  # this thread's calls have no place in the order
-        asked.append(request := _new("farandole_request*"))
+        request = _new("farandole_request*")
         _fill(request, call, Buffer(0, 0, tuple(ranks), None), 0, call.name, keep)
         request.group = request.name if call.by_members else _NULL
-    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
-    codes = [code for kind, code in _REFUSALS if isinstance(reason, kind)]
-    code = codes[0] if codes else lib.FARANDOLE_E_ARGUMENT  # no generator: a signal may end one
-    refusals = map(lib.farandole_refuse, asked, repeat(code), repeat(text))
-    ([] if into is None else into).extend(refusals)
+        lib.farandole_refuse(request, code, text)
 
 
 class PreparedCall:
@@ -376,16 +373,16 @@ class PreparedCall:
             lib.farandole_submit_prepared_on, self.number
         )
 
-    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
+    def submit(self, input: int, output: int, memory: object) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.
 
-        `memory` is what they point into, kept until the core is done with it; `made` as in lend().
-        After a wait the caller ends the handle by farandole.calls.leases.
+        `memory` is what they point into, kept until the core is done with it. After a wait the
+        caller ends the handle by farandole.calls.leases.
         """
         if self.current is None:
-            return lend(self.start, input, output, memory, made)
+            return lend(self.start, input, output, memory)
         self.stream = stream = self.current()
-        return lend(self.start_on, input, output, memory, made, stream)
+        return lend(self.start_on, input, output, memory, stream)
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
         """Forgets the call, as the end of this object does."""

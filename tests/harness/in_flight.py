@@ -7,13 +7,11 @@ Canaries then take the memory that was freed: nobody may write to them.
 from __future__ import annotations
 
 import gc
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from mpi4py import MPI
 
@@ -54,24 +52,3 @@ def finish(call: Callable[[], Any]) -> None:
         call()
     fd.barrier()
     assert float(fd.allreduce(np.array([mine()]), op=fd.Sum, name="after")[0]) == everyones()
-
-
-class Interrupted(Exception):
-    pass
-
-
-def raise_interrupted(_signal: int, _frame: object) -> None:
-    raise Interrupted
-
-
-@contextmanager
-def soon_interrupted() -> Iterator[None]:
-    """A signal whose handler raises comes while this thread waits."""
-    before = signal.signal(signal.SIGALRM, raise_interrupted)
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-    try:
-        with pytest.raises(Interrupted):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -15,7 +15,7 @@ from torch import Tensor
 import farandole as fd
 import farandole.torch as hvd
 from farandole.calls import leases
-from harness.in_flight import SIZE, canaries, everyones, finish, late, mine, soon_interrupted
+from harness.in_flight import SIZE, canaries, everyones, finish, late, mine
 
 pytestmark = pytest.mark.ranks(2, 4)
 
@@ -53,21 +53,6 @@ def test_a_wait_that_times_out(calls_before: int) -> None:
     if not late():
         with pytest.raises(fd.StallError):
             run(0.01)
-    with canaries():
-        finish(run)
-
-
-@pytest.mark.parametrize("calls_before", [0, 2])
-def test_a_wait_that_a_signal_ends(calls_before: int) -> None:
-    def run() -> Tensor:
-        name = f"interrupted {calls_before}"
-        return hvd.allreduce(torch.full((SIZE,), mine()), name=name, op=hvd.Sum)
-
-    for _ in range(calls_before):
-        run()
-    if not late():
-        with soon_interrupted():
-            run()
     with canaries():
         finish(run)
 

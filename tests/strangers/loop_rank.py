@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,11 @@ import torch
 
 import farandole as fd
 import farandole.torch as hvd
-from strangers.interrupts import TIMEOUT, interrupted_soon
 from strangers.loop_reference import State
 from strangers.loops import CLIP, Loop, Net, batch, loss_of, plain_optimizer, steps
 from strangers.memory import Canaries
 from strangers.program import Tensor
-from strangers.stage import Stage
+from strangers.stage import TIMEOUT, Stage
 
 __all__ = ["LoopRunner"]
 
@@ -95,21 +94,6 @@ class LoopRunner:
             stack.enter_context(self._stage.blocked())
             loss_of(self._net, x, own, form).backward()
 
-    def _fail(self) -> None:
-        """A pass that ends in its midst, on all ranks, and is dropped."""
-
-        def fail(_grad: torch.Tensor) -> None:
-            raise Mistake
-
-        net, x = self._net, batch(self._rank, 78)
-        hidden: Any = torch.tanh(net.first(x))
-        hidden.register_hook(fail)
-        try:
-            with self._stage.blocked():  # until what an earlier pass has sent is settled everywhere
-                (net.second(hidden).sum() + net.head(hidden).sum()).backward()
-        except Mistake:
-            self._zero("optimizer_none")
-
     def _zero(self, form: str) -> None:
         for whose in self._optimizers if form.startswith("optimizer") else [self._net]:
             whose.zero_grad(set_to_none=form.endswith("none"))
@@ -119,19 +103,16 @@ class LoopRunner:
         if form.startswith("timeout") and own:
             self._lose_patience(gives_up=form == "timeout_drop")
         else:
-            self._whole_step(form, own)
+            self._whole_step(form)
         if form == "timeout_drop":
             self._rebuild(True)
         else:
             self._tell()
 
-    def _whole_step(self, form: str, own: bool) -> None:
+    def _whole_step(self, form: str) -> None:
         with self._stage.blocked():
-            if form == "interrupt":
-                self._interrupted(own)
-            if form in ("clip", "interrupt"):
-                self._synchronize()
             if form == "clip":
+                self._synchronize()
                 torch.nn.utils.clip_grad_norm_(self._net.parameters(), CLIP)
             elif form == "clip_own":
                 self._optimizers[0].clip_grad_norm_(CLIP)
@@ -159,10 +140,6 @@ class LoopRunner:
                     continue  # the others wait for all optimizers' gradients
                 with self._stage.blocked():
                     optimizer.step()
-
-    def _interrupted(self, own: bool) -> None:
-        with suppress(KeyboardInterrupt), interrupted_soon() if own else nullcontext():
-            self._synchronize()
 
     def _raise(self, then: str) -> None:
         try:

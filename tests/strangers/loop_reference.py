@@ -53,7 +53,7 @@ class _Model:
                 self._zero(arguments[0])
             elif word == "step":
                 self._step(arguments[0])
-            elif word == "fail" or (word, arguments[:1]) == ("raise", ["zero"]):
+            elif (word, arguments[:1]) == ("raise", ["zero"]):
                 self._zero("optimizer_none")
             elif word == "rebuild" or (word, arguments[:1]) == ("raise", ["drop"]):
                 self._build()

@@ -18,9 +18,9 @@ CLIP = 0.1  # the norm that gradients are clipped to
 # What STRANGERS_WITHOUT may name: moves and their forms.
 FEATURES = (
     *("backward", "backward:penalty", "backward:query", "backward:again", "backward:hold"),
-    *("backward:unused", "fail", "zero:optimizer_none", "zero:optimizer_zero", "zero:model_none"),
+    *("backward:unused", "zero:optimizer_none", "zero:optimizer_zero", "zero:model_none"),
     *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
-    *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
+    *("step:timeout", "step:timeout_drop", "raise", "rebuild", "copy"),
     *("loop:late", "loop:memory", "broadcast", "edit", "views", "passes", "op:Sum"),
     *("op:Min", "groups", "kind:split", "kind:compressed"),
     *("table:rows", "table:dense"),
@@ -167,7 +167,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             arguments = ["plain", arguments[1]]
         if word == "step" and loop.sparse and arguments[0] == "timeout_drop":
             arguments = ["timeout", arguments[1]]
-        if word in ("backward", "fail") and reduced and not loop.linear:
+        if word == "backward" and reduced and not loop.linear:
             continue
         if word == "backward":
             if loop.op == "Min":  # of what each rank has: none of it missing
@@ -181,7 +181,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             if arrived and reduced and not loop.linear:
                 continue
             arrived, counted, reduced = 0, 0, True
-        elif word in ("step", "zero", "fail", "rebuild") or arguments[:1] in _ENDS:
+        elif word in ("step", "zero", "rebuild") or arguments[:1] in _ENDS:
             if word == "zero" and (arrived or not loop.linear):  # the model's counts no passes anew
                 arguments = [arguments[0].replace("model", "optimizer")]
             arrived, counted, reduced = 0, 0, False

@@ -14,10 +14,7 @@ from strangers.program import IN_PLACE, MOST_RANKS, SPLIT, Program, Tensor
 
 __all__ = ["Call", "Plan", "plan"]
 
-_LOST = (
-    *("drop", "forget", "raise", "timeout_drop", "blocking_timeout"),
-    *("interrupt_drop", "blocking_interrupt"),
-)
+_LOST = ("drop", "forget", "raise", "timeout_drop", "blocking_timeout")
 _FAILS = "fails"  # the fate of a call that all ranks must refuse
 
 

@@ -47,9 +47,6 @@ FATES = (
     "timeout_again",
     "timeout_drop",
     "blocking_timeout",  # whose handle nobody has when it raises
-    "interrupt_again",  # Ctrl-C while it waits
-    "interrupt_drop",
-    "blocking_interrupt",
     "data",  # torch: .data is replaced in flight
     "free",  # the arrays are deleted in flight, the handle is waited for
 )

@@ -9,10 +9,9 @@ from typing import Any
 
 import farandole as fd
 from strangers.arrays import bare, changed, make, refill, spoil
-from strangers.interrupts import TIMEOUT, interrupted_once_submitted, interrupted_soon
 from strangers.memory import Canaries
 from strangers.plan import Call, Plan
-from strangers.stage import Stage
+from strangers.stage import TIMEOUT, Stage
 from strangers.submission import block, submit
 
 __all__ = ["CallRunner", "calibrate"]
@@ -113,14 +112,6 @@ class CallRunner:
                 self._value(call, handle.wait(timeout=TIMEOUT), arrays)
             except fd.StallError:
                 self._again(call, handle, arrays, fate)
-        elif fate.startswith("interrupt"):
-            try:
-                with interrupted_soon():
-                    result = handle.wait()
-            except KeyboardInterrupt:
-                self._again(call, handle, arrays, fate)
-            else:
-                self._value(call, result, arrays)
         elif fate == "free":
             arrays.clear()
             gc.collect()
@@ -143,15 +134,12 @@ class CallRunner:
 
     def _blocking(self, call: Call, process_set: Any, arrays: list[Any], fate: str) -> None:
         try:
-            if fate == "blocking_interrupt":
-                with interrupted_once_submitted():
-                    result = block(call, self._rank, process_set, arrays)
-            elif fate == "blocking_timeout":
+            if fate == "blocking_timeout":
                 result = block(call, self._rank, process_set, arrays, TIMEOUT)
             else:
                 with self._stage.blocked():
                     result = block(call, self._rank, process_set, arrays)
-        except (KeyboardInterrupt, fd.StallError):
+        except fd.StallError:
             if fate == "blocking":
                 raise
             self._leave(call, arrays)

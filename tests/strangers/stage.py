@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import mmap
 
-__all__ = ["Stage"]
+__all__ = ["TIMEOUT", "Stage"]
 
+TIMEOUT = 0.004  # seconds, of a wait that may end before its call
 _RUNS, _WAITS, _LATE, _DONE = range(4)
 _PATIENCE = 3.0  # seconds; the others may be busy, not stuck
 

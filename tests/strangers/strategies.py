@@ -149,14 +149,13 @@ def _loop_moves(without: frozenset[str]) -> Strategy:
     hold = st.just(False) if "hold" in backward else st.sampled_from([False, False, True])
     forms = _picked(["plain", "plain", "plain", "penalty", "query", "again"], backward)
     zero = ["optimizer_none", "optimizer_zero", "model_none", "model_zero"]
-    step = ["plain"] * 3 + ["clip", "clip_own", "closure", "timeout", "timeout_drop", "interrupt"]
+    step = ["plain"] * 3 + ["clip", "clip_own", "closure", "timeout", "timeout_drop"]
     after = st.sampled_from(["zero", "go_on", "drop"])
     flag: Callable[[], Strategy] = st.booleans
     moves: dict[str, tuple[int, Strategy]] = {
         "backward": (6, _move("backward", used, hold, forms)),
         "step": (3, _move("step", _picked(step, _less("step:", without)), _FLAGS)),
         "zero": (3, _move("zero", _picked(zero, _less("zero:", without)))),
-        "fail": (1, _move("fail")),
         "raise": (1, _move("raise", after)),
         "rebuild": (1, _move("rebuild", flag())),
         "copy": (1, _move("copy")),

@@ -92,14 +92,12 @@ def _become(
 def _serve(connection: Connection, rank: int, ranks: int, shared: Any) -> None:
     """Programs, one after another; each in a job of its own."""
     import farandole as fd
-    from strangers import interrupts
     from strangers.loop_rank import LoopRunner
     from strangers.loops import Loop
     from strangers.plan import plan
     from strangers.rank import CallRunner, calibrate
     from strangers.stage import Stage
 
-    interrupts.install()
     stage = Stage(shared, rank, ranks)
     fd.init()
     calibrate()

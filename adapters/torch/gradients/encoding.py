@@ -62,8 +62,8 @@ class Encoding:
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0
-        # (input address, output address, what keeps them alive, `made` of lend()) -> handle
-        self.submit: Callable[[int, int, object, list[int]], int]
+        # (input address, output address, what keeps them alive) -> handle
+        self.submit: Callable[[int, int, object], int]
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
         """The Rows to use from now on; closes the prepared call."""

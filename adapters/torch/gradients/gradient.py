@@ -146,12 +146,7 @@ class Gradient:
         self._submit(address_of(sent), encoded, (encoded.untyped_storage(), sent.untyped_storage()))
 
     def _submit(self, input: int, output: Tensor, memory: object) -> None:
-        made: list[int] = []
-        try:
-            self.encoding.submit(input, address_of(output), memory, made)
-        finally:  # a signal handler's exception loses no handle: step() goes on from here
-            if made and made[0] > 0:
-                self.handle = made[0]
+        self.handle = self.encoding.submit(input, address_of(output), memory)
 
     def wanted(self) -> bool:
         """Whether rounds must include it, with data or without."""

@@ -18,18 +18,17 @@ from weakref import WeakSet, WeakValueDictionary, ref
 import torch
 from torch import Tensor
 
-from farandole.calls import leases, requests
+from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import Equality
-from farandole.errors import MismatchError, of_signal
+from farandole.errors import FarandoleError
 from farandole.ops import Average, Sum
-from farandole.topology import rank
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
-from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState
+from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState, no_pass
 from farandole.torch.models import REMEDIES, model_of
 from farandole.torch.strides import like_gradient
 
@@ -86,6 +85,11 @@ class Pass:
     def __init__(self) -> None:
         self._reducers: dict[Reducer, None] = {}
 
+    def __del__(self) -> None:
+        """An exception has ended the pass if rounds are left."""
+        for reducer in self._reducers:
+            reducer.broken_off(self)
+
     def add(self, reducer: Reducer) -> ref[Pass]:
         """Lets the reducer take part in its end."""
         self._reducers[reducer] = None
@@ -97,14 +101,21 @@ class Pass:
         node = _node()
         if node is None:
             reducers = sorted(self._reducers, key=attrgetter("serial"))
+            self._reducers = {}
             new = [r for r in reducers if r.now.closing and not r.has_name]
             for reducer in new:
                 reducer.choose_name(len(new))
-            for reducer in reducers:
-                reducer.end_pass()
-            for reducer in reducers:
-                if reducer.now.open:
-                    reducer.synchronize()
+            try:
+                for reducer in reducers:
+                    reducer.end_pass()
+                for reducer in reducers:
+                    if reducer.now.open:
+                        reducer.synchronize()
+            except Exception as reason:  # the other rounds of the pass end with it
+                for reducer in reducers:
+                    if reducer.now.open:
+                        reducer.refuse(reason)
+                raise
             return
         behind = [n for n, _ in node.next_functions if n is not None]
         for hooks in [n.register_prehook for n in behind] or [node.register_hook]:
@@ -117,6 +128,7 @@ class Pass:
             if around is not self:
                 for reducer in self._reducers:
                     reducer.now.inside = around.add(reducer)
+                self._reducers = {}
 
         hook = register(call)
 
@@ -209,10 +221,14 @@ class Reducer:
             gradient.unhook()
             if _newest.get(id(gradient.parameter)) is gradient:
                 del _newest[id(gradient.parameter)]
-        self.give_up(why)
+        if self.now.open:
+            if self.consensus.handles is None:  # the others wait for what this rank does not send
+                part.end(self._unfinished(why))
+            self.abandon()
 
     def check_own(self) -> None:
         """Raises RuntimeError if another optimizer has a parameter too."""
+        part.check()
         if self.taken:
             raise RuntimeError(
                 f"{self.consensus.scope}: {self.taken} is in a newer DistributedOptimizer too, and "
@@ -255,7 +271,7 @@ class Reducer:
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
-        self.now.inside = lambda: None
+        self.now.inside = no_pass
         if self.now.closing:
             self.close(at_step=False)
 
@@ -296,40 +312,31 @@ class Reducer:
         """Those that are in the round."""
         return [g for g in self.gradients if g.handle is not None]
 
-    def refuse(self, reason: Exception, whose: str = "") -> BaseException:
+    def refuse(self, reason: Exception, whose: str = "") -> Exception:
         """Ends the round on all ranks, since this one can't go on. Returns the error, which names
-        the gradient. After a signal handler's exception, which it returns, the round goes on.
+        the gradient.
 
         Every rank sends or refuses every gradient of a round that fails: so none waits for another,
         and all names are free for the next round. A group is completed without data.
         """
-        now = self.now
-        if handlers := of_signal(reason):
-            return handlers
         if whose:
             with suppress(TypeError):  # a class whose exceptions take other arguments
                 reason = type(reason)(f"the gradient of {whose}: {reason}")
-        if not now.refused:
-            for gradient in self.gradients:
-                if gradient.handle is None and gradient.encoding.grouped:
-                    try:
-                        gradient.send_nothing()
-                    except Exception as other:  # it is refused, too
-                        if of_signal(other):
-                            raise
-            calls = [] if now.made else [self.consensus.call]
-            calls += [g.encoding.call for g in self.gradients if g.handle is None]
-            requests.refuse_all(calls, reason, now.refused)
+        for gradient in self.gradients:
+            if gradient.handle is None and gradient.encoding.grouped:
+                with suppress(Exception):  # it is refused, too
+                    gradient.send_nothing()
+        calls = [self.consensus.call] if self.consensus.handles is None else []
+        calls += [g.encoding.call for g in self.gradients if g.handle is None]
+        requests.refuse_all(calls, reason)
         self.abandon()
         return reason
 
     def close(self, at_step: bool) -> None:
         """Sends the rest of the round and submits the consensus; does not wait.
 
-        `at_step`: step() does it, unless it ends a pass that an exception has left open.
+        `at_step`: step() does it.
         """
-        if self.now.refused:  # a signal came before it was given up
-            self.abandon()
         now, process_set = self.now, self.settings.process_set
         if self.consensus.handles is not None:
             return
@@ -353,7 +360,7 @@ class Reducer:
         equal = int(now.at_step), steps, len(sent), self.named
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
         state = RoundState(int(now.late), now.sparse, *equal, model)
-        self.consensus.close(state, now.made, sent)
+        self.consensus.close(state, sent)
         now.sending = now.closing = False
         self.named = 0
 
@@ -361,26 +368,37 @@ class Reducer:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
         Nothing is done if nothing has arrived since the last time; `at_step`: step() does it. One
-        thread at a time. Raises StallError after `timeout` seconds. Then, and after a signal
-        handler's exception, the round stays as it is: this may be called again.
+        thread at a time. Raises StallError after `timeout` seconds; it may be called again then.
         """
         limit = Limit.of(timeout)
         with self.lock:
             self.check_own()
-            while not self.passes.complete:
-                self.close(at_step)
-                self._finish(limit)
+            if self.now.is_broken_off:
+                self.give_up("an exception has ended its backward pass")
+            try:
+                while not self.passes.complete:
+                    self.close(at_step)
+                    self._finish(limit)
+            except Exception:
+                raise
+            except BaseException as reason:
+                part.end(reason)
+                raise
 
     def _finish(self, limit: Limit) -> None:
         now, consensus, sent = self.now, self.consensus, self.sent
-        heard = consensus.hear(now.made, limit, sent)
+        heard = consensus.hear(limit, sent)
         if isinstance(heard, Exception):
             raise self.refuse(heard)
         if heard.model and not consensus.compared:
             equal = consensus.equal_models
             self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
             consensus.compared = True  # this may be called again
-        self._wait(limit, sent)
+        if failure := consensus.wait(consensus.handles, limit, sent):
+            self.abandon()
+            raise failure
+        if cuda.device >= 0:
+            cuda.join([g.handle for g in sent if g.handle is not None], sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()
             raise ValueError(
@@ -396,7 +414,6 @@ class Reducer:
             g.encoding = g.encoding.rows(like_gradient(g.parameter), heard.sparse & 0xFF)
         passes, following = self.passes, Round(self, now.at_step, again=not final)
         handles = consensus.handles
-        # No calls from here on, so no signal is heard until the round has ended.
         self.now = following
         consensus.handles = None
         if final:
@@ -411,53 +428,51 @@ class Reducer:
     def _deliver(self, final: bool, sent: list[Gradient]) -> str | None:
         if not self.now.again:
             plain = [g for g in sent if g.encoded is None and g.handle is not None]
-            try:
+            with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
                     gradient.handle = gradient.grad = None
-            except RuntimeError as reason:  # a parameter's form has changed: one by one, then
-                if of_signal(reason):
-                    raise
         texts = [g.deliver(final) for g in sent if g.handle is not None]
         return next((text for text in texts if text), None)
-
-    def _wait(self, limit: Limit, sent: list[Gradient]) -> None:
-        """Waits for the gradients."""
-        failure = self.consensus.wait(self.consensus.handles, limit, sent)
-        if failure is None and cuda.device >= 0:
-            cuda.join([g.handle for g in sent if g.handle is not None], sent)
-        if failure is not None:
-            self.abandon()
-            raise failure
 
     # ---- between passes
 
     def give_up(self, why: str) -> None:
-        """Ends a round that an exception has left open; the peers' calls get an error."""
-        if not self.now.open:
-            if not self.now.closing:
-                return
-            self.begin()
-        text = f"{self.consensus.scope}: rank {rank()} has given up its backward pass: {why}"
-        reason = MismatchError(f"{text} before step() or synchronize() could end it")
-        self.refuse(reason)
+        """Ends this rank's part in the job if a round is open: nobody can end it any more."""
+        if self.now.open:
+            part.check()
+            reason = self._unfinished(why)
+            part.end(reason)
+            raise reason
+
+    def broken_off(self, by: Pass) -> None:
+        """To be called when an exception has ended a pass: as give_up(), in a moment."""
+        now, world = self.now, requests.world()
+        if now.open and now.inside is not no_pass and now.inside() in (by, None):
+            part.end_soon(
+                self._unfinished("an exception has ended its backward pass"),
+                lambda: self.now is now and requests.world() == world,
+            )
+
+    def _unfinished(self, why: str) -> FarandoleError:
+        return FarandoleError(f"{self.consensus.scope} leaves gradients under way: {why}")
 
     def abandon(self) -> None:
         """Ends the round without results: leaves all handles under way to leases, and to the next
         round, which waits for them, as all ranks complete or refuse them."""
-        numbers = [*(g.handle or 0 for g in self.sent), *self.now.made]
+        handles = self.consensus.handles
+        numbers = [g.handle or 0 for g in self.sent] if handles is None else [*handles]
         leases.drop(numbers)
         self.consensus.unfinished += numbers
         for gradient in self.gradients:
             gradient.lose()
         self.passes.restart(self.passes.reduced)
         self.named = 0
-        following = Round(self)
-        self.now = following  # last: a signal before it repeats all this
+        self.now = Round(self)
         self.consensus.handles = None
 
     def reset(self) -> None:
-        """For zero_grad(): gives up what is under way, and restarts the counts."""
+        """For zero_grad(): restarts the counts."""
         self.give_up("zero_grad() was called")
         for gradient in self.gradients:
             gradient.base = None

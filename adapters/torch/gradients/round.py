@@ -5,9 +5,7 @@ ranks that ends it. For the Reducer and its Gradients, on the threads that send 
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress, repeat
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +38,10 @@ _number_of = attrgetter("_cdata")
 _ALONE = 2  # references to a storage that one tensor uses: the tensor's, and the caller's
 
 
+def no_pass() -> None:
+    """Round.inside of a round that belongs to no pass, or to one that has ended."""
+
+
 class Round:
     """What a backward pass, or step() in its place, has under way. Gradients that arrive together
     are sent by one call, at a third of the cost of single calls.
@@ -48,8 +50,8 @@ class Round:
     """
 
     __slots__ = (
-        *("again", "at_step", "batch", "closing", "inside", "late", "made", "memory", "open"),
-        *("reducer", "refused", "room", "sending", "sparse"),
+        *("again", "at_step", "batch", "closing", "inside", "late", "memory", "open"),
+        *("reducer", "room", "sending", "sparse"),
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
@@ -57,7 +59,8 @@ class Round:
         self.reducer = reducer
         self.at_step = at_step
         self.again = again
-        self.inside: Callable[[], Pass | None] = lambda: None  # a weak reference, during a pass
+        # A weak reference, from the first gradient of a pass to its end.
+        self.inside: Callable[[], Pass | None] = no_pass
         self.open = False  # gradients may be under way
         self.closing = False  # the end of the pass closes it
         self.sending = False  # gradients that arrive are taken and sent
@@ -66,18 +69,21 @@ class Round:
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
         self.room = ROOM
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
-        self.made: list[int] = []  # of the consensus, once it is submitted
-        self.refused: list[int] = []  # not empty: the peers know that this rank can't end it
+
+    @property
+    def is_broken_off(self) -> bool:
+        """True if an exception has ended the pass that it belongs to."""
+        return self.open and self.inside is not no_pass and self.inside() is None
 
     def send(self) -> None:
-        """Sends what was taken and waits to be sent. Raises the core's error."""
+        """Sends what was taken and waits to be sent. Raises the core's error, on all ranks."""
         with self.reducer.lock:
             batch, self.batch, self.room = self.batch, [], ROOM
-            if batch:
-                self._send(batch)
+            if batch and (failure := self._send(batch)):
+                raise self.reducer.refuse(failure)
 
-    def _send(self, batch: list[Gradient]) -> None:
-        """By one call; one by one if any can't be sent as it is."""
+    def _send(self, batch: list[Gradient]) -> Exception | None:
+        """By one call; one by one if any can't be sent as it is. Returns the core's error."""
         grads = [*map(_taken, batch)]
         calls, dtypes, numels = zip(*map(_form, batch), strict=True)
         try:
@@ -96,13 +102,11 @@ class Round:
             for gradient in batch:
                 if gradient.handle is None:
                     gradient.send()
-            return
-        numbers = leases.numbers_of(len(batch))
-        note = map(setattr, compress(batch, numbers), repeat("handle"), filter(None, numbers))
-        try:
-            leases.lend_prepared(calls, addresses, numbers, storages)
-        finally:
-            deque(note, 0)  # no signal is heard within it
+            return None
+        handles, failure = leases.lend_prepared(calls, addresses, storages)
+        for gradient, handle in zip(batch, handles, strict=False):
+            gradient.handle = handle
+        return failure
 
     def _note(self, addresses: Sequence[int]) -> bool:
         """Notes memory that the round reduces; returns whether all of it is new."""
@@ -200,26 +204,18 @@ class Consensus:
             wait_until([self.unfinished[-1]], None)
             self.unfinished.pop()
 
-    def close(self, state: RoundState, made: list[int], sent: Iterable[Gradient]) -> None:
-        """Submits it, after all tensors; `made` gets the handle. Does not wait."""
-        if not made:  # else a signal came as this was called before
-            self.compared = False
-            self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
-            address = words.buffer_info()[0]
-            try:
-                leases.lend(self._prepared.start, address, address, words, made)
-            finally:
-                if made and made[0] < 0:
-                    made.clear()
-        self.handles = leases.numbers_of([*map(_handle, sent), *made])
+    def close(self, state: RoundState, sent: Iterable[Gradient]) -> None:
+        """Submits it, after all tensors. Does not wait."""
+        self.compared = False
+        self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
+        address = words.buffer_info()[0]
+        own = leases.lend(self._prepared.start, address, address, words)
+        self.handles = leases.numbers_of([*map(_handle, sent), own])
 
-    def hear(self, made: list[int], limit: Limit, sent: list[Gradient]) -> Exception | RoundState:
-        """Waits; returns the result, or the error. May be called again.
-
-        Raises StallError at the limit. Then, and after a signal handler's exception, the round
-        stays as it is.
-        """
-        if failure := self.wait(made, limit, sent):
+    def hear(self, limit: Limit, sent: list[Gradient]) -> Exception | RoundState:
+        """Waits; returns the result, or the error. Raises StallError at the limit; it may be called
+        again then."""
+        if failure := self.wait([self.handles[len(self.handles) - 1]], limit, sent):
             return failure
         state = RoundState(*self._words[:_COUNT])
         names = RoundState._fields[_LARGEST:]

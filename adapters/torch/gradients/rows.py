@@ -82,10 +82,10 @@ class Rows(Encoding):
         self._rows = no_rows(like_gradient(parameter), self._dims)
         return self._rows
 
-    def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
+    def submit(self, input: int, _output: int, memory: object) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
         call = prepare(self.call, self._rows, self._group, in_place=False)
-        handle = call.submit(input, 0, memory, made)
+        handle = call.submit(input, 0, memory)
         self.stream = call.stream
         call.close()
         return handle
