@@ -27,7 +27,15 @@ from farandole import trees
 from farandole.errors import CheckpointError
 from farandole.membership.words import NOTHING, Commit
 from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
-from farandole.trust import Folder, check, open_file, opened, replace_file
+from farandole.trust import (
+    Folder,
+    check,
+    is_trusted_user,
+    make_folder,
+    open_file,
+    opened,
+    replace_file,
+)
 
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
@@ -119,7 +127,7 @@ def write_commit(
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
     header = _header(metadata, blocks.found)
     if make:
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder.parent)
     with _opened(folder, True, above) as place:
         data = (block.flat.data for block in blocks.found.values())
         replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
@@ -272,8 +280,8 @@ def newest_commit(folder: Path) -> Commit:
     their headers only. Raises CheckpointError as read_commit() does, and OSError."""
     found = NOTHING
     for each in folder.iterdir():
-        if not each.name.startswith("call-"):
-            continue
+        if not (each.name.startswith("call-") and is_trusted_user(each.lstat().st_uid)):
+            continue  # as others may put into a sticky folder
         try:
             with _opened_file(each) as file:
                 header, _ = _header_of(file)

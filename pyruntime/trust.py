@@ -25,8 +25,10 @@ _SHARED = stat.S_IWGRP | stat.S_ISGID  # a folder in which a group works has eit
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it waits for no pipe's writer
+_PLACE = ".farandole-place"  # a link in a folder below one that a group shares
 _MOST_LINKS = 40  # in one path, as the kernel has it
 _EVERYBODY = 0xFFFFFFFF  # ids, if a namespace maps all of them
+Judge = Callable[[Path, os.stat_result, os.stat_result | None], bool]
 
 
 def is_own_user(user: int) -> bool:
@@ -46,7 +48,7 @@ def opened(path: Path, within: int | None = None) -> Iterator[int]:
     Raises CheckpointError for one that is not, OSError.
     """
     if within is None:
-        with _parent(path, _check_above) as (parent, last), opened(last, parent) as number:
+        with _parent(path, _check_above) as (parent, last, _), opened(last, parent) as number:
             yield number
         return
     name = path.name or "/"
@@ -60,19 +62,33 @@ def opened(path: Path, within: int | None = None) -> Iterator[int]:
         os.close(number)
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, for this user alone. Raises OSError."""
+    for each in (*reversed(path.absolute().parents), path):
+        if not each.is_dir():
+            with contextlib.suppress(FileExistsError):
+                each.mkdir(0o700)
+
+
 class Folder:
     """A folder of this user's own that stays the one it was when it was opened first: members of a
-    group that shares a folder above it can't put another one of this user's in its place."""
+    group that shares a folder above it can't put another one of this user's in its place. Later
+    processes know it by a link in it, which names its place below the shared folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, new: bool = False) -> None:
+        """`new`: it is empty when it is opened first, or has been exchanged already."""
+        self.path, self._new = path, new
         self._held: int | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
         """Its descriptor. Raises CheckpointError if it is another one, or as opened()."""
-        with opened(self.path) as number:
+        parent = _parent(self.path, _check_above)
+        with parent as (above, last, shared), opened(last, above) as number:
             if self._held is None:
+                with os.scandir(number) as found:
+                    if self._new and any(found):
+                        _refuse(self.path, "is not new: somebody has exchanged it")
                 self._held = os.dup(number)
                 weakref.finalize(self, os.close, self._held)
             elif not self._is(number):
@@ -80,6 +96,8 @@ class Folder:
                     f"{self.path} is not the folder that it was before: somebody has exchanged it; "
                     "remedy: look who may write to the folders above it, and start again"
                 )
+            if shared:
+                _check_place(last, number, shared)
             yield number
 
     def _is(self, number: int) -> bool:
@@ -98,6 +116,22 @@ class Folder:
             for name in folders:
                 os.rmdir(name, dir_fd=at)
         self.path.rmdir()
+
+
+def _check_place(path: Path, number: int, shared: str) -> None:
+    """Notes a folder's place in it, or raises CheckpointError if it has been at another one."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(shared, _PLACE, dir_fd=number)
+        noted = os.readlink(_PLACE, dir_fd=number)
+    except OSError:
+        return  # nobody may write here, or this file system has no links
+    if noted != shared:
+        _refuse(
+            path,
+            f"was {noted} before: somebody who may write to a folder above it has renamed it; "
+            f"remedy: if that was you, remove {path / _PLACE}",
+        )
 
 
 def read_file(place: int, name: str) -> bytes:
@@ -134,9 +168,26 @@ def replace_file(
     os.fsync(place)  # else the new name may be lost with the machine
 
 
+def open_lock(place: int, name: str) -> int:
+    """The descriptor of a file for locks in the folder with the descriptor `place`. Raises
+    CheckpointError for one that another user may lock, OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        lock = os.open(name, flags, 0o600, dir_fd=place)
+    except PermissionError:
+        check(Path(name), os.stat(name, dir_fd=place, follow_symlinks=False))
+        raise
+    try:
+        check(Path(name), os.fstat(lock))
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file that the user has named. What is at that name is replaced; no link of another
-    user is followed, as somebody may have put there who may write to the folder.
+    """Writes a file that the user has named. What is at that name is replaced, a link too; on the
+    way no link is followed that another user can have put there.
 
     Raises CheckpointError for such a link, OSError.
     """
@@ -145,7 +196,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         path.write_bytes(data)
         return
-    with _parent(path, _check_link, follows=True) as (parent, last):
+    with _parent(path, _check_way) as (parent, last, _):
         place = os.open(".", _FOLDER, dir_fd=parent)
         try:
             replace_file(place, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
@@ -160,7 +211,7 @@ def read_secret(path: Path, most: int) -> bytes:
     Raises CheckpointError for a folder above it that is not trusted, PermissionError, OSError.
     """
     path.stat()  # no folder need be trusted where no secret is
-    with _parent(path, _check_above, follows=True) as (parent, last):
+    with _parent(path, _check_above, follows=True) as (parent, last, _):
         descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
     try:
         found = os.fstat(descriptor)
@@ -201,7 +252,7 @@ def check(path: Path, found: os.stat_result) -> None:
         _refuse(path, "is a symbolic link; remedy: give the path that it leads to")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         _refuse(path, "is neither a file nor a folder; remedy: choose a different folder")
-    if not _is_trusted(found.st_uid):
+    if not is_trusted_user(found.st_uid):
         _refuse(path, f"belongs to user {found.st_uid}; remedy: choose a folder that you own")
     if mode & _OTHERS and not _sticky(mode):
         _refuse(
@@ -211,30 +262,36 @@ def check(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _check_link(path: Path, found: os.stat_result) -> None:
-    """Raises CheckpointError for another user's link."""
-    user = found.st_uid
-    if stat.S_ISLNK(found.st_mode) and not (_is_trusted(user) or _is_hidden(user)):
-        _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
+def _check_way(path: Path, found: os.stat_result, where: os.stat_result | None) -> bool:
+    """Raises CheckpointError for a link that another user made, or can have renamed."""
+    if where is not None:
+        _check_link(path, found)
+        mode = where.st_mode
+        if mode & _OTHERS and not _sticky(mode):
+            _refuse(
+                path,
+                "is a link that others can rename; remedy: give the path that it leads to",
+            )
+    return False
 
 
-def _check_above(path: Path, found: os.stat_result) -> None:
+def _check_above(path: Path, found: os.stat_result, where: os.stat_result | None) -> bool:
     """Raises CheckpointError for another user's link, and for a folder whose owner or whose writers
     can exchange what is below it. Members of this user's own groups are trusted in folders that a
-    group shares, as computing centres give them to projects."""
+    group shares, as computing centres give them to projects: returns True there."""
     mode, user = found.st_mode, found.st_uid
-    _check_link(path, found)
-    if stat.S_ISLNK(mode):
-        return
+    if where is not None:
+        _check_link(path, found)
+        return False
     ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
-    if not (_is_trusted(user) or ours or _is_hidden(user)):
+    if not (is_trusted_user(user) or ours or _is_hidden(user)):
         _refuse(
             path,
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
             "below ones of root, of you, or that a group of yours shares",
         )
     if _sticky(mode):
-        return
+        return False
     group = bool(mode & stat.S_IWGRP) and not (ours or _is_hidden(found.st_gid, "gid"))
     if group or mode & stat.S_IWOTH:
         who = "others" if mode & stat.S_IWOTH else f"group {found.st_gid}, which is not yours,"
@@ -244,13 +301,21 @@ def _check_above(path: Path, found: os.stat_result) -> None:
             f"remedy: look at what is there, then chmod {'o' if mode & stat.S_IWOTH else 'g'}-w "
             f"{path}, or chmod +t",
         )
+    return ours
+
+
+def _check_link(path: Path, found: os.stat_result) -> None:
+    user = found.st_uid
+    if not (is_trusted_user(user) or _is_hidden(user)):
+        _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
 
 
 def _refuse(path: Path, why: str) -> None:
     raise CheckpointError(f"farandole does not trust {path}, which {why}")
 
 
-def _is_trusted(user: int) -> bool:
+def is_trusted_user(user: int) -> bool:
+    """True for this user and root."""
     return user == 0 or is_own_user(user)
 
 
@@ -274,39 +339,47 @@ def _sticky(mode: int) -> bool:
 
 
 @contextlib.contextmanager
-def _parent(
-    path: Path, judge: Callable[[Path, os.stat_result], None], follows: bool = False
-) -> Iterator[tuple[int, Path]]:
-    """The descriptor of the folder in which `path` is, and the path without links. It is reached
-    step by step, so that nobody can exchange what `judge` has seen: each folder above it, and each
-    link. `follows` a link at the end, too."""
+def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
+    """The descriptor of the folder in which `path` is, the path without links, and the part of it
+    below the first folder that a group shares. It is reached step by step, so that nobody can
+    exchange what `judge` has seen: each folder above it, and each link with the folder that has it.
+    `follows` a link at the end, too."""
     whole = path.absolute()
     at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
+    shared: list[str] | None = None
     number = os.open(at, _STEP)
     try:
         while True:
-            judge(at, os.fstat(number))
-            name = names.pop()
-            while names or follows:
-                try:
-                    found = os.stat(name, dir_fd=number, follow_symlinks=False)
-                except FileNotFoundError:
-                    if names:
-                        raise
-                    break
-                if not stat.S_ISLNK(found.st_mode):
-                    break
-                judge(at / name, found)
+            where = os.fstat(number)
+            if judge(at, where, None) and shared is None:
+                shared = []
+            while (found := _link(number, names, follows)) is not None:
+                judge(at / names[-1], found, where)
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                names += reversed(Path(os.readlink(name, dir_fd=number)).parts)
-                name = names.pop()
+                names += reversed(Path(os.readlink(names.pop(), dir_fd=number)).parts)
+            name = names.pop()
+            if shared is not None:
+                shared.append(name)
             if not names:
-                yield number, at / name
+                yield number, at / name, "/".join(shared or ())
                 return
             step = os.open(name, _STEP, dir_fd=number)
             os.close(number)
             number, at = step, at / name
     finally:
         os.close(number)
+
+
+def _link(folder: int, names: list[str], follows: bool) -> os.stat_result | None:
+    """What is known of the next of these names if it is a link to follow."""
+    if len(names) == 1 and not follows:
+        return None
+    try:
+        found = os.stat(names[-1], dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        if len(names) == 1:
+            return None
+        raise
+    return found if stat.S_ISLNK(found.st_mode) else None

@@ -165,10 +165,9 @@ class StoreBootstrap(SocketBootstrap):
     def _look(self) -> tuple[str, bytes] | None:
         """Returns where rank 0 listens now, and what is proved there. None: it has not said so yet.
         Raises LibraryError where they can't meet."""
-        with _store_answers():
-            if not self._is(self._key):
-                return None
-            self._seen = self._store.get(self._key)
+        self._seen = self._read(self._key)
+        if not self._seen:
+            return None
         record = self._own if self._own.address else _Record.decode(self._seen)
         self._noted = f"notes at {record.address}"
         if record.job != self._own.job:
@@ -196,15 +195,14 @@ class StoreBootstrap(SocketBootstrap):
         super()._check()
         if not self._noted:
             return
-        with _store_answers():
-            told = self._store.get(self._key)
-            if self._own.address and told != self._own.encode().encode():
-                raise LibraryError(f"init(): {_written(told)}")
-            if not self._own.address and told != self._seen:
-                raise Left("rank 0 meets the ranks elsewhere")
-            if self._is(self._noted):
-                note = self._store.get(self._noted)[:_LONGEST_NOTE].decode(errors="replace")
-                raise LibraryError(f"init(): {printable(note)}")
+        told = self._read(self._key)
+        if self._own.address and told != self._own.encode().encode():
+            raise LibraryError(f"init(): {_written(told)}")
+        if told != self._seen:
+            raise Left("rank 0 meets the ranks elsewhere")
+        if note := self._read(self._noted):
+            text = note[:_LONGEST_NOTE].decode(errors="replace")
+            raise LibraryError(f"init(): {printable(text)}")
 
     def _note(self, text: str) -> LibraryError:
         """The error to raise; the others hear of it."""
@@ -212,15 +210,11 @@ class StoreBootstrap(SocketBootstrap):
             self._store.set(self._noted, f"rank {self.rank}: {text}")
         return LibraryError(f"init(): {text}")
 
-    def _is(self, key: str) -> bool:
-        """True if it is there."""
-        if hasattr(self._store, "check"):
-            return self._store.check([key])
-        try:
-            self._store.wait([key], timedelta(milliseconds=1))  # torch before 2.4
-        except RuntimeError:
-            return False
-        return True
+    def _read(self, key: str) -> bytes:
+        """Returns what is there; b"" for nothing. Never waits, as get() does if a stranger has
+        removed it."""
+        with _store_answers():
+            return self._store.compare_set(key, "", "")
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
         """Leaves without a farewell, since the same ranks may meet again."""

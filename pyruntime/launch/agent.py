@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.errors import CheckpointError, said
+from farandole.errors import CheckpointError, printable, said
 from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
 from farandole.launch.rank_process import RankProcess, stamp
@@ -36,7 +36,7 @@ from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
 from farandole.start.line import Line, reach
 from farandole.start.server import Guest, Server
-from farandole.trust import Folder, opened
+from farandole.trust import Folder, make_folder, open_lock, opened
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
@@ -311,7 +311,7 @@ def say(text: str) -> None:
     """Writes one line for the user, on a thread: the job outlives whoever reads it, and waits for
     nobody who does not, such as a pager."""
     _writer()
-    _said.put(f"farandole: {text}\n".encode(errors="backslashreplace"))
+    _said.put(f"farandole: {printable(text, lines=True)}\n".encode(errors="backslashreplace"))
 
 
 _said: SimpleQueue[bytes | threading.Event] = SimpleQueue()
@@ -363,14 +363,12 @@ def _locked(lock: int) -> bool:
 
 def _only_one(folder: Path, host: str, replaces: bool) -> int | None:
     """A lock that one agent of this host has at a time, until its process ends; None: another one
-    has it, unless that is to be replaced, and can be. It is in the job's folder, which no other
-    user can write to: so no stranger can take it."""
+    has it, unless that is to be replaced, and can be. It is in the job's folder, and no stranger's:
+    so no stranger can take it."""
     name = f"agent-{hashlib.sha256(os.fsencode(host)).hexdigest()[:16]}.lock"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     with opened(folder) as place:
-        lock = os.open(
-            name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place
-        )
+        lock = open_lock(place, name)
     if _locked(lock):
         return lock
     if replaces:

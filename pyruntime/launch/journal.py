@@ -19,7 +19,7 @@ from farandole.launch.disk import Disk
 from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.words import Commit, World, decode, encode
 from farandole.start.session import SECRET_BYTES
-from farandole.trust import Folder, read_file, replace_file
+from farandole.trust import Folder, make_folder, open_lock, read_file, replace_file
 
 _FILE, _NEW, _LOCK = "job.json", "job.new", "job.lock"
 _PATIENCE = 5.0  # seconds for a disk that fails when the job begins, and when it ends
@@ -50,7 +50,7 @@ class FileJournal(Journal):
         return record
 
     def _take(self) -> Record:
-        self._folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._folder.path)
         with self._locked() as place:
             found = _read(place)
             record = _record_of(found)
@@ -107,9 +107,8 @@ class FileJournal(Journal):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """A context in which no other supervisor writes; its value is the folder's descriptor."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._folder.opened() as place:
-            lock = os.open(_LOCK, flags, 0o600, dir_fd=place)
+            lock = open_lock(place, _LOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield place

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import tempfile
@@ -101,11 +100,9 @@ def _new_folder(here: bool) -> Folder:
     CheckpointError, OSError."""
     places = [Path.cwd(), Path(tempfile.gettempdir())]
     for place in places if here else places[:1]:
-        folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)))
+        folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)), new=True)
         try:
-            with folder.opened() as number, os.scandir(number) as found:
-                if any(found):
-                    raise CheckpointError(f"{folder.path} is not new: somebody has exchanged it")
+            with folder.opened():
                 return folder
         except CheckpointError as reason:
             with contextlib.suppress(OSError):

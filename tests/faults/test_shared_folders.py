@@ -95,7 +95,7 @@ WRITERS = {
 
 
 @needs_root
-@pytest.mark.parametrize("how", ["link", "link of the folder", "own file"])
+@pytest.mark.parametrize("how", ["link", "victim's link", "link of the folder", "own file"])
 @pytest.mark.parametrize("who", WRITERS)
 def test_a_command_writes_through_no_link_of_another_user(
     tmp_path: Path, who: str, how: str
@@ -106,44 +106,45 @@ def test_a_command_writes_through_no_link_of_another_user(
     trace(folder / "run.rank1.json", 1)
     words = tuple(str(folder / word) if word.endswith(".json") else word for word in words)
     target = folder / name
-    if how == "link":
+    if "link" in (how, how.partition(" ")[2]):
         target.symlink_to(tmp_path / "victim")
-        os.lchown(target, STRANGER, STRANGER)
+        os.lchown(target, *[STRANGER if how == "link" else 0] * 2)  # it may have been renamed
     elif how == "link of the folder":
         folder.rename(tmp_path / "behind")
         folder.symlink_to(tmp_path / "behind")
         os.lchown(folder, STRANGER, STRANGER)
-    else:
+    elif how == "own file":
         target.write_text("a stranger's, who reads what comes here")
         target.chmod(0o666)
         os.chown(target, STRANGER, STRANGER)
     held = os.open(target, os.O_RDONLY) if how == "own file" else -1
     code, text = farandole(*words, cwd=tmp_path)
     assert (tmp_path / "victim").read_text() == "a year of work"
-    if how == "own file":
+    if how != "link of the folder":
         assert code == 0, text
+        assert json.loads(target.read_text())
+        assert target.lstat().st_uid == 0
+        assert not target.is_symlink(), "it is replaced"
+    if how == "own file":
         assert os.read(held, 100) == b"a stranger's, who reads what comes here"
         os.close(held)
-        assert json.loads(target.read_text())
-        assert target.stat().st_uid == 0
-    else:
+    elif how == "link of the folder":
         assert code != 0
         assert "is a link of user 65534" in text
         assert not (tmp_path / "behind" / name).exists()
 
 
 def test_merged_traces_are_as_secret_as_the_traces(tmp_path: Path) -> None:
-    """A link of one's own is followed."""
+    """A link of one's own on the way is followed."""
     trace(tmp_path / "run.json", 0)
     trace(tmp_path / "run.rank1.json", 1)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run.merged.json").symlink_to("elsewhere/merged")
-    code, text = farandole("trace", "merge", "run.json", cwd=tmp_path)
+    (tmp_path / "here").symlink_to("elsewhere")
+    code, text = farandole("trace", "merge", "run.json", "-o", "here/merged", cwd=tmp_path)
     assert code == 0, text
     merged = tmp_path / "elsewhere" / "merged"
     assert len(json.loads(merged.read_text())["traceEvents"]) == 4
     assert stat.S_IMODE(merged.stat().st_mode) == 0o600
-    assert (tmp_path / "run.merged.json").is_symlink()
     code, text = farandole("trace", "merge", "run.json", "-o", "/dev/stdout", cwd=tmp_path)
     assert "step of 1" in text
 

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -398,6 +399,31 @@ def test_a_stranger_writes_what_is_no_address(
     assert len(str(told.value)) < 12_000
     with pytest.raises(LibraryError, match="a stranger writes to torch"):
         root.result(LONG / 2)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_stranger_removes_what_rank_0_wrote(
+    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that reads it does not wait for as long as the store likes: half an hour."""
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
+    jobs = [ranks.submit(StoreBootstrap, store, rank, 3, 5.0) for rank in range(2)]
+    inner = PrefixStore("farandole", store)
+    while (server := _server()) is None or [g.rank for g in server._guests].count(1) < 1:
+        assert not [job for job in jobs if job.done()]
+    assert inner.delete_key("rank 0 of 3")
+    for job in jobs:
+        with pytest.raises((LibraryError, StallError)):
+            job.result(LONG)
+
+
+def _server() -> RendezvousServer | None:
+    """The server of a meeting that is under way, by its thread."""
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        if thread.name == "rendezvous" and target is not None:
+            return target.__self__
+    return None
 
 
 @pytest.mark.usefixtures("hosts")

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import farandole as fd
 from farandole import commits
 from farandole.commits import FILE, Saved, newest_commit
+from farandole.launch.agent import _only_one
 from farandole.launch.journal import FileJournal, contact
 from farandole.membership.words import Commit
 from farandole.start.secret import job_secret
@@ -153,7 +155,7 @@ def test_a_folder_that_a_member_of_the_group_exchanges(tmp_path: Path, who: str)
     write = partial(writer.write, Saved({"step": 2}), Commit(1, 2))
     with pytest.raises(fd.CheckpointError, match="somebody has exchanged it"):
         (write if who == "a writer" else journal.take)()
-    assert [path.name for path in kept.iterdir()] == ["call-1"]
+    assert not [path for path in kept.iterdir() if path.name.startswith("job")]
     assert (kept / "call-1" / FILE).read_bytes() == before
 
 
@@ -185,6 +187,63 @@ def test_files_of_a_user_whom_the_kernel_does_not_tell_from_this_one(folder: Pat
     assert "runs as 65534 its files are of 65534" in done.stdout, done.stderr
     assert "step" not in done.stdout
     assert "belongs to user 65534" in done.stderr
+
+
+def test_folders_that_change_places_between_two_starts(tmp_path: Path) -> None:
+    """A member of the group renames them: a job went on from another one's state."""
+    project = tmp_path / "project"
+    kept, other = project / "a" / "kept", project / "b" / "kept"
+    for number, each in enumerate((kept, other)):
+        write_commit(each / "call-1", {"step": number})
+    project.chmod(0o2770)
+    for number, each in enumerate((kept, other)):
+        write_commit(each / "call-1", {"step": 10 + number})
+        FileJournal(each, "@", "00", print, lambda: None).take()
+    (project / "a").rename(project / "c")
+    (project / "b").rename(project / "a")
+    for act in (
+        lambda: read_commit(kept / "call-1", {}),
+        lambda: write_commit(kept / "call-1", {"step": 4}),
+        lambda: contact(kept),
+        FileJournal(kept, "@", "00", print, lambda: None).take,
+    ):
+        with pytest.raises(fd.CheckpointError, match="kept, which was b/kept before: "):
+            act()
+    (kept / ".farandole-place").unlink()  # as the error says, if it was the user
+    assert read_commit(kept / "call-1", {}) == {"step": 11}
+
+
+def test_no_folder_on_the_way_is_made_for_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_commit(tmp_path / "new" / "deep" / "kept" / "call-1", {"step": 1})
+    finally:
+        os.umask(before)
+    assert all(path.stat().st_mode & 0o77 == 0 for path in tmp_path.rglob("*"))
+    assert read_commit(tmp_path / "new" / "deep" / "kept" / "call-1", {}) == {"step": 1}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("name", ["job.lock", f"agent-{sha256(b'host').hexdigest()[:16]}.lock"])
+def test_locks_of_another_user_in_a_sticky_folder(tmp_path: Path, name: str) -> None:
+    """Whoever made the file could hold its lock for ever: the job says whose it is, and ends."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / name).touch()
+    (tmp_path / name).chmod(0o666)
+    os.chown(tmp_path / name, OTHER, OTHER)
+    take = FileJournal(tmp_path, "@", "00", print, lambda: None).take
+    with pytest.raises(fd.CheckpointError, match=f"{name}, which belongs to user {OTHER}"):
+        (take if name == "job.lock" else partial(_only_one, tmp_path, "host", False))()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_folders_of_another_user_in_a_sticky_one(tmp_path: Path) -> None:
+    """They are not the job's: it ended when one was there."""
+    tmp_path.chmod(0o1777)
+    commits.write_commit(tmp_path / "call-1", Saved({}), Commit(3, 1))
+    (tmp_path / "call-x").mkdir()
+    os.chown(tmp_path / "call-x", OTHER, OTHER)
+    assert newest_commit(tmp_path) == Commit(3, 1)
 
 
 def test_links_that_lead_to_each_other(tmp_path: Path) -> None:
