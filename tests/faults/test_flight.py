@@ -165,14 +165,6 @@ def test_nothing_is_written_unless_asked(fork_ranks, tmp_path):
     assert not list(tmp_path.glob("flight*"))
 
 
-def test_commands_without_a_job_say_so(tmp_path, capsys):
-    assert cli.main(["explain", str(tmp_path)]) == 1
-    assert "holds no flight-rank" in capsys.readouterr().err
-    code, _, err = run_command("dump", "1", "--into", tmp_path)
-    assert code == 1
-    assert "process 1 (" in err
-
-
 def test_a_long_run_keeps_the_last_events(fork_ranks, tmp_path):
     source = (
         HEAD

@@ -18,6 +18,7 @@ import os, signal, sys, threading
 from mpi4py import MPI
 import numpy as np
 import farandole as fd
+import farandole.runtime
 
 WORLD = MPI.COMM_WORLD
 rank = WORLD.Get_rank()
@@ -25,9 +26,19 @@ rank = WORLD.Get_rank()
 def wait_for_ever():
     threading.Event().wait()
 
-def expect(kind):
+def fails(error):
+    raise error
+
+def refused(comm):
     try:
-        fd.init()
+        fd.init(comm=comm)
+    except (TypeError, ValueError) as error:
+        assert "init(comm=" in str(error), error
+        wait_for_ever()
+
+def expect(kind, comm=None):
+    try:
+        fd.init(comm=comm)
     except kind as error:
         print(f"rank {rank} got {type(error).__name__}: {error}", flush=True)
         assert not fd.is_initialized()
@@ -50,18 +61,40 @@ def check_named(out, who, missing):
     assert re.search(NAMED, out), out
 
 
-@pytest.mark.parametrize("absence", ["wait_for_ever()", "os.kill(os.getpid(), signal.SIGSTOP)"])
-def test_a_rank_that_never_comes(mpi_ranks, absence):
-    source = HEAD + f"if rank == 1:\n    {absence}\nelse:\n    expect(fd.StallError)\n"
-    result = mpi_ranks(source, 3, LIMIT).finish(60)
-    check_named(result.out, [0, 2], "rank 1")
+WAITS, STOPS = "wait_for_ever()", "os.kill(os.getpid(), signal.SIGSTOP)"
+BETWEEN = "farandole.runtime._with_world = lambda *_: {ends}\n    expect({kind})"
+STOPS_BETWEEN = BETWEEN.format(ends=STOPS, kind="fd.StallError")
+# The number of ranks, the absent ones, what they do, and the comm of the others' init().
+ABSENCES = {
+    "waits": (3, [1], WAITS, ""),
+    "is stopped": (3, [1], STOPS, ""),
+    "is stopped between two steps": (2, [1], STOPS_BETWEEN, ""),
+    "rank 0 is absent too": (4, [0, 1], WAITS, ""),
+    "of some ranks": (4, [1], WAITS, "[0, 1, 2]"),
+    "of a communicator": (4, [1], WAITS, "half"),
+    "gives a rank too high": (3, [1], "refused([1, 99])", ""),
+    "gives a rank twice": (3, [1], "refused([1, 1])", ""),
+    "gives a text": (3, [1], "refused('text')", ""),
+}
+
+
+@pytest.mark.parametrize("how", ABSENCES)
+def test_a_rank_that_never_comes(mpi_ranks, how):
+    ranks, absent, does, comm = ABSENCES[how]
+    outside = "wait_for_ever()" if comm else "expect(fd.StallError)"
+    source = f"""{HEAD}
+half = WORLD.Split(int(rank < 3), rank)
+if rank in {absent}:
+    {does}
+elif rank == 3:
+    {outside}
+else:
+    expect(fd.StallError, {comm or None})
+"""
+    result = mpi_ranks(source, ranks, LIMIT).finish(60)
+    others = [rank for rank in range(3 if comm else ranks) if rank not in absent]
+    check_named(result.out, others, "ranks 0, 1" if len(absent) > 1 else "rank 1")
     assert result.returncode != 0
-
-
-def test_rank_0_never_comes(mpi_ranks):
-    source = HEAD + "if rank < 2:\n    wait_for_ever()\nelse:\n    expect(fd.StallError)\n"
-    result = mpi_ranks(source, 4, LIMIT).finish(60)
-    check_named(result.out, [2, 3], "ranks 0, 1")
 
 
 def test_a_rank_that_does_not_even_start_mpi(mpi_ranks):
@@ -75,45 +108,6 @@ fd.init()
     result = mpi_ranks(source, 2, LIMIT).finish(60)
     assert "has waited 2 s in MPI_Init for the 2 ranks of this job" in result.out, result.out
     assert result.returncode != 0
-
-
-def test_a_rank_that_never_comes_to_the_others_communicator(mpi_ranks):
-    source = (
-        HEAD
-        + """
-half = WORLD.Split(int(rank < 3), rank)
-if rank == 1:
-    wait_for_ever()
-if rank < 3:
-    try:
-        fd.init(comm=half if sys.argv[1:] else [0, 1, 2])
-    except fd.StallError as error:
-        print(f"rank {rank} got StallError: {error}", flush=True)
-        raise
-wait_for_ever()
-"""
-    )
-    for change in (source, source.replace("if sys.argv[1:]", "if True")):
-        result = mpi_ranks(change, 4, LIMIT).finish(60)
-        check_named(result.out, [0, 2], "rank 1")
-
-
-@pytest.mark.parametrize("comm", ["[1, 99]", "[1, 1]", "'text'"])
-def test_a_wrong_comm_on_one_rank(mpi_ranks, comm):
-    source = (
-        HEAD
-        + f"""
-if rank != 1:
-    expect(fd.StallError)
-try:
-    fd.init(comm={comm})
-except (TypeError, ValueError) as error:
-    assert "init(comm=" in str(error), error
-wait_for_ever()
-"""
-    )
-    result = mpi_ranks(source, 3, LIMIT).finish(60)
-    check_named(result.out, [0, 2], "rank 1")
 
 
 def test_trying_again_with_a_rank_that_comes_late(mpi_ranks):
@@ -166,38 +160,22 @@ fd.init()
     assert "rank 0 got PeerError: init(): rank 1 failed there: KeyboardInterrupt" in result.out
 
 
-BETWEEN = """
-import farandole.runtime
-if rank == 1:
-    def between(*_):
-        {ends}
-    farandole.runtime._with_world = between
-expect(fd.PeerError)
-"""
-
-
 @pytest.mark.parametrize(
     ("ends", "text"),
     [
         ("sys.exit(3)", "SystemExit: 3"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("raise LookupError('of its own')", "LookupError: 'of its own'|LookupError: of its own"),
+        ("fails(KeyboardInterrupt())", "KeyboardInterrupt"),
+        ("fails(LookupError('of its own'))", "LookupError: 'of its own'|LookupError: of its own"),
         ("os.kill(os.getpid(), signal.SIGKILL)", None),
         ("os._exit(0)", None),
     ],
 )
 def test_a_rank_that_ends_between_two_steps_of_init(mpi_ranks, ends, text):
-    result = mpi_ranks(HEAD + BETWEEN.format(ends=ends), 2, LIMIT).finish(60)
+    source = f"{HEAD}if rank == 1:\n    {BETWEEN.format(ends=ends, kind='fd.PeerError')}\n"
+    result = mpi_ranks(f"{source}expect(fd.PeerError)\n", 2, LIMIT).finish(60)
     if text is not None:  # else MPI's launcher ends the others
         assert re.search(f"rank 0 got PeerError: init.*{text}", result.out), result.out
     assert result.returncode != 0 or (ends == "os._exit(0)" and not OPEN_MPI)
-
-
-def test_a_rank_that_stops_between_two_steps_of_init(mpi_ranks):
-    between = BETWEEN.replace("PeerError", "StallError")
-    ends = "os.kill(os.getpid(), signal.SIGSTOP)"
-    result = mpi_ranks(HEAD + between.format(ends=ends), 2, LIMIT).finish(60)
-    check_named(result.out, [0], "rank 1")
 
 
 def test_a_rank_that_never_comes_without_mpi(fork_ranks):

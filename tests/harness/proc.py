@@ -49,7 +49,7 @@ def _processes() -> list[ProcessInfo]:
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # it may end while we look
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
             command = (folder / "cmdline").read_bytes().decode(errors="replace")
             if fields[0] not in "ZX":
                 parent, session = int(fields[1]), int(fields[3])

@@ -73,18 +73,6 @@ def test_one_after_the_other_until_one_is_left(elastic_ranks: Start, tmp_path: P
     assert re.findall(r"^(\d) of \d ranks recorded", said, re.MULTILINE) == ["4", "3", "2", "1"]
 
 
-def test_deaths_in_the_middle_of_a_commit(elastic_ranks: Start) -> None:
-    """Others may have that commit or not; those that have it give it to the others."""
-    when = "place == 'commit' and (state.world, step, rank) in ((1, 5, 0), (2, 8, 2))"
-    check(elastic_ranks(worlds(when, joins=NOBODY), 4, *ALONE).finish().check().out, 2, 3)
-
-
-def test_two_at_once(elastic_ranks: Start) -> None:
-    """In one world, or in two if the survivors of the first were quick."""
-    when = "place == 'step' and rank in (0, 2) and step == 4 and state.world == 1"
-    check(elastic_ranks(worlds(when, joins=NOBODY), 4, *ALONE).finish().check().out, 2)
-
-
 @pytest.mark.parametrize(("in_reset", "in_sync"), [(0, 1), (2, 0)])
 def test_deaths_during_recovery(elastic_ranks: Start, in_reset: int, in_sync: int) -> None:
     """Of a rank of the second world, and, while the others copy rank 0's state, of the third."""
@@ -113,12 +101,6 @@ Agency.exchange = dies
     assert "world 2: 2 ranks\n" in out
     assert out.count("starts") == 3
     check(out, 2)
-
-
-def test_deaths_at_the_end(elastic_ranks: Start) -> None:
-    """When some have finished, all others learn of it; the program goes on after training."""
-    when = "place == 'end' and rank in (0, 2) and state.world == 1"
-    check(elastic_ranks(worlds(when, joins=NOBODY), 4, *ALONE).finish().check().out, 2)
 
 
 def test_ranks_that_end_with_0_in_the_middle(elastic_ranks: Start) -> None:
@@ -167,20 +149,6 @@ def test_a_new_rank_in_place_of_a_dead_one(elastic_ranks: Start) -> None:
     sizes = ends(result.out)[0][2]
     assert (sizes[:4], sizes[8:]) == ([4, 4, 4, 3], [4] * 4)
     assert re.search("world 3: 4 ranks from commit [4-9]$", result.out, re.MULTILINE)
-
-
-@pytest.mark.parametrize("place", ["step", "sync", "reset"])
-def test_the_new_rank_dies(elastic_ranks: Start, place: str) -> None:
-    """And another one comes. It is the last rank of the world."""
-    when = f"""place == 'step' and rank == 1 and step == 1 and first('1') or (
-        place == {place!r} and rank == 2 and state.world == 3 and first('2'))"""
-    sizes = '{"6": 3, "11": 3}'
-    check(elastic_ranks(worlds(when), 3, *ALONE, SIZES=sizes).finish().check().out, 3)
-
-
-def test_rank_0_dies_while_a_new_one_is_on_its_way(elastic_ranks: Start) -> None:
-    when = "place == 'step' and (rank, step) in ((1, 0), (0, 1)) and first(str(rank))"
-    check(elastic_ranks(worlds(when), 3, *ALONE, SIZES='{"9": 3}').finish().check().out, 3)
 
 
 GROWS = """

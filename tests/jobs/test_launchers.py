@@ -158,11 +158,6 @@ def test_ranks_that_are_told_too_little_are_refused(tmp_path: Path) -> None:
         assert part in done.stderr
 
 
-def test_the_exit_code_is_the_ranks(tmp_path: Path) -> None:
-    double = install(tmp_path, DOUBLES["pals"], "pals")
-    assert run(double, 2, "sh", "-c", "exit 5").returncode == 5
-
-
 def test_a_pals_that_does_not_tell_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALS_RANKID", "1")
     for name in ("PMI_SIZE", "WORLD_SIZE", "RANK"):

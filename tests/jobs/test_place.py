@@ -68,27 +68,19 @@ def farandole_run(*words: str, ranks: int = 2) -> str:
         return job.end().check().out
 
 
-@pytest.mark.parametrize("words", [["gloo"], ["farandole", "farandole.torch"]])
-def test_farandole_run_makes_one_model(script: str, words: list[str]) -> None:
-    out = farandole_run(sys.executable, script, *words, ranks=3)
-    assert out.count("moved by 2.000.") == 3, out  # twice the mean of 0, 1, 2
-    assert ALONE not in out
-
-
+@pytest.mark.parametrize("launcher", ["farandole run", "mpirun"])
 @pytest.mark.parametrize("backend", ["farandole", "gloo"])
-def test_mpirun_and_an_import_make_one_model(script: str, backend: str) -> None:
-    command = [sys.executable, script, backend, "farandole.torch"]
-    out = mpirun(command, 2, PATIENCE).check().out
-    assert out.count("moved by 1.000.") == 2, out
+@pytest.mark.parametrize("modules", [[], ["farandole.torch"]], ids=["no import", "import"])
+def test_one_model(script: str, launcher: str, backend: str, modules: list[str]) -> None:
+    """With or without an import, by our launcher or MPI's."""
+    command = [sys.executable, script, backend, *modules]
+    if launcher == "mpirun":
+        out = mpirun(command, 2, PATIENCE).check().out
+    else:
+        out = farandole_run(*command, ranks=3)
+    ranks = 2 if launcher == "mpirun" else 3
+    assert out.count(f"moved by {ranks - 1}.000.") == ranks, out  # twice the mean of 0, 1 (and 2)
     assert ALONE not in out
-
-
-@pytest.mark.parametrize("backend", ["farandole", "gloo"])
-def test_no_import_is_needed(script: str, backend: str) -> None:
-    command = [sys.executable, script, backend]
-    for out in (mpirun(command, 2, PATIENCE).check().out, farandole_run(*command)):
-        assert out.count("moved by 1.000.") == 2, out
-        assert ALONE not in out
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals that announce a preemption, and commits on the disk, under plain mpirun. Under a
-supervisor: test_supervisor.py."""
+supervisor: test_elastic_ends.py."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import re
 from pathlib import Path
 
@@ -59,25 +57,3 @@ def test_an_attribute_that_no_file_holds(mpi_ranks, tmp_path: Path) -> None:
             rf"rank {rank} after 7: state, seen\.0, is of type builtin_function.* can hold .*texts"
         )
         assert re.search(text, out), out
-
-
-def test_a_pickle_in_the_folder(mpi_ranks, tmp_path: Path) -> None:
-    """Nothing of it runs, and no rank waits for another."""
-    folder = tmp_path / "kept" / "call-1"
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / "elastic.pickle").write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
-    env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept")}
-    result = mpi_ranks(training(), 2, env).finish()
-    assert len(re.findall("CheckpointError: .* was pickled by an old", result.out)) >= 2
-    assert result.returncode != 0
-    assert not (tmp_path / "ran").exists()
-
-
-class Evil:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> object:
-        return os.mkdir, (self.path,)

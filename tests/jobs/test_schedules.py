@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,23 @@ main()
 """
 
 
+# What a few draws may miss: deaths that meet each other or a rank that joins.
+KNOWN = {
+    "in a commit": Schedule(4, [], [Death("commit", 5, 0), Death("commit", 8, 2)]),
+    "two at once": Schedule(4, [], [Death("step", 4, 0), Death("step", 4, 2)]),
+    "at the end": Schedule(4, [], [Death("end", 12, 0), Death("end", 12, 2)]),
+    "a new rank's step": Schedule(3, [6, 11], [Death("step", 1, 1), Death("step", 7, 2)]),
+    "a new rank's sync": Schedule(3, [6, 11], [Death("step", 1, 1), Death("sync", 3, 2)]),
+    "a new rank's reset": Schedule(3, [6, 11], [Death("step", 1, 1), Death("reset", 3, 2)]),
+    "rank 0 as one joins": Schedule(3, [9], [Death("step", 0, 1), Death("step", 1, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_schedules(name: str) -> None:
+    run(KNOWN[name])
+
+
 @settings(
     max_examples=QUICK if settings.default.max_examples < 1000 else LONG,
     suppress_health_check=list(HealthCheck),
@@ -75,6 +93,10 @@ main()
 )
 @given(schedule=SCHEDULES)
 def test_any_schedule(schedule: Schedule) -> None:
+    run(schedule)
+
+
+def run(schedule: Schedule) -> None:
     env = {"SIZES": json.dumps(dict.fromkeys(schedule.grows, schedule.ranks))}
     options = ["-np", str(schedule.ranks), "--min-np", "1", "--restarts", "9"]
     with tempfile.TemporaryDirectory() as folder:

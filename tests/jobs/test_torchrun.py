@@ -13,7 +13,6 @@ import pytest
 from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
 from harness.process import Process
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_digits.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **MPI_ENVIRONMENT}
 LIMIT = {"FARANDOLE_INIT_TIMEOUT": "2"}
@@ -78,14 +77,6 @@ def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def test_the_example(tmp_path):
-    checkpoint = ["--checkpoint", str(tmp_path / "digits.pt")]
-    with Process([*ranks(2), str(EXAMPLE), "--epochs", "1", *checkpoint], {}) as process:
-        result = process.end()
-    assert result.returncode == 0, result.out
-    assert "parameters identical on all ranks: yes" in result.out
 
 
 def test_jobs_at_once(start):

@@ -347,14 +347,17 @@ def test_errors_name_argument_value_and_remedy() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
-def test_reducescatter_with_adasum(dtype: torch.dtype) -> None:
-    """On one rank or on all, in any dtype."""
-    x = torch.ones((4, 2), dtype=dtype)
-    for everywhere in (True, False):
-        for call in (hvd.reducescatter, fd.reducescatter):
-            op = fd.Adasum if everywhere or fd.rank() == last() else fd.Max
-            with pytest.raises((NotImplementedError, fd.LibraryError), match="Adasum"):
-                call(x, op=op, name="rows")
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("door", [fd, hvd], ids=["fd", "hvd"])
+def test_adasum_is_for_allreduce_only(door: Any, everywhere: bool, dtype: torch.dtype) -> None:
+    x, op = torch.ones((4, 2), dtype=dtype), fd.Max
+    if everywhere or fd.rank() == last():
+        op = fd.Adasum
+    errors = (NotImplementedError, ValueError, fd.LibraryError)
+    with pytest.raises(errors, match="Adasum"):
+        door.reducescatter(x, op=op, name="rows")
+    with pytest.raises(errors, match="Adasum"):
+        door.reduce(x, 0, op=op, name="one")
 
 
 # ---- that nothing was forgotten

@@ -19,6 +19,22 @@ class NumPy:
     put, get = staticmethod(np.array), staticmethod(np.asarray)
 
 
+class Mapped(NumPy):
+    """In memory that all ranks map."""
+
+    @staticmethod
+    def put(x, dtype):
+        made = fd.empty(x.shape, dtype)
+        made[...] = x
+        return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex64", "bool"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_in_mapped_memory(check, dtype):
+    check(Mapped(), dtype)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(check, dtype):

@@ -42,18 +42,15 @@ def test_gradient_predivide_factor_counts_with_groups_too(groups: int | None) ->
 
 @pytest.mark.ranks(2)
 def test_waiting_leaves_its_core_to_others() -> None:
-    """Rank 1 computes for half a second of its CPU time; rank 0, which waits, uses little."""
+    """Rank 1 uses half a second of CPU time; rank 0, which waits for it, uses little."""
     hvd.barrier()
     if hvd.rank() == 1:
         begin = time.process_time()
         while time.process_time() - begin < 0.5:
             torch.ones(1000).sum()
-    begin, since = time.process_time(), time.monotonic()
+    begin = time.process_time()
     hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="late"))
-    used, waited = time.process_time() - begin, time.monotonic() - since
-    if hvd.rank() == 0:
-        assert waited > 0.3
-        assert used < 0.3 * waited
+    assert hvd.rank() != 0 or time.process_time() - begin < 0.2
 
 
 def test_no_second_copy_of_nccl_is_linked() -> None:

@@ -24,21 +24,6 @@ def test_joined_ranks_change_no_reduction(op, named):
     assert fd.allreduce(np.ones(2), op=fd.Sum).tolist() == [fd.size()] * 2
 
 
-def test_gathering_while_some_have_joined():
-    for turn in range(fd.rank() + 1):
-        rows = fd.allgather(np.full((2, 3), fd.rank()), name=f"rows {turn}")
-        assert rows[::2, 0].tolist() == list(range(turn, fd.size()))
-        copy = fd.broadcast(np.full(2, fd.rank()), fd.size() - 1, name=f"copy {turn}")
-        assert copy.tolist() == [fd.size() - 1] * 2
-    assert fd.join() == fd.size() - 1
-
-
-def test_everybody_joins_at_once():
-    for _ in range(5):
-        assert 0 <= fd.join() < fd.size()
-        assert fd.allreduce(np.ones(1), op=fd.Sum) == fd.size()
-
-
 NOBODY = np.ones(3, np.longdouble)  # nothing that anybody can send
 
 

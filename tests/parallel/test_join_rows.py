@@ -60,9 +60,12 @@ def test_parts_of_joined_ranks_are_dropped(active: list[int], width: int) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS)
 @in_turns
-def test_an_average_divides_by_all_members(active: list[int], width: int) -> None:
+def test_joined_ranks_count_in_an_average_only(active: list[int], width: int) -> None:
     mean = fd.allreduce(np.full(width, fd.rank() + 1.0), name="mean")
     np.testing.assert_allclose(mean, sum(rank + 1.0 for rank in active) / fd.size())
+    product = fd.reduce(np.full(width, fd.rank() + 2.0), active[0], op=fd.Product, name="one")
+    if fd.rank() == active[0]:
+        assert (product == np.prod([rank + 2.0 for rank in active])).all()
 
 
 @pytest.mark.parametrize("name", [None, "objects"])

@@ -67,14 +67,16 @@ def test_before_init():
 
 
 @pytest.mark.usefixtures("_down")
-def test_the_tuning_file_of_rank_zero_holds_for_the_job(monkeypatch, tmp_path):
+def test_the_tuning_file_and_the_settings_of_rank_0_hold_for_the_job(monkeypatch, tmp_path):
     path = tmp_path / "tuning.conf"
     path.write_text(f"FARANDOLE_BLOCK_BYTES = {64 + WORLD.Get_rank()}K\n")
     monkeypatch.setenv("FARANDOLE_TUNING", str(path))
+    monkeypatch.setenv("FARANDOLE_STALL_WARN", str(20 + WORLD.Get_rank()))
     fd.init()
     rows = {v.name: (v.value, v.source) for v in fd.config()}
     source = "tuning file" if fd.rank() == 0 else "rank 0"
     assert rows["FARANDOLE_BLOCK_BYTES"] == (str(64 << 10), source)
+    assert float(rows["FARANDOLE_STALL_WARN"][0]) == 20
     check()
 
 
@@ -116,17 +118,22 @@ def test_results_outlive_shutdown():
 
 
 @pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("how", ["ranks", "communicator", "everyone"])
 @pytest.mark.usefixtures("_down")
-def test_init_with_ranks():
-    members = list(range(1, WORLD.Get_size()))
-    if WORLD.Get_rank() == 0:
+def test_init_with(how):
+    rank, size = WORLD.Get_rank(), WORLD.Get_size()
+    half = WORLD.Split(rank % 2)
+    comm = {"ranks": list(range(1, size)), "communicator": half, "everyone": []}[how]
+    if how == "ranks" and rank == 0:
         with pytest.raises(ValueError, match="rank 0 is not in"):
-            fd.init(comm=members)
+            fd.init(comm=comm)
         assert not fd.is_initialized()
-    else:
-        fd.init(comm=members)
-        assert (fd.rank(), fd.size()) == (WORLD.Get_rank() - 1, WORLD.Get_size() - 1)
-        check()
+        return
+    fd.init(comm=comm)
+    wanted = {"ranks": (rank - 1, size - 1), "everyone": (rank, size)}
+    assert (fd.rank(), fd.size()) == wanted.get(how, (half.Get_rank(), half.Get_size()))
+    half.Free()  # farandole has a duplicate
+    check()
 
 
 @pytest.mark.parametrize("ranks", [[0, 0], [0, 99], [-1, 0]])
@@ -136,30 +143,39 @@ def test_init_with_wrong_ranks(ranks):
         fd.init(comm=ranks)
 
 
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.usefixtures("_down")
-def test_init_with_a_communicator():
-    half = WORLD.Split(WORLD.Get_rank() % 2)
-    fd.init(comm=half)
-    assert (fd.rank(), fd.size()) == (half.Get_rank(), half.Get_size())
-    half.Free()  # farandole has a duplicate
-    check()
+class Odd(Exception):
+    """Takes no text, and the other ranks do not know it."""
+
+    def __init__(self, a, b):
+        super().__init__(a, b)
 
 
-@pytest.mark.usefixtures("_down")
-def test_init_with_everyone():
-    fd.init(comm=[])
-    assert fd.size() == WORLD.Get_size()
-    check()
+def odd():
+    raise Odd(1, lambda: 2)
 
 
 @pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("what", ["setting", "warning", "class"])
 @pytest.mark.usefixtures("_down")
-def test_a_wrong_setting_fails_on_all_ranks(monkeypatch):
-    if WORLD.Get_rank() == 1:
-        monkeypatch.setenv("FARANDOLE_STALL_WARN", "soon")
-    with pytest.raises(ValueError, match=r"rank 1: .*FARANDOLE_STALL_WARN"):
-        fd.init()
+def test_what_one_rank_raises_all_ranks_raise(monkeypatch, what):
+    error, text = ValueError, r"rank 1: .*FARANDOLE_STALL_WARN"
+    with warnings.catch_warnings():
+        if what == "warning":
+            error, text = Warning, "RuntimeWarning: the launcher has bound"
+            warnings.simplefilter("error")
+        if what == "class":
+            error, text = fd.FarandoleError, "rank 1: Odd"
+        if WORLD.Get_rank() == 1 or what == "warning":
+            if what == "setting":
+                monkeypatch.setenv("FARANDOLE_STALL_WARN", "soon")
+            elif what == "class":
+                monkeypatch.setattr("farandole.observe.stacks.install", odd)
+            else:
+                monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+                monkeypatch.setattr(os, "cpu_count", lambda: 64)
+        with pytest.raises(error, match=text):
+            fd.init()
+    assert not fd.is_initialized()
     monkeypatch.undo()
     fd.init()
     check()
@@ -178,14 +194,6 @@ def test_a_background_thread_in_real_time(monkeypatch, capfd):
     refused = "FARANDOLE_PRIORITY=realtime is not permitted here" in capfd.readouterr().err
     assert policies == {os.SCHED_OTHER if refused else os.SCHED_RR}
     assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the program's own thread keeps its policy
-
-
-@pytest.mark.usefixtures("_down")
-def test_job_wide_settings_come_from_rank_0(monkeypatch):
-    monkeypatch.setenv("FARANDOLE_STALL_WARN", str(20 + WORLD.Get_rank()))
-    fd.init()
-    values = {v.name: v.value for v in fd.config()}
-    assert float(values["FARANDOLE_STALL_WARN"]) == 20
 
 
 def last() -> int:
@@ -253,41 +261,6 @@ def test_a_communicator_of_outsiders_on_one_rank():
         assert not fd.is_initialized()
         fd.init(comm=[0, 1])
         check()
-
-
-@pytest.mark.usefixtures("_down")
-def test_a_warning_that_is_an_error_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(Warning, match="rank 0: RuntimeWarning: the launcher has bound"):
-            fd.init()
-    assert not fd.is_initialized()
-    monkeypatch.undo()
-    fd.init()
-    check()
-
-
-@pytest.mark.ranks(2, 4)
-@pytest.mark.usefixtures("_down")
-def test_an_error_of_any_class_is_told(monkeypatch):
-    """Classes that take no text, or that the others do not know."""
-
-    class Odd(Exception):
-        def __init__(self, a, b):
-            super().__init__(a, b)
-
-    def odd():
-        raise Odd(1, lambda: 2)
-
-    if WORLD.Get_rank() == 1:
-        monkeypatch.setattr("farandole.observe.stacks.install", odd)
-    with pytest.raises(fd.FarandoleError, match="rank 1: Odd"):
-        fd.init()
-    monkeypatch.undo()
-    fd.init()
-    check()
 
 
 @pytest.mark.ranks(2, 3, 4)

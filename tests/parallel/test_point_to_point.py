@@ -23,7 +23,6 @@ from harness.arrays import DTYPES, Array, assert_same, data
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 SOON = 8.0  # seconds until a rank knows: at once, but for a busy machine; stalls take longer
-SIZES = [0, 1, 255, 257, 100_001, 1_310_723]  # of float64: the largest has more than 10 MB
 
 
 @pytest.fixture(autouse=True)
@@ -54,19 +53,6 @@ def peers() -> list[int]:
 # ---- traffic that is right
 
 
-@pytest.mark.parametrize("elements", SIZES)
-def test_rings_both_ways(elements: int) -> None:
-    for step in (1, -1):
-        to, source = neighbours(step)
-        got = np.full(elements, np.nan)
-        sent = message(fd.rank(), to, elements)
-        handles = fd.send_async(sent, to), fd.recv_async(got, source)
-        assert handles[0].wait() is None
-        assert handles[1].wait() == source
-        assert_same(got, message(source, fd.rank(), elements))
-        assert_same(sent, message(fd.rank(), to, elements))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_and_shapes(dtype: str) -> None:
     to, source = neighbours()
@@ -75,34 +61,6 @@ def test_dtypes_and_shapes(dtype: str) -> None:
     fd.send(data(fd.rank(), (2, 6), dtype).reshape(6, 2), to)
     handle.wait()
     assert_same(got, data(source, (2, 6), dtype).reshape(3, 4))
-
-
-@pytest.mark.parametrize("elements", [3, 70_000])
-def test_all_pairs_at_once(elements: int) -> None:
-    gots = {rank: np.zeros((4, elements)) for rank in peers()}
-    receives = [fd.recv_async(gots[r][i], r, tag=i) for i in range(4) for r in peers()]
-    sends = [
-        fd.send_async(message(fd.rank(), rank, elements, salt=i), rank, tag=i)
-        for i in (2, 0, 3, 1)
-        for rank in peers()
-    ]
-    for handle in [*receives, *sends]:
-        handle.wait()
-    for rank in peers():
-        for i in range(4):
-            assert_same(gots[rank][i], message(rank, fd.rank(), elements, salt=i))
-
-
-def test_messages_of_one_tag_keep_their_order() -> None:
-    to, source = neighbours()
-    sizes = [5, 200_000, 1, 0, 4000, 300_000, 7]
-    gots = [np.zeros(n) for n in sizes]
-    sends = [fd.send_async(message(fd.rank(), to, n, salt=i), to) for i, n in enumerate(sizes)]
-    receives = [fd.recv_async(got, source) for got in gots]
-    for handle in reversed([*sends, *receives]):
-        handle.wait()
-    for i, got in enumerate(gots):
-        assert_same(got, message(source, fd.rank(), sizes[i], salt=i))
 
 
 def test_from_any_rank() -> None:
@@ -132,7 +90,8 @@ def test_random_traffic_beside_collectives(seed: int) -> None:
     messages = []
     for i in range(120):
         sender, receiver = plan.sample(range(fd.size()), 2)
-        elements = plan.choice([0, 1, 100, 130, 5_000, 80_000])
+        elements = plan.choice([0, 1, 100, 130, 255, 257, 5_000, 80_000])
+        elements = 1_310_723 if i % 40 == 7 else elements
         messages.append((i, sender, receiver, plan.randrange(4), elements))
     mine = random.Random(100 * seed + fd.rank())
     expected: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
@@ -205,16 +164,6 @@ def test_in_process_sets() -> None:
 
 
 # ---- torch
-
-
-def test_torch_tensors() -> None:
-    to, source = neighbours()
-    sent = torch.full((3, 2), fd.rank() + 1.0, dtype=torch.bfloat16)
-    got = torch.zeros(6, dtype=torch.bfloat16)
-    handle = hvd.recv_async(got, source)
-    assert hvd.send(sent.t(), to) is None
-    assert hvd.synchronize(handle) == source
-    assert got.tolist() == [source + 1] * 6
 
 
 # ---- a stranger's use

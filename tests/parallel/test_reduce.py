@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """reduce: the root alone gets the result, the others keep what they have. Each op and dtype is in
-harness/collectives.py."""
+harness/collectives.py, mismatches in test_errors.py, joined ranks in test_join_rows.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from torch import Tensor
 import farandole as fd
 import farandole.torch as hvd
 from harness.arrays import Array, assert_same, data, reduced
-from harness.ranks import last
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
@@ -90,51 +86,6 @@ def test_process_sets() -> None:
             fd.reduce(np.ones(2), 1, process_set=pair)
     fd.barrier()
     fd.remove_process_set(pair)
-
-
-# ---- ranks that have joined, and errors
-
-
-def test_joined_ranks_change_nothing() -> None:
-    for count in (4, 3000):
-        if fd.rank() == 0:
-            total = fd.reduce(np.full(count, 5.0), 0, op=fd.Product, name=f"late {count}")
-            assert total.tolist() == [5.0] * count
-        fd.join()
-
-
-def test_a_root_that_has_joined() -> None:
-    if fd.rank() == last():
-        with pytest.raises(ValueError, match=r"root rank 0 .*joined"):
-            fd.reduce(np.ones(3000), 0, name="to nobody")
-    fd.join()
-    assert fd.allreduce(np.ones(1), op=fd.Sum) == fd.size()
-
-
-def test_ranks_that_disagree() -> None:
-    x = np.ones(3000)
-    with pytest.raises(fd.MismatchError, match=rf"root rank.*\b0\b.*\b{last()}\b"):
-        fd.reduce(x, last() if fd.rank() == last() else 0, name="roots")
-    with pytest.raises(fd.MismatchError, match=r"operation.*\breduce\b"):
-        fd.reduce(x, 0, name="calls") if fd.rank() == 0 else fd.allreduce(x, name="calls")
-    assert fd.allreduce(np.ones(1), op=fd.Sum) == fd.size()
-
-
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_what_is_refused(everywhere: bool) -> None:
-    wrong = everywhere or fd.rank() == last()
-    calls: dict[str, Callable[[], Any]] = {
-        "Adasum": lambda: fd.reduce(np.ones(2), 0, op=fd.Adasum if wrong else fd.Sum),
-        "not among": lambda: fd.reduce(np.ones(2), fd.size() if wrong else 0),
-        "root_rank": lambda: hvd.reduce(torch.ones(2), -1 if wrong else 0),
-        "share memory": lambda: fd.grouped_reduce_([PAIR] * 2 if wrong else [PAIR, OTHER], 0),
-    }
-    for text, call in calls.items():
-        with pytest.raises(ValueError, match=text):
-            call()
-
-
-PAIR, OTHER = np.ones(2), np.ones(2)
 
 
 # ---- torch

@@ -64,25 +64,6 @@ def test_allreduce(dtype, op, place):
         assert same_bits(again, mine)
 
 
-@pytest.mark.parametrize("place", [shared, mixed])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_moves_rows(dtype, place):
-    size, rank = fd.size(), fd.rank()
-    for rows in (size, 60 * size, LARGE // np.dtype(dtype).itemsize // size * size):
-        mine = values(dtype, (rows,))
-        x = place(mine)
-        assert same_bits(fd.allgather(x[: rows - rank]), fd.allgather(mine[: rows - rank]))
-        assert same_bits(fd.alltoall(x)[0], fd.alltoall(mine)[0])
-        for root in range(size):
-            assert same_bits(fd.broadcast(x, root), fd.broadcast(mine, root))
-        y = place(mine)
-        fd.broadcast_(y, size - 1)
-        assert same_bits(y, fd.broadcast(mine, size - 1))
-        if dtype != "bool":
-            assert same_bits(fd.reducescatter(x, op=fd.Sum), fd.reducescatter(mine, op=fd.Sum))
-        assert same_bits(x, mine)
-
-
 def test_slices_of_one_array():
     whole = shared(values("float32", (1_000_000,)))
     before = whole.copy()
@@ -94,20 +75,6 @@ def test_slices_of_one_array():
         assert same_bits(whole[part], result)
         before[part] = result
     assert same_bits(whole, before)
-
-
-def test_factors_groups_and_process_sets():
-    xs = [values("float32", (n,), n) for n in (5, 300_000, 17, 90_000)]
-    expected = fd.grouped_allreduce(xs, op=fd.Sum, prescale_factor=0.5, postscale_factor=3.0)
-    ys = [shared(x) for x in xs]
-    fd.grouped_allreduce_(ys, op=fd.Sum, prescale_factor=0.5, postscale_factor=3.0)
-    assert all(same_bits(y, e) for y, e in zip(ys, expected, strict=True))
-    if fd.size() > 2:
-        ends = fd.add_process_set([0, fd.size() - 1])
-        if ends.included():
-            expected = fd.allreduce(xs[1], process_set=ends)
-            assert same_bits(fd.allreduce_(shared(xs[1]), process_set=ends), expected)
-        fd.remove_process_set(ends)
 
 
 def mapped_bytes():
@@ -127,14 +94,6 @@ def test_no_byte_of_it_is_copied():
     before = mapped_bytes()
     fd.allreduce_(values("float32", (1_000_000,)))
     assert mapped_bytes() == before
-
-
-def test_ordinary_while_others_map_theirs():
-    """A rank without mapped memory of its own reads the others'."""
-    x = shared(values("float32", (500_000,))) if fd.rank() == 0 else values("float32", (500_000,))
-    for turn in range(3):
-        expected = fd.allreduce(x.copy(), op=fd.Sum)
-        assert same_bits(fd.allreduce_(x, op=fd.Sum), expected), turn
 
 
 def written_bytes():

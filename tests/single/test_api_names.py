@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -63,10 +62,3 @@ def test_what_help_shows(package: str) -> None:
             empty = [x.name for x in signature.parameters.values() if x.annotation is x.empty]
             assert not empty, (name, empty)
             assert signature.return_annotation is not signature.empty, name
-
-
-def test_the_table_is_printed() -> None:
-    done = subprocess.run(
-        [sys.executable, "tools/api_names.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert len(done.stdout.splitlines()) == len(NAMES) + 2

@@ -27,12 +27,6 @@ def test_config_lists_every_variable(monkeypatch):
     assert all(v.name.startswith("FARANDOLE_") and v.meaning for v in rows.values())
 
 
-def test_a_wrong_setting_is_named(monkeypatch):
-    monkeypatch.setenv("FARANDOLE_STALL_WARN", "soon")
-    with pytest.raises(ValueError, match="FARANDOLE_STALL_WARN='soon'"):
-        fd.config()
-
-
 def test_the_environment_holds_against_the_tuning_file(monkeypatch, tmp_path, capsys):
     fd.shutdown()
     path = tmp_path / "tuning.conf"
@@ -52,18 +46,6 @@ def test_a_tuning_file_that_is_missing_is_named():
     assert result.returncode == 1
     for text in ("ValueError", "/nowhere/at/all: cannot be read", "FARANDOLE_TUNING=none"):
         assert text in result.stderr
-
-
-def test_metrics():
-    fd.init()
-    assert fd.metrics()["rescued_wakeups"] == 0
-
-
-def test_command_config(capsys):
-    assert cli.main(["config"]) == 0
-    out = capsys.readouterr().out
-    assert "FARANDOLE_FUSION_THRESHOLD" in out
-    assert "HOROVOD_FUSION_THRESHOLD" in out
 
 
 def test_command_version(capsys):
@@ -268,13 +250,6 @@ def test_what_cannot_be_written_is_refused_before_measuring(tmp_path, capsys):
     (tmp_path / "t.json").write_text("[]")
     assert cli.main(["trace", "merge", str(tmp_path / "t.json"), "-o", "/nowhere/x.json"]) == 2
     assert "there is no folder /nowhere" in capsys.readouterr().err
-
-
-def test_benchmarks_that_start_jobs_find_the_harness(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "benchmarks")}
-    command = [sys.executable, "-c", "import hosts, harness.hosts, harness.mpirun"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # ---- what somebody meets who makes a mistake

@@ -41,12 +41,6 @@ def test_ranks_test_every_backend_together():
     assert "all collectives right on 2 ranks" in result.out
 
 
-def test_without_a_self_test():
-    done = ended([*DOCTOR, "--no-self-test"])
-    assert done.returncode == 0
-    assert "self test" not in done.stdout
-
-
 def test_ranks_that_only_look_print_one_table():
     source = """
     import os, resource, sys
@@ -149,17 +143,6 @@ def test_known_bad_versions(monkeypatch, versions, name, level):
     assert bool(finding.remedy) == (level is not Level.OK)
 
 
-def test_an_mpirun_of_another_mpi_is_an_error(tmp_path, monkeypatch):
-    mpirun_ = tmp_path / "mpirun"
-    mpirun_.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
-    mpirun_.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (finding,) = doctor_hosts._mpirun("Open MPI v5.0.11, package: x")
-    assert finding.level is Level.ERROR
-    assert "4.1.4" in finding.text
-    assert "mpirun" in finding.remedy
-
-
 OPEN_MPI = "Open MPI v5.0.11, package: x"
 CRAY = "MPI VERSION    : CRAY MPICH version 8.1.29.29"
 
@@ -168,6 +151,7 @@ CRAY = "MPI VERSION    : CRAY MPICH version 8.1.29.29"
     ("launcher", "library", "level"),
     [
         ("mpirun (Open MPI) 5.0.11", OPEN_MPI, Level.OK),
+        ("mpirun (Open MPI) 4.1.4", OPEN_MPI, Level.ERROR),
         ("mpirun (Open MPI) 5.0.11", "MPICH Version: 5.0.2", Level.ERROR),
         ("mpirun (Open MPI) 5.0.11", CRAY, Level.ERROR),
         ("HYDRA build details:\n Version: 5.0.2", OPEN_MPI, Level.ERROR),
@@ -183,7 +167,8 @@ def test_launcher_and_library_belong_together(tmp_path, monkeypatch, launcher, l
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (finding,) = doctor_hosts._mpirun(library)
     assert finding.level is level, finding
-    assert ("world of one" in finding.text) == (level is Level.ERROR)
+    said = "is of Open MPI 4.1.4, but" if "4.1.4" in launcher else "world of one"
+    assert (said in finding.text) == (level is Level.ERROR)
     assert bool(finding.remedy) == (level is Level.ERROR)
 
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +16,10 @@ from typing import Any
 import pytest
 
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
-from harness import gpu, process
+from harness import process
 from harness.fork import ForkJob
-from harness.mpirun import MPI_ENVIRONMENT, MpiJob, find_mpirun, mpirun
 from harness.proc import processes_of_sessions
-from harness.process import JobError, Process
+from harness.process import JobError
 from harness.sizes import POSSIBLE, TABLE, marks, own_sizes, sizes_of
 from harness.world import TESTS
 
@@ -88,13 +85,6 @@ def test_it():
     assert fd.add_process_set([0]).process_set_id == 1
     assert fd.allreduce(np.full(2, fd.rank()), name="in flight", op=fd.Sum).tolist() == [1, 1]
 """
-TELLS_ITS_SIZE = """
-import farandole as fd
-
-def test_it():
-    with open(f"size-{fd.size()}", "a") as runs:
-        print("a rank", file=runs)
-"""
 DIES = """
 import os
 import farandole as fd
@@ -116,11 +106,6 @@ import os
 
 if "FARANDOLE_TEST_STEP" not in os.environ:
     pytest_plugins = ["harness.outer"]
-"""
-MPI_BARRIER_OF_ALL_BUT_0 = """
-import signal
-from mpi4py import MPI
-signal.pause() if MPI.COMM_WORLD.rank == 0 else MPI.COMM_WORLD.Barrier()
 """
 
 
@@ -161,22 +146,6 @@ def test_rendezvous_refuses_a_second_rank_of_one_number() -> None:
                 exchange(meeting, b"")
 
 
-def test_forked_ranks_meet(fork_ranks: Callable[..., ForkJob]) -> None:
-    for result in fork_ranks(MEET, 3).finish(30):
-        assert result.check().out == "[b'rank 0', b'rank 1', b'rank 2']\n"
-
-
-def test_a_killed_rank_frees_the_others(fork_ranks: Callable[..., ForkJob]) -> None:
-    job = fork_ranks(MEET + RANK_0_WAITS_FOR_EVER, 3)
-    job.wait_for_output("rank 2")
-    job.kill(0)
-    killed, *others = job.finish(30)
-    assert killed.returncode == -signal.SIGKILL
-    for result in others:
-        assert result.returncode == 1
-        assert "another rank has left" in result.out
-
-
 def test_a_hang_is_told_with_stacks(fork_ranks: Callable[..., ForkJob]) -> None:
     job = fork_ranks(MEET + RANK_0_WAITS_FOR_EVER, 2)
     job.wait_for_output("rank 1")
@@ -184,31 +153,6 @@ def test_a_hang_is_told_with_stacks(fork_ranks: Callable[..., ForkJob]) -> None:
         job.finish(0.2)
     assert str(told.value).count("program.py") >= 2
     assert not processes_of_sessions(job.sessions)
-
-
-def test_a_hang_under_mpirun_is_told_with_stacks(mpi_ranks: Callable[..., MpiJob]) -> None:
-    job = mpi_ranks("print('up', flush=True)" + MPI_BARRIER_OF_ALL_BUT_0, 2)
-    job.process.wait_for_output("up\nup")
-    with pytest.raises(JobError, match=r"hung for.*(?s:.*)program\.py"):
-        job.finish(1.0)
-    assert not processes_of_sessions({job.process.pid})
-
-
-def test_mpirun_returns_what_the_ranks_return() -> None:
-    good = mpirun([sys.executable, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"], 2)
-    assert good.check().out.split() == ["2", "2"]
-    bad = mpirun([sys.executable, "-c", "import sys; sys.exit(3)"], 2)
-    with pytest.raises(JobError, match="exit code 3"):
-        bad.check()
-
-
-def test_a_killed_mpirun_of_the_same_number_left_its_folder() -> None:
-    folder = f"{tempfile.gettempdir()}/ompi.$$"
-    leave = f"mkdir -p {folder}; touch {folder}/pmix.$(uname -n).tool.$$"
-    run = f"exec {find_mpirun()} -np 1 pwd"
-    job = Process(["sh", "-c", f"{leave}; {run}"], MPI_ENVIRONMENT)
-    assert job.end().check().out.strip() == str(Path.cwd())
-    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{job.pid}", ignore_errors=True)
 
 
 def test_a_process_left_behind_is_an_error(
@@ -273,29 +217,6 @@ def test_files_share_a_world_until_one_breaks_it(tmp_path: Path) -> None:
         "test_d": "passed",
     }
     assert "exit code 3" in rows["test_c"]["text"]
-
-
-def test_one_process_runs_a_file_at_each_size(tmp_path: Path) -> None:
-    files = {"a": TELLS_ITS_SIZE, "b": TELLS_ITS_SIZE}
-    told_by_files(tmp_path, files, "--ranks", "1,2,3", failed=0)
-    for size in (1, 2, 3):
-        assert (tmp_path / f"size-{size}").read_text() == "a rank\n" * 2 * size
-
-
-def test_ranks_that_take_turns_on_a_card_have_more_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a card each, or MPS, nobody waits for a turn."""
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert gpu.waits(2) == (0, 0)
-    shared = gpu.waits(4)
-    assert 0 < shared[0] < shared[1]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert gpu.waits(4) == pytest.approx((2 * shared[0], 2 * shared[1]))
-    assert gpu.waits(4) == pytest.approx((200 * 6 * 4 * 0.002, 4000 * 6 * 4 * 0.002))
-    (tmp_path / "control").touch()
-    assert gpu.waits(4) == (0, 0)
 
 
 def test_every_test_runs_at_one_of_its_files_sizes() -> None:

@@ -277,17 +277,6 @@ def test_an_unknown_launcher_is_named(tmp_path):
         find("nosuchrun")
 
 
-def test_srun_in_an_allocation_that_knows_pmix(tmp_path, monkeypatch):
-    program(tmp_path, "srun", "MPI plugin types are... pmi2 pmix")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert isinstance(find(), OpenMpi)  # no allocation
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert isinstance(found := find(), Srun)
-    assert "--mpi=pmix" in words(found, PLAIN)
-    program(tmp_path, "srun", "MPI plugin types are... none pmi2")
-    assert isinstance(find(), OpenMpi)  # pmi2 would make worlds of one
-
-
 # ---- the command
 
 

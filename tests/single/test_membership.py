@@ -10,7 +10,6 @@ import pytest
 from simulation.book import Memory
 from simulation.elastic import Simulation
 
-from farandole.errors import CheckpointError
 from farandole.membership.agent import Agent, Kill, Start, Tell
 from farandole.membership.decider import Decider, Rules
 from farandole.membership.journal import Record
@@ -119,18 +118,6 @@ def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
     assert len([name for name in job.wanted.ranks if name != first]) == 3, "others begin"
 
 
-def test_new_processes_have_time_after_a_total_loss() -> None:
-    """They may be slow to start, as the first ones were."""
-    job = Job()
-    for name in job.begin():
-        job.end(name, End.LOST, text="was killed by SIGKILL")
-    job.tell()
-    new = {name for name in job.wanted.ranks if job.ranks[name].end is None}
-    assert len(new) == 3
-    job.tell(100 * RULES.late)
-    assert new <= {*job.wanted.ranks}
-
-
 def test_who_works_after_training_is_not_ended() -> None:
     job = Job()
     members = job.begin()
@@ -170,21 +157,6 @@ def test_worlds_that_never_begin_end_the_job() -> None:
         job.end(name, End.LOST)
     job.tell()
     assert job.decider.outcome == "9 failures without a commit: that is enough"
-
-
-def test_who_hangs_while_it_waits_is_ended() -> None:
-    """Its agent goes on to hear of worlds, but it enters none."""
-    job = Job()
-    first, second, third = job.begin()
-    job.ranks[first] = job.ranks[first]._replace(end=End.LOST)
-    job.stand(second, 1, 5, away=True)
-    job.stand(third, 1, 4, away=True)
-    assert job.tell().world.members == (second, third)
-    job.ranks[second] = Rank(second, Standing(2, True, 1, Commit(1, 5), stalled=True))
-    job.ranks[third] = Rank(third, Standing(1, True, 2, Commit(1, 4)))
-    job.tell()
-    assert third not in job.wanted.ranks
-    assert second in job.wanted.ranks
 
 
 def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
@@ -331,18 +303,6 @@ def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
     assert "rank 2 on a left" in job.decider.story
 
 
-def test_all_leave_when_asked_and_none_is_replaced() -> None:
-    job = Job()
-    members = job.begin()
-    job.decider.ending.leave()
-    assert job.tell().leave
-    for name in members:
-        job.end(name, End.LEFT)
-    assert job.tell().world.number == 1
-    assert job.wanted.ranks == ()
-    assert job.decider.outcome == ""
-
-
 def test_the_first_world_begins_with_the_commit_on_the_disk() -> None:
     """Of a job under mpirun, which leaves no journal."""
 
@@ -355,24 +315,6 @@ def test_the_first_world_begins_with_the_commit_on_the_disk() -> None:
         job.ranks[name] = Rank(name, Standing(away=True))
     world = job.tell().world
     assert (world.number, world.start, world.from_disk) == (1, Commit(1, 7), True)
-
-
-def test_a_failed_job_that_shall_leave_decides_no_world() -> None:
-    """Else a damaged commit on the disk would be read again at each step, and nobody be told."""
-
-    class Damaged(Memory):
-        def commit(self) -> Commit:
-            raise CheckpointError("it is damaged")
-
-    job = Job(Damaged())
-    job.decider.ending.leave()
-    for name in job.wanted.ranks:
-        job.stand(name, 0, 0, away=True)
-    with pytest.raises(CheckpointError):
-        job.tell()
-    job.decider.ending.fail("it is damaged")
-    job.tell()
-    assert job.wanted.ranks == ()
 
 
 def test_calls_are_counted() -> None:
@@ -476,19 +418,6 @@ def test_a_host_that_is_taken_away_gets_no_new_process(grows: bool) -> None:
     assert job.tell(going=True).leave == (not grows)
 
 
-def test_the_next_agent_of_a_host_means_that_the_first_ones_ranks_are_lost() -> None:
-    job = Job()
-    job.begin()
-    job.decider.hear(Status("second", 1, "a", 3, ()), job.now)
-    found = job.decider.step(job.now)
-    assert found["a"].ranks == ()
-    assert len(found["second"].ranks) == 3
-    lost = "rank {} on a was lost with the agent of its host"
-    assert {lost.format(rank) for rank in range(3)} <= set(job.decider.story)
-    job.decider.hear(Status("a", 100, "a", 3, tuple(job.ranks.values())), job.now)
-    assert job.decider.step(job.now)["a"].ranks == (), "it is too late"
-
-
 def test_those_that_join_begin_anew_where_nobody_holds_a_state() -> None:
     """They have left init() alone; the others wait in it."""
     start = Commit(1, 5)
@@ -567,17 +496,6 @@ def test_an_agent_whose_host_is_taken_away() -> None:
     assert not agent.gone
     agent.hear(wanted(1, 4, agent.status(5.2).number))
     assert agent.gone
-
-
-def test_an_agent_that_nobody_hears_ends_its_ranks() -> None:
-    agent = Agent("a", "a", 3, 10.0, 0.0)
-    first = agent.status(3.0).number
-    agent.hear(wanted(1, 1, first, "x"))
-    assert not any(isinstance(action, Kill) for action in agent.look(12.9))
-    for number in range(2, 9):  # it hears, but is not heard
-        agent.status(3.0 + number)
-        agent.hear(wanted(1, number, first, "x"))
-    assert agent.look(13.1) == [Kill("x")]
 
 
 def test_an_agent_asks_its_ranks_to_leave_after_half_of_the_lease() -> None:

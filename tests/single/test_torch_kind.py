@@ -224,20 +224,3 @@ def test_neutral_kind_is_found_without_importing_the_adapter() -> None:
     )
     done = ended([sys.executable, "-c", program])
     assert done.stdout.strip() == "TorchKind"
-
-
-def test_import_without_torch_names_the_package() -> None:
-    program = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-sys.meta_path.insert(0, Missing())
-try:
-    import farandole.torch
-except ImportError as reason:
-    print(reason)
-"""
-    done = ended([sys.executable, "-c", program])
-    assert "pip install torch" in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["ranks", "seconds", "seed", "shrinking", "without"]
+__all__ = ["ranks", "seconds", "seed", "shrinking"]
 
 
 def seed() -> int:
@@ -21,11 +21,6 @@ def seconds() -> float:
 def shrinking() -> float:
     """STRANGERS_SHRINK: seconds for making a failing program smaller."""
     return float(os.environ.get("STRANGERS_SHRINK", "30"))
-
-
-def without() -> frozenset[str]:
-    """STRANGERS_WITHOUT: features that are not drawn, for a look behind a known defect."""
-    return frozenset(filter(None, os.environ.get("STRANGERS_WITHOUT", "").split(",")))
 
 
 def ranks() -> list[int]:

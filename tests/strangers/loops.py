@@ -11,26 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["CLIP", "FEATURES", "Loop", "Net", "batch", "loss_of", "plain_optimizer", "steps"]
+__all__ = ["CLIP", "Loop", "Net", "batch", "loss_of", "plain_optimizer", "steps"]
 
 CLIP = 0.1  # the norm that gradients are clipped to
-
-# What STRANGERS_WITHOUT may name: moves and their forms.
-FEATURES = (
-    *("backward", "backward:penalty", "backward:query", "backward:again", "backward:hold"),
-    *("backward:unused", "zero:optimizer_none", "zero:optimizer_zero", "zero:model_none"),
-    *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
-    *("step:timeout", "step:timeout_drop", "raise", "rebuild", "copy"),
-    *("loop:late", "loop:memory", "broadcast", "edit", "views", "passes", "op:Sum"),
-    *("op:Min", "groups", "kind:split", "kind:compressed"),
-    *("table:rows", "table:dense"),
-)
 
 _ENDS = (["zero"], ["drop"])  # forms of raise
 _INSTEAD = {
     "split": {"clip_own": "clip", "closure": "plain"},
 }
-_PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
 
 
 @dataclass(frozen=True)
@@ -66,24 +54,6 @@ class Loop:
     def text(self) -> str:
         """One line of JSON."""
         return json.dumps({"loop": asdict(self)})
-
-    def features(self, ranks: int) -> set[str]:
-        """Those of FEATURES that it uses on so many ranks, apart from what all loops have."""
-        used = {f"op:{self.op}"}
-        used |= {"passes"} if self.passes > 1 else set()
-        used |= {"views"} if self.views else set()
-        used |= {"groups"} if self.groups else set()
-        used |= {f"kind:{self.kind}", f"table:{self.table}"}
-        for word, *arguments in self.moves:
-            used.add(word)
-            if word in ("step", "zero"):
-                used.add(f"{word}:{arguments[0]}")
-            if word == "backward":
-                flags, hold, form = arguments
-                used.add(f"backward:{form}")
-                used |= {"backward:hold"} if hold else set()
-                used |= set() if all(flags[:ranks]) else {"backward:unused"}
-        return used & (set(FEATURES) - _PLAIN)
 
     @staticmethod
     def read(found: dict[str, Any]) -> Loop:

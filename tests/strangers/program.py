@@ -13,7 +13,6 @@ from harness.arrays import COMPLEX, data, has_op
 
 __all__ = [
     "FATES",
-    "FEATURES",
     "MOST_RANKS",
     "OPERATIONS",
     "SPLIT",
@@ -51,16 +50,6 @@ FATES = (
     "free",  # the arrays are deleted in flight, the handle is waited for
 )
 
-# What STRANGERS_WITHOUT may name, so that a known defect does not hide others: fates and moves.
-FEATURES = (
-    *FATES,
-    *("memory", "late", "collect", "settle", "quiet", "barrier", "join", "mismatch", "refuse"),
-    *("sets", "arena", "strided", "freed_storage", "restart", "unnamed", "group"),
-)
-
-_PLAIN = {"wait", "blocking", "later", "memory", "late", "collect", "settle", "quiet"}
-_WORDS = {"sets_again": "sets"}  # moves that are called otherwise
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -92,19 +81,6 @@ class Program:
     def text(self) -> str:
         """One line of JSON."""
         return json.dumps({"calls": asdict(self)})
-
-    def features(self, ranks: int) -> set[str]:
-        """Those of FEATURES that it uses on so many ranks, apart from what all programs have."""
-        used = {"sets"} if self.sets else set()
-        for word, *arguments in self.moves:
-            used.add(_WORDS.get(word, word))
-            for argument in arguments:
-                used |= set(argument[:ranks]) if isinstance(argument, (list, tuple)) else set()
-        for t in self.tensors:
-            used.add(t.memory)
-            used |= {"group"} if t.count > 1 else set()
-            used |= set() if t.named else {"unnamed"}
-        return used & (set(FEATURES) - _PLAIN)
 
     @staticmethod
     def read(found: dict[str, Any]) -> Program:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -36,49 +35,45 @@ def _move(word: str, *arguments: Strategy) -> Strategy:
     return st.tuples(st.just(word), *arguments).map(list)
 
 
-def _picked(items: Any, without: frozenset[str]) -> Strategy:
-    return st.sampled_from([item for item in items if item not in without])
-
-
 def _moves(move: Strategy) -> Strategy:
     """Two lists in one: hypothesis keeps a single one short."""
     some = st.lists(move, max_size=_MOVES)
     return st.tuples(some, some).map(lambda both: (*both[0], *both[1]))
 
 
-def programs(without: frozenset[str] = frozenset()) -> Strategy:
+def programs() -> Strategy:
     """Of calls. One or two tensors as a rule, so that the same call comes again."""
-    tensors = st.lists(_tensors(without), min_size=1, max_size=3).map(tuple)
-    moves = _moves(_call_moves(without))
+    tensors = st.lists(_tensors(), min_size=1, max_size=3).map(tuple)
+    moves = _moves(_call_moves())
     subset = st.lists(_RANKS, min_size=1, max_size=3).map(tuple)
-    sets = st.just(()) if "sets" in without else st.lists(subset, max_size=2).map(tuple)
+    sets = st.lists(subset, max_size=2).map(tuple)
     return st.builds(Program, tensors=tensors, moves=moves, sets=sets)
 
 
-def _tensors(without: frozenset[str]) -> Strategy:
+def _tensors() -> Strategy:
     kinds = st.sampled_from(["numpy", "torch", "hvd"])
     several = st.lists(kinds, min_size=MOST_RANKS, max_size=MOST_RANKS)
     one = kinds.map(lambda kind: [kind] * MOST_RANKS)
     return st.builds(
         Tensor,
         op=st.sampled_from([*OPERATIONS[:1] * 3, *OPERATIONS]),
-        named=st.just(True) if "unnamed" in without else st.sampled_from([True, True, True, False]),
+        named=st.sampled_from([True, True, True, False]),
         group=st.sampled_from([0, 0, 0, 1, 2]),
         dtype=st.sampled_from(["float32", "float32", "float64", *DTYPES, "bfloat16"]),
         shape=st.sampled_from(SHAPES),
         reduce=st.sampled_from(["Sum", *OPS]),
         in_place=st.booleans(),
-        count=st.just(1) if "group" in without else st.sampled_from([1, 1, 1, 1, 2, 3]),
+        count=st.sampled_from([1, 1, 1, 1, 2, 3]),
         root=_RANKS,
         kinds=st.one_of(one, several).map(tuple),
-        memory=_picked(["own", "own", "own", "own", "arena", "strided"], without),
+        memory=st.sampled_from(["own", "own", "own", "own", "arena", "strided"]),
         keep=st.booleans(),
     )
 
 
-def _call_moves(without: frozenset[str]) -> Strategy:
+def _call_moves() -> Strategy:
     tensor = st.sampled_from([0, 0, 1, 2])
-    fates = st.lists(_picked(["wait"] * 6 + list(FATES), without), min_size=MOST_RANKS)
+    fates = st.lists(st.sampled_from(["wait"] * 6 + list(FATES)), min_size=MOST_RANKS)
     fates = fates.map(lambda found: found[:MOST_RANKS])
     mismatch = st.sampled_from(["dtype", "shape"])
     wrong = st.sampled_from(["none", "text", "list", "longdouble"])
@@ -104,64 +99,48 @@ def _call_moves(without: frozenset[str]) -> Strategy:
         "sets": (1, _move("sets_again")),
         "restart": (1, _move("restart")),
     }
-    return _weighted(moves, without)
+    return _weighted(moves)
 
 
-def _weighted(moves: dict[str, tuple[int, Strategy]], without: frozenset[str]) -> Strategy:
+def _weighted(moves: dict[str, tuple[int, Strategy]]) -> Strategy:
     """Simple moves come first: failures shrink towards them."""
-    wanted = [(n, move) for word, (n, move) in moves.items() if word not in without]
-    return st.one_of([move for n, move in wanted for _ in range(n)])
+    return st.one_of([move for n, move in moves.values() for _ in range(n)])
 
 
-def loops(without: frozenset[str] = frozenset()) -> Strategy:
+def loops() -> Strategy:
     """Of training."""
-
-    def option(feature: str, strategy: Strategy, plain: Any) -> Strategy:
-        return st.just(plain) if feature in without else strategy
-
     return st.builds(
         Loop,
-        moves=_moves(_loop_moves(without)),
-        op=_picked(["Average", "Average", "Sum", "Min"], _less("op:", without)),
-        passes=option("passes", st.sampled_from([1, 1, 2, 3]), 1),
-        views=option("views", st.booleans(), False),
-        groups=option("groups", st.sampled_from([0, 0, 2]), 0),
+        moves=_moves(_loop_moves()),
+        op=st.sampled_from(["Average", "Average", "Sum", "Min"]),
+        passes=st.sampled_from([1, 1, 2, 3]),
+        views=st.booleans(),
+        groups=st.sampled_from([0, 0, 2]),
         named=st.booleans(),
         width=st.sampled_from([4, 1500]),
         optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
-        kind=_picked(
-            ["plain", "plain", "split", "compressed"],
-            _less("kind:", without),
-        ),
-        table=_picked(["", "", "rows", "dense"], _less("table:", without)),
+        kind=st.sampled_from(["plain", "plain", "split", "compressed"]),
+        table=st.sampled_from(["", "", "rows", "dense"]),
     )
 
 
-def _less(prefix: str, without: frozenset[str]) -> frozenset[str]:
-    """The features of one family, by their last words."""
-    return frozenset(one.removeprefix(prefix) for one in without if one.startswith(prefix))
-
-
-def _loop_moves(without: frozenset[str]) -> Strategy:
-    backward = _less("backward:", without)
-    every = st.just([True] * MOST_RANKS)
-    used = every if "unused" in backward else st.one_of(every, _FLAGS)
-    hold = st.just(False) if "hold" in backward else st.sampled_from([False, False, True])
-    forms = _picked(["plain", "plain", "plain", "penalty", "query", "again"], backward)
+def _loop_moves() -> Strategy:
+    used = st.one_of(st.just([True] * MOST_RANKS), _FLAGS)
+    hold = st.sampled_from([False, False, True])
+    forms = st.sampled_from(["plain", "plain", "plain", "penalty", "query", "again"])
     zero = ["optimizer_none", "optimizer_zero", "model_none", "model_zero"]
     step = ["plain"] * 3 + ["clip", "clip_own", "closure", "timeout", "timeout_drop"]
     after = st.sampled_from(["zero", "go_on", "drop"])
-    flag: Callable[[], Strategy] = st.booleans
     moves: dict[str, tuple[int, Strategy]] = {
         "backward": (6, _move("backward", used, hold, forms)),
-        "step": (3, _move("step", _picked(step, _less("step:", without)), _FLAGS)),
-        "zero": (3, _move("zero", _picked(zero, _less("zero:", without)))),
+        "step": (3, _move("step", st.sampled_from(step), _FLAGS)),
+        "zero": (3, _move("zero", st.sampled_from(zero))),
         "raise": (1, _move("raise", after)),
-        "rebuild": (1, _move("rebuild", flag())),
+        "rebuild": (1, _move("rebuild", st.booleans())),
         "copy": (1, _move("copy")),
-        "loop:late": (1, _move("late", _RANKS)),
-        "loop:memory": (1, _move("memory", st.integers(1, 2), flag())),
+        "late": (1, _move("late", _RANKS)),
+        "memory": (1, _move("memory", st.integers(1, 2), st.booleans())),
         "broadcast": (1, _move("broadcast", _RANKS)),
         "edit": (1, _move("edit")),
     }
-    return _weighted(moves, without)
+    return _weighted(moves)

@@ -16,8 +16,6 @@ __all__ = ["Crashed", "Failure", "Hung", "Overwritten", "Raised", "Unequal", "Un
 class Failure(AssertionError):
     """Something is wrong with farandole, or with the model. Each kind shrinks by itself."""
 
-    program: Program | Loop | None = None  # that failed
-
 
 class Crashed(Failure):
     """A rank was ended by a signal, or ended itself."""
