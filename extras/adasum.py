@@ -14,7 +14,6 @@ from torch import Tensor
 from farandole.calls.requests import Scope
 from farandole.ops import Adasum
 from farandole.torch.functions import largest_flag
-from farandole.torch.grad_mode import without_grad
 from farandole.torch.mpi_ops import grouped_allreduce
 from farandole.torch.optimizer import ReducingOptimizer, combining
 
@@ -60,12 +59,12 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         names = [*self._names, *(f"parameter {i}" for i in later)]
         return list(zip(names, parameters, strict=False))  # some may have been taken out
 
-    @without_grad
+    @torch.no_grad()
     def _values(self) -> list[tuple[str, Tensor, Tensor]]:
         """(name, parameter, a copy of its values)."""
         return [(name, p, p.detach().clone()) for name, p in self.named() if p.requires_grad]
 
-    @without_grad
+    @torch.no_grad()
     def _combine(self, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
         compressors = [self._compressor_of(name, p) for name, p, _ in starts]

@@ -27,7 +27,7 @@ from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit,
 from farandole.errors import ShutdownError
 from farandole.ops import _handle, describe
 from farandole.process_sets import ProcessSet, disband_process_set
-from farandole.torch.grad_mode import write
+from farandole.torch.strides import write
 
 __all__ = ["FarandoleGroup"]
 

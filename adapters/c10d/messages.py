@@ -12,8 +12,7 @@ from torch import Tensor
 from farandole.c10d.calls import Tensors, one, room_of
 from farandole.c10d.work import Futures, GroupWork
 from farandole.messages import recv_async, send_async
-from farandole.torch.grad_mode import write
-from farandole.torch.strides import overlaps
+from farandole.torch.strides import overlaps, write
 
 
 class MessageWork(GroupWork):

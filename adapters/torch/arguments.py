@@ -14,6 +14,7 @@ from torch import Tensor
 
 from farandole.equality import Interval
 from farandole.members import ProcessSet
+from farandole.ops import Average
 from farandole.torch.compression import Compressor
 
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -33,6 +34,11 @@ class Settings:
     views: bool  # gradient_as_bucket_view
     ranks: ProcessSet  # that of process_set
     verify: Interval  # of comparisons of the ranks' models
+
+    @property
+    def is_linear(self) -> bool:
+        """True if what was added to a step's last result can be reduced with it."""
+        return self.reduce_op == Average
 
 
 # ---- names

@@ -20,10 +20,9 @@ from farandole.ops import Max
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
 from farandole.torch.collectives.exchange import broadcast_async_
 from farandole.torch.collectives.reductions import allreduce_
-from farandole.torch.grad_mode import without_grad, write
 from farandole.torch.kind import check, device_and_stream
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
-from farandole.torch.strides import check_apart
+from farandole.torch.strides import check_apart, write
 
 _STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
 
@@ -88,7 +87,7 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in pairs if x is not None]
 
 
-@without_grad
+@torch.no_grad()
 def broadcast_tensors(
     tensors: Mapping[str, Tensor], root_rank: int, what: str, process_set: ProcessSet
 ) -> None:

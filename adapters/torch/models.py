@@ -13,7 +13,6 @@ from torch import Tensor
 
 from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint
 from farandole.members import ProcessSet
-from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import address_of
 
 _BROADCAST = "broadcast_parameters(model.state_dict(), root_rank="
@@ -27,7 +26,7 @@ REMEDIES = Remedies(
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
-@without_grad
+@torch.no_grad()
 def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
     """These parameters and this optimizer, as they are now."""
     groups = [] if optimizer is None else optimizer.param_groups

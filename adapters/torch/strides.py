@@ -4,7 +4,7 @@ dtypes, and what can be written. For all of farandole.torch that hands tensors t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -72,6 +72,17 @@ def overlaps(x: Tensor) -> bool:
     written = torch.zeros(1 + sum(step * (n - 1) for step, n in steps), dtype=torch.bool)
     written.as_strided(x.shape, x.stride()).fill_(True)
     return int(written.sum()) < x.numel()
+
+
+@torch.no_grad()
+def write(results: Sequence[Tensor], act: Callable[[], object]) -> None:
+    """Calls `act()`, which writes to these tensors, in any thread: some may have been made in
+    inference mode."""
+    if any(x.is_inference() for x in results):
+        with torch.inference_mode():
+            act()
+    else:
+        act()
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -36,7 +36,7 @@ def total(k, ranks=None):
 
 
 def places(optimizer):
-    return [gradient.view.tensor for gradient in optimizer._reducer.gradients]
+    return [gradient.encoding.view.tensor for gradient in optimizer._reducer.gradients]
 
 
 def wrapped(ps, **options):

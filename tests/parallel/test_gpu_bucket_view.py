@@ -43,7 +43,7 @@ globals().update(borrow(["torch_bucket_view"], "on_double", _OF_THE_CPU, ["in_bu
 
 
 def places(optimizer: Any) -> list[Tensor]:
-    return [g.view.tensor for g in optimizer._reducer.gradients]
+    return [g.encoding.view.tensor for g in optimizer._reducer.gradients]
 
 
 @together

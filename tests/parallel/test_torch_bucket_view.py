@@ -32,7 +32,7 @@ together = pytest.mark.ranks(2, 3, 4)  # one rank alone reduces nothing, and pla
 
 
 def places(optimizer: Any) -> list[Tensor]:
-    return [g.view.tensor for g in optimizer._reducer.gradients]
+    return [g.encoding.view.tensor for g in optimizer._reducer.gradients]
 
 
 def large(count: int = 3) -> tuple[list[nn.Parameter], Any]:

@@ -190,35 +190,6 @@ def test_one_rank_that_raises_makes_all_raise() -> None:
         step(model, optimizer)
 
 
-def test_a_step_that_is_repeated_compares_nothing_twice() -> None:
-    """The others take no part in another comparison of the same step."""
-
-    class Fails:
-        left = hvd.rank() == last()
-
-        @staticmethod
-        def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-            return tensor, None
-
-        @classmethod
-        def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
-            if cls.left:
-                cls.left = False
-                raise ValueError("once")
-            return tensor
-
-    model = network()
-    optimizer = made(model, 0.1 + hvd.rank(), compression=Fails)
-    if hvd.rank() == last():
-        with pytest.raises(ValueError, match="once"):
-            step(model, optimizer)
-        with pytest.raises(hvd.MismatchError, match="lr of group 0"):
-            optimizer.synchronize(timeout=60)
-    else:
-        with pytest.raises(hvd.MismatchError, match="lr of group 0"):
-            step(model, optimizer)
-
-
 def test_intervals_may_differ() -> None:
     model = network()
     optimizer = made(model, verify_every=1 + hvd.rank())

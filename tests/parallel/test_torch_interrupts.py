@@ -214,6 +214,28 @@ def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     check_ended(lambda: hvd.allreduce(torch.ones(1)), "ArithmeticError: the user's")
 
 
+class Fails:
+    """A compressor that can't restore a result."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return tensor * 1, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, _context: Any) -> Tensor:
+        return fail() if late() else tensor
+
+
+def test_a_result_that_can_not_be_restored() -> None:
+    (p,), _ = made(compression=Fails)
+    if late():
+        with pytest.raises(ArithmeticError):
+            push(p)
+    else:
+        push(p)
+    check_ended(hvd.barrier, "ArithmeticError: the user's")
+
+
 @pytest.mark.parametrize("next_", ["zero_grad", "pass"])
 def test_gradients_under_way_are_left(next_: str) -> None:
     (p,), optimizer = made()

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent: unchanged, compressed, or made dense and contiguous. On autograd's
-threads and the one that steps."""
+"""How a Gradient is sent: unchanged, compressed, made dense, or as rows. On autograd's threads and
+the one that steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
-from farandole.calls.requests import Call, PreparedCall
+from farandole.calls.arguments import divisor_of
+from farandole.calls.requests import Call, Op, PreparedCall
 from farandole.ops import Average, Sum
+from farandole.torch.bucket_view import BucketView
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.gradients.bucket_view import BucketView
-from farandole.torch.kind import prepare
-from farandole.torch.strides import like_gradient
+from farandole.torch.kind import prepare, receive
+from farandole.torch.strides import like_gradient, sparse_sum
 
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
-
-
-_Form = tuple[int, torch.dtype | None, int]
-_NONE: _Form = 0, None, -1  # nothing is sent unchanged
+_NOT_PLAIN: tuple[int, torch.dtype | None, int] = 0, None, -1
+_INDEX = torch.int64.itemsize
 
 
 class Encoding:
@@ -33,8 +34,8 @@ class Encoding:
     """
 
     __slots__ = (
-        *("_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
-        *("_prepared", "_sparse_dim", "call", "form", "grouped", "submit", "view", "weight"),
+        *("_compressor", "_context", "_group", "_key", "_prepared", "_sparse_as_dense"),
+        *("_sparse_dim", "call", "form", "submit", "view", "weight"),
     )
 
     def __init__(
@@ -50,25 +51,26 @@ class Encoding:
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
         self._group = group
-        self.grouped = group[0] is not None  # reduced with all members of the group or not at all
         self._context: Any = None
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
-        self.view: BucketView | None = None  # where gradients are to be
-        self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
-        # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
-        self.form = _NONE
-        self._device: torch.device | None = None  # theirs
+        self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # what that is for
+        self.view: BucketView | None = None  # where gradients are to be; None: torch's own memory
+        # Of gradients that are sent unchanged: the core's number of the call, dtype, elements.
+        self.form = _NOT_PLAIN
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0
         # (input address, output address, what keeps them alive) -> handle
         self.submit: Callable[[int, int, object], int]
 
+    @property
+    def is_grouped(self) -> bool:
+        """True if it is reduced with all members of its group or not at all."""
+        return self._group[0] is not None
+
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
         """The Rows to use from now on; closes the prepared call."""
-        from farandole.torch.gradients.rows import Rows  # imported late: it uses this module
-
         if self._prepared is not None:
             self._prepared.close()
         return Rows(self.call, self._group, like, sparse_dim)
@@ -76,12 +78,12 @@ class Encoding:
     def use_view(self, view: BucketView | None) -> None:
         """Sets the memory where gradients are to be."""
         self.view = view
-        self.form, self.weight = _NONE, 0
+        self.form, self.weight = _NOT_PLAIN, 0
 
     def carries(self, grad: Tensor) -> bool:
         """Whether `grad` has the same form and device as the last one, which was sent unchanged."""
-        same = (grad.dtype, grad.numel()) == self.form[1:]
-        return same and grad.device == self._device and grad.is_contiguous()
+        same = self._key is not None and (grad.dtype, grad.numel()) == self.form[1:]
+        return same and grad.device == self._key[2] and grad.is_contiguous()  # type: ignore[index]
 
     def encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send, `grad` itself if possible; None: sparse, without sparse_as_dense.
@@ -100,16 +102,13 @@ class Encoding:
         encoded, self._context = self._compressor.compress(dense)
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
         prepared = self._prepare(encoded)
+        self.form, self.weight = _NOT_PLAIN, 0
         # Strides do not show a lazy view of complex tensors, or of one element.
         own = self._compressor is Compression.none and encoded is grad
-        plain = own and not grad.is_complex() and grad.numel() > 1
-        self.form, self.weight = _NONE, 0
-        if plain:
+        if own and not grad.is_complex() and grad.numel() > 1:
             on_cpu = prepared.current is None
-            number = prepared.number if on_cpu else 0
-            self.form, self._device = (number, grad.dtype, grad.numel()), grad.device
-            if on_cpu and self.view is None:
-                self.weight = encoded.nbytes + EACH
+            self.form = prepared.number if on_cpu else 0, grad.dtype, grad.numel()
+            self.weight = encoded.nbytes + EACH if on_cpu and self.view is None else 0
         return encoded
 
     def receive(self, parameter: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class Encoding:
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """The result, decompressed, and sparse if the gradient was; may be called again."""
+        """The result, decompressed, and sparse if the gradient was."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
@@ -152,7 +151,70 @@ class Encoding:
             view = self.view if self._compressor is Compression.none else None
             at = view.at if view and view.fits(encoded) else NOWHERE  # by its form: on all ranks
             prepared = prepare(self.call, encoded, self._group, in_place=True, place=at)
-            self._prepared, self._key = prepared, key
-            self.submit = prepared.submit
-            self.form, self.weight = _NONE, 0
+            self._prepared, self._key, self.form = prepared, key, _NOT_PLAIN
+            self.submit, self.weight = prepared.submit, 0
         return prepared
+
+
+class Rows(Encoding):
+    """The Encoding of sparse gradients, whose rows are gathered from all ranks and added up.
+
+    Each element is one row of bytes: its indices and uncompressed values. Dense gradients among
+    sparse ones are made sparse.
+    """
+
+    stream = 0
+
+    def __init__(
+        self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
+    ) -> None:
+        """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
+        gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
+        super().__init__(gather, Compression.none, False, group)
+        self._like = like.detach()
+        self._dims = sparse_dim
+        divisor = divisor_of(call.reduce_op, call.process_set)
+        self._factor = call.prescale * call.postscale / divisor
+        self._rows = self._none(like)
+
+    def _none(self, like: Tensor) -> Tensor:
+        width = self._dims * _INDEX + prod(like.shape[self._dims :]) * like.element_size()
+        return torch.empty((0, width), dtype=torch.uint8, device=like.device)
+
+    def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:
+        """Itself."""
+        return self
+
+    def encode(self, grad: Tensor) -> Tensor:
+        """The gradient's rows, duplicates added up."""
+        x = grad.detach()
+        x = (x if x.is_sparse else x.to_sparse(self._dims)).coalesce()
+        values = x.values().reshape(x.values().shape[0], prod(x.values().shape[1:]))
+        self._rows = torch.cat([_as(x.indices().t(), torch.uint8), _as(values, torch.uint8)], 1)
+        return self._rows
+
+    def receive(self, parameter: Tensor) -> Tensor:
+        """A tensor of no rows, since this rank sends nothing."""
+        self._rows = self._none(like_gradient(parameter))
+        return self._rows
+
+    def submit(self, input: int, _output: int, memory: object) -> int:
+        """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
+        call = prepare(self.call, self._rows, self._group, in_place=False)
+        handle = call.submit(input, 0, memory)
+        self.stream = call.stream
+        call.close()
+        return handle
+
+    def decode(self, _wire: Tensor, handle: int) -> Tensor:
+        """The sum or average of a finished handle: sparse, coalesced."""
+        rows, split, like = receive(handle, self._rows), self._dims * _INDEX, self._like
+        indices = _as(rows[:, :split], torch.int64).t()
+        values = _as(rows[:, split:], like.dtype).reshape(len(rows), *like.shape[self._dims :])
+        total = sparse_sum(indices, values, like.shape, self.call.name)
+        return total if self._factor == 1.0 else total.mul_(self._factor)
+
+
+def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes of each row as `dtype`, copied since view() refuses some strides."""
+    return rows.clone(memory_format=torch.contiguous_format).view(dtype)

@@ -4,23 +4,28 @@ thread that waits). Used by the Reducer only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
+from farandole.calls import leases
 from farandole.calls.handles import is_absent
-from farandole.torch.grad_mode import without_grad
-from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.round import have_own_memory
 from farandole.torch.kind import address_of
 from farandole.torch.strides import dtype_of_gradient, laid_out, of_gradient, overlaps
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.reducer import Reducer
+
+_taken, _form = attrgetter("grad"), attrgetter("encoding.form")
+_base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
+_dtype_of, _is_on_cpu = _base.dtype.__get__, _base.is_cpu.__get__
+_users: Callable[[int], int] = torch._C._storage_Use_Count
+_ALONE = 2  # references to a storage that one tensor uses: the tensor's, and the caller's
 
 
 class Gradient:
@@ -32,7 +37,7 @@ class Gradient:
 
     __slots__ = (
         *("__weakref__", "base", "encoded", "encoding", "grad", "handle", "name", "parameter"),
-        *("reducer", "remove", "sparse_dim", "view"),
+        *("reducer", "remove", "sparse_dim"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -42,29 +47,21 @@ class Gradient:
         self.name = name
         self.encoding = encoding
         self.remove: Callable[[], None] | None = None  # its hook
-        self.view: BucketView | None = None  # memory for the gradient; None: torch's own
+        self.base: Tensor | None = None  # the result of an earlier round of the same pass
+        self.forget()
+
+    def forget(self) -> None:
+        """Leaves the round."""
         self.handle: int | None = None  # the core's, while in a round
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
         self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
         self.sparse_dim = 0  # > 0: sent without data, because it is sparse
-        self.base: Tensor | None = None  # the result of an earlier round of the same pass
-
-    def use_view(self, view: BucketView | None) -> None:
-        """Sets the memory for results from now on; None: torch's own."""
-        self.view = view
-        self.encoding.use_view(view)
-
-    # ---- hooks
 
     def hook(self) -> None:
-        """Installs the hook, once; the parameter must require a gradient."""
-        register: Any = self.parameter.register_post_accumulate_grad_hook
-        self.remove = register(self.arrived).remove
-
-    def unhook(self) -> None:
-        """Removes the hook for good."""
-        if self.remove is not None:
-            self.remove()
+        """Installs the hook, once the parameter requires a gradient."""
+        if self.remove is None and self.parameter.requires_grad:
+            register: Any = self.parameter.register_post_accumulate_grad_hook
+            self.remove = register(self.arrived).remove
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
@@ -84,11 +81,17 @@ class Gradient:
                 now.batch.append(self)
                 now.room -= weight
                 if now.room <= 0:
-                    now.send()
+                    self.reducer.send()
             else:
                 self.send()
 
     # ---- sending
+
+    def wanted(self) -> bool:
+        """Whether rounds must include it, with data or without."""
+        if self.parameter.requires_grad or self.encoding.is_grouped:
+            return True  # a frozen parameter with a gradient is stepped too
+        return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
     def take(self) -> None:
         """Takes `.grad`, if there is one, before a round closes."""
@@ -96,39 +99,46 @@ class Gradient:
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
-    @without_grad
     def send(self) -> None:
-        """Begins the reduction of what was taken; without data if that is nothing."""
-        grad, encoded = self.grad, None
+        """Begins the reduction of what was taken; without data if that is nothing. Raises what is
+        wrong with it on all ranks."""
         try:
-            if grad is not None:
-                encoded = self._encode(grad)
-                if encoded is None:  # other ranks may not know that it is sparse
-                    self.sparse_dim = grad.sparse_dim()
-                    number = self.reducer.gradients.index(self)
-                    self.reducer.now.sparse = (number << 8) + self.sparse_dim
-            if encoded is None:
-                self.send_nothing()
-            else:
-                self._send_data(encoded)
+            with torch.no_grad():
+                grad, encoded = self.grad, None
+                if grad is not None:
+                    encoded = self._encode(grad)
+                    if encoded is None:  # other ranks may not know that it is sparse
+                        self.sparse_dim = grad.sparse_dim()
+                        number = self.reducer.gradients.index(self)
+                        self.reducer.now.sparse = (number << 8) + self.sparse_dim
+                if encoded is None:
+                    self.send_nothing()
+                else:
+                    self._send_data(encoded)
         except (TypeError, ValueError, RuntimeError) as reason:
             raise self.reducer.refuse(reason, self.name) from None
 
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""
-        self.encoded = self.encoding.receive(self.parameter)
-        self._submit(0, self.encoded, self.encoded)
+        self.encoded = x = self.encoding.receive(self.parameter)
+        self.handle = self.encoding.submit(0, address_of(x), x)
 
     def _encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
         if grad.layout is torch.strided:
             if overlaps(grad):  # it has no memory for the result
                 grad = grad.contiguous()
-            elif grad._base is None and not have_own_memory([grad.untyped_storage()]):
+            elif grad._base is None and not _have_own_memory([grad.untyped_storage()]):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
-            if self.view is None:
-                self.reducer.now.claim(address, self)
+            memory = self.reducer.now.memory
+            if self.encoding.view is None and grad.numel() > 0:
+                if address in memory:
+                    raise RuntimeError(
+                        "another parameter has its gradient in the same memory; give each its own "
+                        ".grad"
+                    )
+                memory.add(address)
             self.grad = grad
         encoded = self.encoding.encode(grad)
         if not self.parameter.is_contiguous():
@@ -136,66 +146,68 @@ class Gradient:
         return encoded
 
     def _send_data(self, encoded: Tensor) -> None:
-        view, sent, grad = self.view, encoded, self.grad
-        away = view is not None and grad is not None and not view.holds(grad)
-        if away and view is not None and self.encoding.carries(encoded) and view.fits(encoded):
-            encoded = view.ready(encoded)
+        view, sent = self.encoding.view, encoded
+        away = view is not None and self.grad is not None and not view.holds(self.grad)
+        if view is not None and away and self.encoding.carries(sent) and view.fits(sent):
+            encoded = view.ready()
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
                 self.grad = sent = encoded.copy_(sent)
         self.encoded = encoded
-        self._submit(address_of(sent), encoded, (encoded.untyped_storage(), sent.untyped_storage()))
-
-    def _submit(self, input: int, output: Tensor, memory: object) -> None:
-        self.handle = self.encoding.submit(input, address_of(output), memory)
-
-    def wanted(self) -> bool:
-        """Whether rounds must include it, with data or without."""
-        if self.parameter.requires_grad or self.encoding.grouped:
-            return True  # a frozen parameter with a gradient is stepped too
-        return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
+        memory = encoded.untyped_storage(), sent.untyped_storage()
+        self.handle = self.encoding.submit(address_of(sent), address_of(encoded), memory)
 
     # ---- the end of the round
 
-    @without_grad
     def deliver(self, final: bool) -> str | None:
         """Puts the result into `.grad`; not `final`: keeps it for the pass's next round.
 
-        Returns an error text if the parameter's form has changed. May be called again.
+        Returns an error text if the parameter's shape has changed.
         """
-        if self.handle is None:
-            return None
-        result, grad, complaint = self._result(self.handle), self.grad, None
-        if self.sparse_dim:  # it waits for the next round
-            later = self.parameter.grad
-            self.parameter.grad = grad if later is None or grad is None else later + grad
-        if result is not None and final:
-            result, complaint = fitted(result, self.parameter, self.name)
-            self.parameter.grad = None if result is None else self._at_home(result)
-        self.base = None if final else result
+        p, result, complaint = self.parameter, self._result(), None
+        if not final:
+            self.base = result
+            if self.sparse_dim and self.grad is not None:  # it waits for the next round
+                p.grad = self.grad if p.grad is None else p.grad + self.grad
+        elif result is None or result.shape == p.shape:
+            self.base = None
+            p.grad = None if result is None else self._fitted(result)
+        else:
+            self.base = p.grad = None
+            complaint = (
+                f"the gradient of {self.name} has shape {[*result.shape]}, and the parameter has "
+                f"become one of {[*p.shape]}: change a parameter's shape between step() and "
+                "backward()"
+            )
         self.forget()
         return complaint
 
-    def _result(self, handle: int) -> Tensor | None:
+    def _result(self) -> Tensor | None:
         """What is reduced so far; None: no rank has had anything."""
+        assert self.handle is not None
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
-        if encoded is None or (absent and is_absent(handle)):
+        if encoded is None or (absent and is_absent(self.handle)):
             return self.base
-        result = self.encoding.decode(encoded, handle)
+        result, view = self.encoding.decode(encoded, self.handle), self.encoding.view
         if self.base is not None:
             return self.base + result
-        keeps = self.view is not None and result is self.view.tensor
+        keeps = view is not None and result is view.tensor
         return result.clone() if keeps and self.reducer.now.again else result  # it is used again
+
+    def _fitted(self, result: Tensor) -> Tensor:
+        """`result` in its parameter's present form: model.half() may have been called meanwhile."""
+        dtype = dtype_of_gradient(self.parameter) or result.dtype
+        return self._at_home(result.to(self.parameter.device, dtype))
 
     def _at_home(self, result: Tensor) -> Tensor:
         """`result` in the memory where this parameter's gradient has to be, if any, or else with
         the strides that autograd gives it."""
-        home, view, parameter = self.grad, self.view, self.parameter
+        home, view, parameter = self.grad, self.encoding.view, self.parameter
         if result.layout is not torch.strided:
             return result
         kept = home is not None and home._base is not None
         if view is not None and view.fits(result) and parameter.is_contiguous():
-            home, kept = view.ready(result), True
+            home, kept = view.ready(), True
         strides = of_gradient(parameter)
         in_order = result.stride() == strides or (
             result.is_contiguous() and parameter.is_contiguous()
@@ -204,30 +216,50 @@ class Gradient:
             return result
         if home is None or (home.dtype, home.shape) != (result.dtype, result.shape):
             return laid_out(result, strides)
-        right = kept or home.stride() == strides
-        return home.copy_(result) if right else laid_out(result, strides)
-
-    def forget(self) -> None:
-        """Leaves the round."""
-        self.grad = self.encoded = self.handle = None
-        self.sparse_dim = 0
+        return home.copy_(result) if kept or home.stride() == strides else laid_out(result, strides)
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""
-        if self.view is not None and self.view.at == NOWHERE and self.handle is not None:
-            self.use_view(None)  # peers may still read and write there
+        view = self.encoding.view
+        if view is not None and view.at == NOWHERE and self.handle is not None:
+            self.encoding.use_view(None)  # peers may still read and write there
         self.base = None
         self.forget()
 
 
-def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, str | None]:
-    """(the gradient in its parameter's present form, None), or (None, error text).
+def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
+    """Sends gradients that were taken by one call, at a third of the cost of single calls; one by
+    one if any can't be sent as it is. Notes addresses in `memory`. Returns the core's error."""
+    grads = [*map(_taken, batch)]
+    calls, dtypes, numels = zip(*map(_form, batch), strict=True)
+    try:
+        storages = [*map(Tensor.untyped_storage, grads)]
+    except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
+        storages = []
+    if (
+        storages
+        and (*map(_dtype_of, grads),) == dtypes
+        and (*map(Tensor.numel, grads),) == numels
+        and all(map(_is_on_cpu, grads))
+        and all(map(Tensor.is_contiguous, grads))
+        and _have_own_memory(storages)
+        and len(addresses := {*map(Tensor.data_ptr, grads)}) == len(batch)
+        and memory.isdisjoint(addresses)
+    ):
+        memory |= addresses
+        handles, failure = leases.lend_prepared(calls, [*map(Tensor.data_ptr, grads)], storages)
+        for gradient, handle in zip(batch, handles, strict=False):
+            gradient.handle = handle
+        return failure
+    for gradient in batch:
+        gradient.send()
+    return None
 
-    `model.half()` may have been called after a pass that only accumulated.
+
+def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
+    """Whether one tensor alone uses each of them.
+
+    If gradients pass only through views, torch lets those of several parameters, or the tensor
+    that the user gave to backward(), share memory.
     """
-    if grad.shape == parameter.shape:
-        return grad.to(parameter.device, dtype_of_gradient(parameter) or grad.dtype), None
-    return None, (
-        f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
-        f"{[*parameter.shape]}: change a parameter's shape between step() and backward()"
-    )
+    return {*map(_users, map(attrgetter("_cdata"), storages))} <= {_ALONE}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
+from time import monotonic
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -25,10 +26,10 @@ from farandole.errors import FarandoleError
 from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
-from farandole.torch.gradients.bucket_view import lay_out
+from farandole.torch.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.gradient import Gradient
-from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState, no_pass
+from farandole.torch.gradients.gradient import Gradient, send_together
+from farandole.torch.gradients.round import ROOM, Consensus, Round, RoundState, no_pass
 from farandole.torch.models import REMEDIES, model_of
 from farandole.torch.strides import like_gradient
 
@@ -50,7 +51,7 @@ _all: WeakSet[Reducer] = WeakSet()
 class Passes:
     """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
 
-    __slots__ = ("complete", "counted", "holding", "made", "reduced", "wanted")
+    __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
 
     def __init__(self, wanted: int) -> None:
         """`wanted`: passes until one reduces, without those in no_sync()."""
@@ -58,15 +59,14 @@ class Passes:
         self.holding = False  # no_sync(): gradients stay local
         self.restart(reduced=False)
 
-    def restart(self, reduced: bool) -> None:
-        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad(); `complete`
-        says that nothing has arrived since."""
-        self.made = self.counted = 0  # passes: all, and those outside of no_sync()
-        self.reduced, self.complete = reduced, False
+    def restart(self, reduced: bool, complete: bool = False) -> None:
+        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad();
+        `complete`: nothing has arrived since."""
+        self.counted, self.reduced, self.complete = 0, reduced, complete
 
     def begin(self) -> bool:
         """Counts a pass; returns whether it reduces."""
-        self.made += 1
+        self.complete = False
         self.counted += not self.holding
         return not self.holding and self.counted >= self.wanted
 
@@ -167,10 +167,8 @@ class Reducer:
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
         self.taken = ""  # a parameter that a newer optimizer has
-        # Whether what was added to the step's last result can be reduced with it.
-        self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
-        self.now = Round(self)
+        self.now = Round()
         # In a mixed world a survivor has made its optimizers before: there the first use counts.
         self._start(0 if requests.is_mixed() else requests.world())
         _all.add(self)
@@ -195,9 +193,9 @@ class Reducer:
                 older.reducer.taken = older.name
             _newest[id(parameter)] = gradient
             self.gradients.append(gradient)
+            gradient.hook()
         if self.settings.views:
             lay_out(self.gradients[begin:], self.settings.process_set)
-        self.hook()
 
     def _encoding(self, parameter: Tensor, name: str) -> Encoding:
         s, scope = self.settings, self.consensus.scope
@@ -209,16 +207,11 @@ class Reducer:
         compressor = s.compressor_of(name, parameter)
         return Encoding(call, compressor, s.sparse_as_dense, (label, members))
 
-    def hook(self) -> None:
-        """Hooks parameters without hooks that require a gradient by now."""
-        for gradient in self.gradients:
-            if gradient.remove is None and gradient.parameter.requires_grad:
-                gradient.hook()
-
     def detach(self, why: str = "its optimizer is gone") -> None:
         """Ends the reducer."""
         for gradient in self.gradients:
-            gradient.unhook()
+            if gradient.remove is not None:
+                gradient.remove()
             if _newest.get(id(gradient.parameter)) is gradient:
                 del _newest[id(gradient.parameter)]
         if self.now.open:
@@ -227,7 +220,8 @@ class Reducer:
             self.abandon()
 
     def check_own(self) -> None:
-        """Raises RuntimeError if another optimizer has a parameter too."""
+        """Raises ShutdownError if this rank's part in the job has ended, and RuntimeError if
+        another optimizer has a parameter too."""
         part.check()
         if self.taken:
             raise RuntimeError(
@@ -247,8 +241,8 @@ class Reducer:
         with self.lock:
             if self.now.inside() is None:
                 self.give_up("another backward pass has started")
+                self.now = now = Round()
                 self.passes.complete = False
-                self.now = now = Round(self)
                 if (task := _task_id()) < 0:  # no pass of autograd's engine: step() will reduce
                     return now
                 inside = _pass_of(task).add(self)
@@ -257,17 +251,16 @@ class Reducer:
             return self.now
 
     def _begin_pass(self, parameter: Tensor) -> None:
-        passes = self.passes
-        if passes.reduced and passes.made == 0 and not self._linear:
+        passes, now = self.passes, self.now
+        if passes.reduced and not self.settings.is_linear:
             # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
-        if passes.begin():
-            self.now.closing = True
-            # In a mixed world names would depend on the order in which gradients arrive.
-            if self.has_name or not requests.is_mixed():
-                self.now.sending = True
-                self.begin()
+        now.closing = passes.begin()
+        # In a mixed world names would depend on the order in which gradients arrive.
+        if now.closing and (self.has_name or not requests.is_mixed()):
+            now.sending = True
+            self.begin()
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
@@ -299,7 +292,7 @@ class Reducer:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
         self.now.open = True
-        if self.passes.reduced and not self._linear:
+        if self.passes.reduced and not self.settings.is_linear:
             text = (
                 f"{self.consensus.scope}: gradients are reduced already, and only to averages "
                 "more can be added: call step() or optimizer.zero_grad() before, or use no_sync() "
@@ -307,36 +300,22 @@ class Reducer:
             )
             raise self.refuse(ValueError(text))
 
+    def send(self) -> None:
+        """Sends what was taken and waits to be sent. Raises the core's error, on all ranks."""
+        with self.lock:
+            now = self.now
+            batch, now.batch, now.room = now.batch, [], ROOM
+            if batch and (failure := send_together(batch, now.memory)):
+                raise self.refuse(failure)
+
     @property
     def sent(self) -> list[Gradient]:
         """Those that are in the round."""
         return [g for g in self.gradients if g.handle is not None]
 
-    def refuse(self, reason: Exception, whose: str = "") -> Exception:
-        """Ends the round on all ranks, since this one can't go on. Returns the error, which names
-        the gradient.
-
-        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
-        and all names are free for the next round. A group is completed without data.
-        """
-        if whose:
-            with suppress(TypeError):  # a class whose exceptions take other arguments
-                reason = type(reason)(f"the gradient of {whose}: {reason}")
-        for gradient in self.gradients:
-            if gradient.handle is None and gradient.encoding.grouped:
-                with suppress(Exception):  # it is refused, too
-                    gradient.send_nothing()
-        calls = [self.consensus.call] if self.consensus.handles is None else []
-        calls += [g.encoding.call for g in self.gradients if g.handle is None]
-        requests.refuse_all(calls, reason)
-        self.abandon()
-        return reason
-
     def close(self, at_step: bool) -> None:
-        """Sends the rest of the round and submits the consensus; does not wait.
-
-        `at_step`: step() does it.
-        """
+        """Sends the rest of the round and submits the consensus; does not wait. `at_step`: step()
+        does it."""
         now, process_set = self.now, self.settings.process_set
         if self.consensus.handles is not None:
             return
@@ -344,23 +323,19 @@ class Reducer:
             if not (now.again or now.closing):
                 now.at_step = at_step
             self.begin()
-        now.send()
+        self.send()
         if len(sent := self.sent) < len(self.gradients):
-            self.hook()
-            try:
-                own = [g for g in self.gradients if g.handle is None and g.wanted()]
-            except RuntimeError as reason:
-                raise self.refuse(reason) from None
-            for gradient in own:
-                gradient.take()
-                gradient.send()
+            for gradient in self.gradients:
+                gradient.hook()
+                if gradient.handle is None and gradient.wanted():
+                    gradient.take()
+                    gradient.send()
             sent = self.sent
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
         equal = int(now.at_step), steps, len(sent), self.named
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
-        state = RoundState(int(now.late), now.sparse, *equal, model)
-        self.consensus.close(state, sent)
+        self.consensus.close(RoundState(int(now.late), now.sparse, *equal, model), sent)
         now.sending = now.closing = False
         self.named = 0
 
@@ -370,7 +345,7 @@ class Reducer:
         Nothing is done if nothing has arrived since the last time; `at_step`: step() does it. One
         thread at a time. Raises StallError after `timeout` seconds; it may be called again then.
         """
-        limit = Limit.of(timeout)
+        until = None if timeout is None else monotonic() + timeout
         with self.lock:
             self.check_own()
             if self.now.is_broken_off:
@@ -378,23 +353,26 @@ class Reducer:
             try:
                 while not self.passes.complete:
                     self.close(at_step)
-                    self._finish(limit)
+                    self._finish(timeout, until)
             except Exception:
                 raise
             except BaseException as reason:
                 part.end(reason)
                 raise
 
-    def _finish(self, limit: Limit) -> None:
+    def _finish(self, limit: float | None, until: float | None) -> None:
+        """Ends the round that was closed. Raises its error, after which there is none, or
+        StallError at the limit."""
         now, consensus, sent = self.now, self.consensus, self.sent
-        heard = consensus.hear(limit, sent)
+        heard = consensus.hear(limit, until, sent)
         if isinstance(heard, Exception):
             raise self.refuse(heard)
         if heard.model and not consensus.compared:
             equal = consensus.equal_models
-            self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
+            left = None if until is None else max(0.0, until - monotonic())
+            self._equality.heard(consensus.scope, heard.model, equal, heard.steps, left)
             consensus.compared = True  # this may be called again
-        if failure := consensus.wait(consensus.handles, limit, sent):
+        if failure := consensus.wait(consensus.handles, limit, until, sent):
             self.abandon()
             raise failure
         if cuda.device >= 0:
@@ -408,34 +386,74 @@ class Reducer:
             )
         final = not (heard.late or heard.sparse)
         now.again |= not final
-        complaint = self._deliver(final, sent)
+        try:
+            complaint = self._deliver(final, sent)
+        except FarandoleError:  # of rows that all ranks have received
+            self.abandon()
+            raise
+        except BaseException as reason:  # as a user's decompress() raises: here alone
+            part.end(reason)
+            raise
         if heard.sparse:  # one gradient; the next round tells of the others
             g = self.gradients[heard.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), heard.sparse & 0xFF)
-        passes, following = self.passes, Round(self, now.at_step, again=not final)
-        handles = consensus.handles
-        self.now = following
-        consensus.handles = None
+        self.now = Round(now.at_step, again=not final)
+        handles, consensus.handles = consensus.handles, None
         if final:
-            passes.made = passes.counted = 0
-            passes.reduced = passes.complete = True
+            self.passes.restart(reduced=True, complete=True)
         leases.end(handles)
         if complaint is not None:
             raise RuntimeError(complaint)
         if heard.model:
             self._equality.tell()
 
+    @torch.no_grad()
     def _deliver(self, final: bool, sent: list[Gradient]) -> str | None:
+        """Puts the results into `.grad`; returns the first error's text."""
         if not self.now.again:
-            plain = [g for g in sent if g.encoded is None and g.handle is not None]
+            plain = [g for g in sent if g.encoded is None]
             with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
                     gradient.handle = gradient.grad = None
         texts = [g.deliver(final) for g in sent if g.handle is not None]
-        return next((text for text in texts if text), None)
+        return next(filter(None, texts), None)
 
-    # ---- between passes
+    # ---- failures
+
+    def refuse(self, reason: Exception, whose: str = "") -> Exception:
+        """Ends the round on all ranks, since this one can't go on. Returns the error, which names
+        the gradient.
+
+        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
+        and all names are free for the next round. A group is completed without data.
+        """
+        if whose:
+            with suppress(TypeError):  # a class whose exceptions take other arguments
+                reason = type(reason)(f"the gradient of {whose}: {reason}")
+        for gradient in self.gradients:
+            if gradient.handle is None and gradient.encoding.is_grouped:
+                with suppress(Exception):  # it is refused, too
+                    gradient.send_nothing()
+        calls = [self.consensus.call] if self.consensus.handles is None else []
+        calls += [g.encoding.call for g in self.gradients if g.handle is None]
+        requests.refuse_all(calls, reason)
+        self.abandon()
+        return reason
+
+    def abandon(self) -> None:
+        """Ends the round without results: leaves all handles under way to leases, and to the next
+        round, which waits for them, as all ranks complete or refuse them."""
+        handles = self.consensus.handles
+        numbers = [g.handle or 0 for g in self.sent] if handles is None else [*handles]
+        leases.drop(numbers)
+        self.consensus.left += numbers
+        for gradient in self.gradients:
+            gradient.lose()
+        self.passes.restart(self.passes.reduced)
+        self.named = 0
+        self.now = Round()
+        self.consensus.handles = None
 
     def give_up(self, why: str) -> None:
         """Ends this rank's part in the job if a round is open: nobody can end it any more."""
@@ -457,27 +475,14 @@ class Reducer:
     def _unfinished(self, why: str) -> FarandoleError:
         return FarandoleError(f"{self.consensus.scope} leaves gradients under way: {why}")
 
-    def abandon(self) -> None:
-        """Ends the round without results: leaves all handles under way to leases, and to the next
-        round, which waits for them, as all ranks complete or refuse them."""
-        handles = self.consensus.handles
-        numbers = [g.handle or 0 for g in self.sent] if handles is None else [*handles]
-        leases.drop(numbers)
-        self.consensus.unfinished += numbers
-        for gradient in self.gradients:
-            gradient.lose()
-        self.passes.restart(self.passes.reduced)
-        self.named = 0
-        self.now = Round(self)
-        self.consensus.handles = None
+    # ---- between passes
 
     def reset(self) -> None:
         """For zero_grad(): restarts the counts."""
         self.give_up("zero_grad() was called")
-        for gradient in self.gradients:
-            gradient.base = None
         self.passes.restart(reduced=False)
-        self.hook()
+        for gradient in self.gradients:
+            gradient.hook()
 
     def stepped(self) -> None:
         """To be called after the optimizer's step."""

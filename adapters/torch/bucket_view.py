@@ -38,17 +38,17 @@ class BucketView:
 
     __slots__ = ("_form", "_over", "at", "pointer", "tensor")
 
-    def __init__(
-        self, over: Callable[[Tensor], Tensor], like: Tensor, at: tuple[int, int] = NOWHERE
-    ) -> None:
-        """`over` makes a tensor of `like`'s dtype and shape over the memory; `at`: Buffer.place."""
+    def __init__(self, over: Callable[[], Tensor], like: Tensor, at: tuple[int, int]) -> None:
+        """`over` makes a uint8 tensor over the memory, which is for gradients of `like`; `at`:
+        Buffer.place."""
         self._over = over
         self._form = like.dtype, like.shape
         self.at = at
-        self._make(like)
+        self._make()
 
-    def _make(self, like: Tensor) -> None:
-        self.tensor = self._over(like)
+    def _make(self) -> None:
+        dtype, shape = self._form
+        self.tensor = self._over().view(dtype).view(shape)
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
@@ -60,10 +60,10 @@ class BucketView:
         same = (grad.dtype, grad.shape) == self._form
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
-    def ready(self, grad: Tensor) -> Tensor:
-        """The tensor over this memory, for the result of `grad`."""
+    def ready(self) -> Tensor:
+        """The tensor over this memory, for a result that fits."""
         if self.tensor.data_ptr() != self.pointer:  # the user has set its .data
-            self._make(grad)
+            self._make()
         return self.tensor
 
 
@@ -76,32 +76,21 @@ def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
     """
     buckets: defaultdict[tuple[int, torch.dtype], list[Gradient]] = defaultdict(list)
     for gradient in gradients:
-        gradient.use_view(None)
+        gradient.encoding.use_view(None)
         p = gradient.parameter
         usual = p.is_contiguous() and dtype_of_gradient(p) is p.dtype
         if p.device.type in ("cpu", "cuda") and usual and p.numel() > 0:
             device, _ = kind.device_and_stream(p.device)
             buckets[device, p.dtype].insert(0, gradient)
     for (device, _), members in buckets.items():
-        if device < 0:
-            _lay_out_on_cpu(members)
-        else:
-            _lay_out_on_gpu(members, process_set, device)
-
-
-def _lay_out_on_cpu(members: list[Gradient]) -> None:
-    starts, total = _starts(members, _ON_CPU)
-    memory = arena.allocate(total)
-    for gradient, (start, end) in zip(members, starts, strict=True):
-        gradient.use_view(BucketView(partial(_over_bytes, memory[start:end]), gradient.parameter))
-
-
-def _lay_out_on_gpu(members: list[Gradient], process_set: int, device: int) -> None:
-    starts, total = _starts(members, _IN_WINDOW)
-    window = Window(process_set, device, total)
-    for gradient, (start, end) in zip(members, starts, strict=True):
-        over = partial(_over_window, window, start, end - start)
-        gradient.use_view(BucketView(over, gradient.parameter, (window.number, start)))
+        starts, total = _starts(members, _ON_CPU if device < 0 else _IN_WINDOW)
+        window = Window(process_set, device, total) if device >= 0 else None
+        memory: Any = arena.allocate(total) if device < 0 else None
+        for gradient, (start, end) in zip(members, starts, strict=True):
+            p, at, over = gradient.parameter, NOWHERE, partial(_of_arena, memory, start, end)
+            if window is not None:
+                over, at = partial(_of_window, window, p, start, end), (window.number, start)
+            gradient.encoding.use_view(BucketView(over, p, at))
 
 
 def _starts(members: list[Gradient], alignment: int) -> tuple[list[tuple[int, int]], int]:
@@ -114,11 +103,10 @@ def _starts(members: list[Gradient], alignment: int) -> tuple[list[tuple[int, in
     return places, start
 
 
-def _over_bytes(memory: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tensor:
-    return torch.from_numpy(memory).view(like.dtype).view(like.shape)
+def _of_arena(memory: np.ndarray[Any, np.dtype[np.uint8]], start: int, end: int) -> Tensor:
+    return torch.from_numpy(memory[start:end])
 
 
-def _over_window(window: Window, start: int, nbytes: int, like: Tensor) -> Tensor:
+def _of_window(window: Window, like: Tensor, start: int, end: int) -> Tensor:
     _, stream = kind.device_and_stream(like.device)
-    memory = cuda.bytes_over(window.part(start, nbytes, stream))
-    return memory.view(like.dtype).view(like.shape)
+    return cuda.bytes_over(window.part(start, end - start, stream))
