@@ -13,6 +13,7 @@ import io
 import os
 import secrets
 import stat
+import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,10 +26,13 @@ _SHARED = stat.S_IWGRP | stat.S_ISGID  # a folder in which a group works has eit
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it waits for no pipe's writer
+_STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/null")
 _PLACE = ".farandole-place"  # a link in a folder below one that a group shares
 _MOST_LINKS = 40  # in one path, as the kernel has it
 _EVERYBODY = 0xFFFFFFFF  # ids, if a namespace maps all of them
-Judge = Callable[[Path, os.stat_result, os.stat_result | None], bool]
+_ACL = struct.Struct("<HHI")  # of acl(5): what kind of entry, permissions, user or group
+_ACL_USER, _ACL_GROUP, _ACL_WRITE = 2, 8, 2
+Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
 
 
 def is_own_user(user: int) -> bool:
@@ -191,11 +195,11 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
     Raises CheckpointError for such a link, OSError.
     """
-    if path.exists() and not path.is_file():
-        if path.absolute().parts[:2] != ("/", "dev"):  # such as /dev/stdout, which root has made
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if str(path) in _STREAMS:
         path.write_bytes(data)
         return
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with _parent(path, _check_way) as (parent, last, _):
         place = os.open(".", _FOLDER, dir_fd=parent)
         try:
@@ -262,12 +266,11 @@ def check(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _check_way(path: Path, found: os.stat_result, where: os.stat_result | None) -> bool:
+def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
     """Raises CheckpointError for a link that another user made, or can have renamed."""
-    if where is not None:
-        _check_link(path, found)
-        mode = where.st_mode
-        if mode & _OTHERS and not _sticky(mode):
+    if stat.S_ISLNK(found.st_mode):
+        _check_link(path, found, above)
+        if above.st_mode & _OTHERS and not _sticky(above.st_mode):
             _refuse(
                 path,
                 "is a link that others can rename; remedy: give the path that it leads to",
@@ -275,16 +278,16 @@ def _check_way(path: Path, found: os.stat_result, where: os.stat_result | None) 
     return False
 
 
-def _check_above(path: Path, found: os.stat_result, where: os.stat_result | None) -> bool:
+def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
     """Raises CheckpointError for another user's link, and for a folder whose owner or whose writers
     can exchange what is below it. Members of this user's own groups are trusted in folders that a
     group shares, as computing centres give them to projects: returns True there."""
     mode, user = found.st_mode, found.st_uid
-    if where is not None:
-        _check_link(path, found)
+    if stat.S_ISLNK(mode):
+        _check_link(path, found, above)
         return False
     ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
-    if not (is_trusted_user(user) or ours or _is_hidden(user)):
+    if not (is_trusted_user(user) or ours or _is_unknown(found, above)):
         _refuse(
             path,
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
@@ -292,21 +295,42 @@ def _check_above(path: Path, found: os.stat_result, where: os.stat_result | None
         )
     if _sticky(mode):
         return False
-    group = bool(mode & stat.S_IWGRP) and not (ours or _is_hidden(found.st_gid, "gid"))
-    if group or mode & stat.S_IWOTH:
-        who = "others" if mode & stat.S_IWOTH else f"group {found.st_gid}, which is not yours,"
-        _refuse(
-            path,
-            f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
-            f"remedy: look at what is there, then chmod {'o' if mode & stat.S_IWOTH else 'g'}-w "
-            f"{path}, or chmod +t",
-        )
-    return ours
+    group = mode & stat.S_IWGRP and not (ours or _is_hidden(found.st_gid, "gid"))
+    if mode & stat.S_IWOTH:
+        who, remedy = "others", "chmod o-w"
+    elif group:
+        who, remedy = f"group {found.st_gid}, which is not yours,", "chmod g-w"
+    elif mode & stat.S_IWGRP and (named := _named_in_acl(number)):
+        who, remedy = named, "setfacl -b"
+    else:
+        return ours
+    _refuse(
+        path,
+        f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
+        f"remedy: look at what is there, then {remedy} {path}, or chmod +t",
+    )
+    return False
 
 
-def _check_link(path: Path, found: os.stat_result) -> None:
+def _named_in_acl(number: int) -> str:
+    """Another user, or a group that is not this user's, that a folder's access control list lets
+    write; "" for none."""
+    try:
+        entries = os.getxattr(f"/proc/self/fd/{number}", "system.posix_acl_access")[4:]
+    except OSError:  # there is no list
+        return ""
+    for tag, permissions, who in _ACL.iter_unpack(entries):
+        if permissions & _ACL_WRITE:
+            if tag == _ACL_USER and not is_trusted_user(who):
+                return f"user {who}, by its access control list,"
+            if tag == _ACL_GROUP and not _is_own_group(who):
+                return f"group {who}, by its access control list,"
+    return ""
+
+
+def _check_link(path: Path, found: os.stat_result, above: os.stat_result) -> None:
     user = found.st_uid
-    if not (is_trusted_user(user) or _is_hidden(user)):
+    if not (is_trusted_user(user) or _is_unknown(found, above)):
         _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
 
 
@@ -321,6 +345,12 @@ def is_trusted_user(user: int) -> bool:
 
 def _is_own_group(group: int) -> bool:
     return group in (os.getegid(), *os.getgroups()) and not _is_hidden(group, "gid")
+
+
+def _is_unknown(found: os.stat_result, above: os.stat_result) -> bool:
+    """True if the kernel hides whose it is, but only the owner of the folder `above`, such as root,
+    can have put it there."""
+    return not above.st_mode & _OTHERS and _is_hidden(found.st_uid)
 
 
 def _is_hidden(number: int, kind: str = "uid") -> bool:
@@ -342,19 +372,20 @@ def _sticky(mode: int) -> bool:
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
     """The descriptor of the folder in which `path` is, the path without links, and the part of it
     below the first folder that a group shares. It is reached step by step, so that nobody can
-    exchange what `judge` has seen: each folder above it, and each link with the folder that has it.
-    `follows` a link at the end, too."""
+    exchange what `judge` has seen: each folder above it and each link, with the folder in which
+    that is. `follows` a link at the end, too."""
     whole = path.absolute()
     at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
     shared: list[str] | None = None
     number = os.open(at, _STEP)
+    here = os.fstat(number)
     try:
         while True:
-            where = os.fstat(number)
-            if judge(at, where, None) and shared is None:
+            above, here = here, os.fstat(number)
+            if judge(number, at, here, above) and shared is None:
                 shared = []
             while (found := _link(number, names, follows)) is not None:
-                judge(at / names[-1], found, where)
+                judge(number, at / names[-1], found, here)
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))

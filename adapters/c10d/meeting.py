@@ -19,6 +19,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import cache
 from pathlib import PurePath
+from typing import Any
 from weakref import finalize
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -91,10 +92,15 @@ def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
 def _open_store(timeout: timedelta) -> TCPStore:
     """A store that rank 0 serves at a free port; collective."""
     root, server = topology.rank() == 0, None
-    if root:
-        server = TCPStore("localhost", 0, None, True, timeout, wait_for_workers=False)
     alone = topology.size() == topology.local_size()
-    host = "localhost" if alone else socket.gethostname()
+    host = "127.0.0.1" if alone else socket.gethostname()
+    how: dict[str, Any] = {"wait_for_workers": False}
+    if root and alone:  # else torch opens it to all networks
+        with socket.create_server((host, 0)) as here:
+            port, how["master_listen_fd"] = here.getsockname()[1], here.detach()
+        server = TCPStore(host, port, None, True, timeout, **how)
+    elif root:
+        server = TCPStore("localhost", 0, None, True, timeout, **how)
     host, port = broadcast_object((host, server.port) if server else None, 0, _STORE)
     return server or TCPStore(host, port, None, False, timeout, wait_for_workers=False)
 

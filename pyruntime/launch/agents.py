@@ -161,9 +161,9 @@ class Agents:
     def _told(self) -> bytes:
         """What the ranks' environment on other hosts is to be. It may hold secrets: it goes by
         ssh's standard input, not by its words, which all users of both hosts can read."""
+        known = outer_environment(self._job)
         names = self._job.names_to_forward()
-        found = {name: os.environ[name] for name in names if name in os.environ}
-        return json.dumps({**found, **self._job.environment}).encode()
+        return json.dumps({name: known[name] for name in names if name in known}).encode()
 
     def _command(self, host: Host) -> list[str]:
         command = self._here(host.name, host.slots)
@@ -173,8 +173,8 @@ class Agents:
         words = ["ssh", "-T", "-o", "BatchMode=yes"]
         words += ["-p", str(self._job.ssh_port)] if self._job.ssh_port else []
         words += ["-i", self._job.ssh_identity] if self._job.ssh_identity else []
-        found = {name: os.environ[name] for name in _FOR_SSH if name in os.environ}
-        settings = [f"{name}={value}" for name, value in found.items()]
+        known = outer_environment(self._job)
+        settings = [f"{name}={known[name]}" for name in _FOR_SSH if name in known]
         line = shlex.join(["env", *settings, *command])
         return [*words, host.name, f"cd {shlex.quote(self._cwd)} && exec {line}"]
 

@@ -85,6 +85,15 @@ class OpenMpi(Launcher):
         self.name = "Open MPI " + ".".join(map(str, version))
         self._five = version >= (5,)
 
+    def environment(self, job: Job) -> dict[str, str]:
+        """Its daemons put their own libraries before LD_LIBRARY_PATH. If that is empty, they leave
+        an empty part, which means the working folder: so other hosts get one that is not."""
+        found = super().environment(job)
+        if not job.here:
+            program = Path(shutil.which(self.program) or self.program).resolve()
+            found.setdefault("LD_LIBRARY_PATH", str(program.parent.parent / "lib"))
+        return found
+
     def _arguments(self, job: Job) -> list[str]:
         words = ["-np", str(job.ranks)]
         if os.geteuid() == 0:
@@ -119,7 +128,7 @@ class OpenMpi(Launcher):
         ssh += ["-i", job.ssh_identity] if job.ssh_identity else []
         words += [outer, agent, " ".join(ssh)] if ssh else []
         known = self.environment(job)
-        for name in [] if job.here else job.names_to_forward():
+        for name in [] if job.here else sorted({*job.names_to_forward(), "LD_LIBRARY_PATH"}):
             if name in known or name in job.forwarded:
                 words += ["-x", name]
         return words

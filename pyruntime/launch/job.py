@@ -19,6 +19,7 @@ _FORWARDED_PREFIXES = (
     *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
     *("NCCL_", "GLOO_", "TORCH", "HF_"),
 )
+SEARCH_PATHS = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 _OF_A_RANK = re.compile("|".join(row.leaves for row in LAUNCHERS if row.leaves))
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")  # a user's own, unless they come with a rank's RANK
 
@@ -76,9 +77,14 @@ class Job:
 
 
 def outer_environment(job: Job) -> dict[str, str]:
-    """The launcher's environment: the caller's, without variables that make the caller a rank."""
+    """The launcher's environment: the caller's, without variables that make the caller a rank, and
+    without empty parts of search paths: they mean the working folder, where a stranger may have
+    left a library."""
     kept = {k: v for k, v in os.environ.items() if not is_inherited(k)}
-    return {**kept, **job.environment}
+    found = {**kept, **job.environment}
+    for name in SEARCH_PATHS & found.keys():
+        found[name] = ":".join(filter(None, found[name].split(":")))
+    return {k: v for k, v in found.items() if v or k not in SEARCH_PATHS}
 
 
 def is_inherited(name: str) -> bool:

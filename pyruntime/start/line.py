@@ -179,7 +179,7 @@ def _resolved(place: str, port: str) -> tuple[int, tuple[str, int]]:
     try:
         found = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)
     except ValueError as reason:
-        raise ConnectionError(f"it is no name of a host: {reason}") from reason
+        raise ConnectionError(f"it does not name a host: {reason}") from reason
     elsewhere = [
         (family, where) for family, *_, where in found if not _is_own(family, str(where[0]))
     ]

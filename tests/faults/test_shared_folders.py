@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,18 @@ def test_merged_traces_are_as_secret_as_the_traces(tmp_path: Path) -> None:
     assert stat.S_IMODE(merged.stat().st_mode) == 0o600
     code, text = farandole("trace", "merge", "run.json", "-o", "/dev/stdout", cwd=tmp_path)
     assert "step of 1" in text
+
+
+def test_a_pipe_where_a_trace_is_to_be_written(tmp_path: Path) -> None:
+    """Below /dev, too: everybody may write to /dev/shm."""
+    trace(tmp_path / "run.json", 0)
+    trace(tmp_path / "run.rank1.json", 1)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.mkfifo(f"{folder}/merged")
+        words = ("trace", "merge", "run.json", "-o", f"{folder}/merged")
+        code, text = farandole(*words, cwd=tmp_path)
+    assert code == 2
+    assert "it is not a regular file" in text
 
 
 @pytest.mark.parametrize("how", ["a pipe", "huge"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import farandole
+from harness.mpirun import MPI_ENVIRONMENT
 from harness.process import PATIENCE, ended
 
 # ---- packages in the working folder
@@ -103,6 +104,28 @@ def test_packages_that_strangers_left_and_a_function(program: Path, tmp_path: Pa
     command = [sys.executable, str(program.with_name("function.py"))]
     out = in_planted_folder(command, tmp_path / "open", "cloudpickle")
     assert out == "[('found', [3.0, 3.0]), ('found', [3.0, 3.0])]\n"
+
+
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+  case "$1" in -[oip]) shift ;; esac
+  shift
+done
+shift; unset LD_LIBRARY_PATH; exec sh -c "$*"
+"""
+
+
+def test_libraries_that_strangers_left_in_the_working_folder(tmp_path: Path) -> None:
+    """Open MPI's daemon on another host puts its libraries before an empty part of the search path,
+    which is the working folder of the ranks: they loaded libraries from there."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    program = "import os; print('searched:', os.environ['LD_LIBRARY_PATH'].split(':'))"
+    words = ["run", f"--mpi-args=--prtemca plm_ssh_agent {tmp_path / 'ssh'}", "-H", "127.0.0.9:1"]
+    start = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-m", "farandole", *words]
+    done = ended([*start, sys.executable, "-c", program], cwd=tmp_path, **MPI_ENVIRONMENT)
+    assert "searched: ['/" in done.stdout, done.stdout + done.stderr
+    assert "''" not in done.stdout
 
 
 # ---- a process with threads

@@ -52,6 +52,28 @@ def test_the_jobs_secret_does_not_go_by_mpi(launcher, monkeypatch):
     assert "FARANDOLE_JOB_SECRET" in Srun("srun", "pmix").environment(FAR)
 
 
+@pytest.mark.parametrize("given", [None, "", ":", "/a:", ":/a", "/a::/b"])
+def test_no_search_path_has_an_empty_part(given, monkeypatch):
+    """It means the working folder, where a stranger may have left a library. Open MPI's daemons on
+    other hosts make one out of an empty variable."""
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+        if given is not None:
+            monkeypatch.setenv(name, given)
+    parts = [part for part in (given or "").split(":") if part]
+    for job in (PLAIN, FAR):
+        found = FIVE.environment(job)
+        assert found.get("PYTHONPATH", "").split(":") == (parts or [""])
+        libraries = found.get("LD_LIBRARY_PATH")
+        if parts:
+            assert libraries.split(":") == parts
+        else:
+            assert libraries is None or (job is FAR and "" not in libraries.split(":"))
+    for launcher in (FIVE, FOUR):
+        assert "-x LD_LIBRARY_PATH" in words(launcher, FAR)
+        assert launcher.environment(FAR)["LD_LIBRARY_PATH"]
+
+
 def test_one_machine():
     assert (
         words(FIVE, PLAIN) == "mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none python x.py"

@@ -5,6 +5,7 @@ there, and what computing centres and systems have as a rule."""
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from farandole.membership.words import Commit
 from farandole.start.secret import job_secret
 
 OTHER = 65_534  # a user that is not this one
+NOBODY = 0xFFFFFFFF  # in an entry that names no user
 
 
 def write_commit(folder: Path, values: dict[str, Any]) -> None:
@@ -68,10 +70,24 @@ def exchangeable_link(path: Path) -> None:
     path.parent.chmod(0o1777)
 
 
+def in_an_acl(path: Path) -> None:
+    """For ls the entry's permission is the group's, and the group is this user's."""
+    if os.geteuid():
+        pytest.skip("only root is sure to have no such group")
+    path.chmod(0o775)
+    entries = [(1, 7, NOBODY), (2, 7, OTHER), (4, 5, NOBODY), (16, 7, NOBODY), (32, 5, NOBODY)]
+    data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", data)
+    except OSError as reason:
+        pytest.skip(f"no access control lists here: {reason}")
+
+
 EXCHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "of another": (owned_by_another, "belongs to user 65534, who can exchange"),
     "of all": (lambda path: path.chmod(0o777), "others can write to .*chmod o-w"),
     "of another group": (of_another_group, "group 65534, which is not yours, can write to"),
+    "another in its ACL": (in_an_acl, "user 65534, by its access control list, .*setfacl -b"),
     "another's link": (exchangeable_link, "is a link of user 65534"),
 }
 
@@ -244,6 +260,55 @@ def test_folders_of_another_user_in_a_sticky_one(tmp_path: Path) -> None:
     (tmp_path / "call-x").mkdir()
     os.chown(tmp_path / "call-x", OTHER, OTHER)
     assert newest_commit(tmp_path) == Commit(3, 1)
+
+
+HIDDEN = """
+import ctypes, os, pathlib, sys
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x10000000) == 0, os.strerror(ctypes.get_errno())  # CLONE_NEWUSER
+pathlib.Path("/proc/self/setgroups").write_text("deny")
+pathlib.Path("/proc/self/uid_map").write_text("0 0 1")
+from farandole.start.secret import job_secret
+from farandole.trust import write_file
+path = pathlib.Path(sys.argv[1])
+print("its owner is", os.lstat(path).st_uid)
+try:
+    write_file(path / "out", b"overwritten")
+except Exception as error:
+    print(error)
+print("found", job_secret())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("where", ["below a sticky folder", "below root's"])
+def test_whose_a_file_is_may_be_hidden(tmp_path: Path, where: str) -> None:
+    """In a container such as Apptainer's another user looks like root. Where others may make files
+    such an owner is nobody's."""
+    home, secret = tmp_path / "home" / "farandole", tmp_path / "known"
+    home.mkdir(parents=True)
+    for each in [tmp_path, tmp_path.parent, tmp_path.parent.parent]:
+        each.chmod(each.stat().st_mode | 0o011)
+    home.parent.chmod(0o1777 if "sticky" in where else 0o755)
+    secret.write_text("known to the stranger")
+    secret.chmod(0o600)
+    (home / "job-secret").symlink_to(secret)
+    (home / "out").symlink_to(tmp_path / "thesis")
+    for path in (home, home / "job-secret", home / "out"):
+        os.lchown(path, 4321, 4321)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, str(home)],
+        env={**os.environ, "XDG_CONFIG_HOME": str(home.parent), "FARANDOLE_JOB_SECRET": ""},
+        capture_output=True,
+        text=True,
+    )
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert "its owner is 65534" in done.stdout, done.stderr
+    assert not (tmp_path / "thesis").exists()
+    assert ("found b'known" in done.stdout) == ("sticky" not in where)
+    if "sticky" in where:
+        assert "home/farandole, which belongs to user 65534" in done.stderr
 
 
 def test_links_that_lead_to_each_other(tmp_path: Path) -> None:
