@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank dies in each phase of NCCL's life: PeerError on all others, soon.
+"""A rank dies in each phase of NCCL's life: PeerError on all others.
 
 Over the GPU double; over NCCL's real host code with make test-nccl.
 """
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,6 @@ import pytest
 from harness.gpu_double import need_windows
 
 TESTS = Path(__file__).parents[1]
-SOON = 3.0  # seconds
-ABORT = 5.0  # for how long calls wait for ncclCommAbort
 
 START = f"""
 import os, signal, sys, threading, time
@@ -32,7 +31,6 @@ x = gpu.array(np.ones(5000, "f4"))
 def die_after(seconds):
     if rank == victim:
         time.sleep(seconds)
-        print(f"dies at {{time.time()}}.", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 def await_error(call):
@@ -40,7 +38,7 @@ def await_error(call):
         while True:
             call()
     except fd.PeerError as error:
-        print(f"rank {{rank}} at {{time.time()}}: {{error}}.", flush=True)
+        print(f"rank {{rank}}: {{error}}.", flush=True)
 
 def warm():
     fd.allreduce_(x)
@@ -129,7 +127,7 @@ if rank == victim:
     threading.Thread(target=die_after, args=(SECONDS,)).start()
     time.sleep(SECONDS)
 fd.shutdown()
-print(f"rank {rank} at {time.time()}: it has left.", flush=True)
+print(f"rank {rank}: it has left.", flush=True)
 """,
     # The victim is within NCCL's call, the others wait for it in theirs.
     "register": WINDOW
@@ -138,7 +136,6 @@ warm()
 kind.describe = describe_placed
 if rank == victim:
     gpu.die_registering()
-    print(f"dies at {time.time()}.", flush=True)
 await_error(reduce)
 """,
     # As "collective", in a symmetric kernel.
@@ -161,9 +158,8 @@ def test_a_death(fork_ranks, tmp_path, phase, seconds):
     ranks = 3
     source = START + PHASES[phase].replace("SECONDS", str(seconds))
     job = fork_ranks(source, ranks, {"FARANDOLE_TEST_FOLDER": str(tmp_path)})
-    job.finish()
-    died = float(re.search(r"dies at ([\d.]+)\.", job.ranks[ranks - 1].output)[1])
+    results = job.finish()
+    assert results[-1].returncode == -signal.SIGKILL
     for rank in range(ranks - 1):
-        found = re.search(rf"^rank {rank} at ([\d.]+): ", job.ranks[rank].output, re.MULTILINE)
-        assert found, job.output()
-        assert float(found[1]) - died < SOON + (ABORT if phase == DEAF else 0)
+        said = "it has left|.*died" if phase == "finalize" else ".*died"
+        assert re.search(rf"^rank {rank}: ({said})", results[rank].out, re.MULTILINE), job.output()

@@ -64,23 +64,41 @@ def test_a_rank_that_is_preempted(
     check(out, ranks)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number: int) -> None:
-    """Its host is taken away, the only one: all ranks leave, and the same command goes on."""
+# For a lost host, and twice the time until ranks leave that have no supervisor.
+LEASE = {"FARANDOLE_PEER_TIMEOUT": "12"}
+HOST_GOES = "is taken away ({}): its ranks leave, within 30 s"
+GOES_ON = "--checkpoint-dir {folder} goes on from there"
+
+
+@pytest.mark.parametrize(
+    ("who", "number", "says"),
+    [
+        ("agent", signal.SIGTERM, HOST_GOES.format("SIGTERM")),  # of the only host
+        ("agent", signal.SIGUSR1, HOST_GOES.format("SIGUSR1")),
+        ("supervisor", signal.SIGTERM, GOES_ON),
+        ("supervisor", signal.SIGUSR1, GOES_ON),
+        ("supervisor", signal.SIGHUP, GOES_ON),
+        ("supervisor", signal.SIGKILL, ""),  # ranks leave after half of the time for another one
+    ],
+)
+def test_all_ranks_leave_and_the_same_command_goes_on(
+    elastic_ranks: Start, tmp_path: Path, who: str, number: int, says: str
+) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "kept"))
-    job = elastic_ranks(holding(), 2, *options)
+    job = elastic_ranks(holding(), 2, *options, **LEASE)
     job.process.wait_for_output("holds")
-    os.kill(agent_of(job), number)
+    os.kill(agent_of(job) if who == "agent" else job.process.pid, number)
     result = job.finish()
-    assert result.returncode == 75, result.out
-    name = signal.Signals(number).name
-    assert f"is taken away ({name}): its ranks leave, within 30 s" in result.out
-    assert "all ranks have left, and their state is on the disk" in result.out
+    if number != signal.SIGKILL:
+        assert result.returncode == 75, result.out
+        assert "all ranks have left, and their state is on the disk" in result.out
+    assert says.format(folder=tmp_path / "kept") in result.out
     # A rank whose signal comes late may be in a world alone before it leaves, too.
     assert "world 2: 2 ranks" not in result.out
     (tmp_path / "go").touch()
-    out = elastic_ranks(holding(), 2, *options).finish().check().out
+    out = elastic_ranks(holding(), 2, *options, **LEASE).finish().check().out
     assert re.search(r"world \d: 2 ranks from commit \d+ on the disk", out)
+    assert out.count("reset on") == 2
     check(out, 2)
 
 
@@ -124,17 +142,6 @@ def test_ranks_that_do_not_leave_a_host_that_is_taken_away(elastic_ranks: Start)
     assert "a new process was killed by SIGKILL" in story(result.out)
 
 
-def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
-    """Its ranks die with it; another agent starts others, which go on from the disk."""
-    job = elastic_ranks(holding(), 2, FARANDOLE_CHECKPOINT_SECONDS="0")
-    job.process.wait_for_output("holds")
-    (tmp_path / "go").touch()
-    os.kill(agent_of(job), signal.SIGKILL)
-    out = job.finish().check().out
-    assert "the agent has ended with -9" in out
-    check(out, 2)
-
-
 LINGERS = """
 import atexit, signal
 import farandole.runtime
@@ -161,13 +168,22 @@ def test_a_host_that_is_lost_when_all_have_ended_well(elastic_ranks: Start) -> N
     check(out, 2)
 
 
-def test_an_agent_that_is_stopped(elastic_ranks: Start, tmp_path: Path) -> None:
-    """For ever: it is ended, and its ranks with it; those of another one go on from the disk."""
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (signal.SIGKILL, "the agent has ended with -9"),
+        (signal.SIGSTOP, "the agent does not answer: it is ended"),
+    ],
+)
+def test_an_agent_that_is_lost(
+    elastic_ranks: Start, tmp_path: Path, number: int, says: str
+) -> None:
+    """Its ranks are lost with it; those of another agent go on from the disk."""
     limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
     job = elastic_ranks(holding(), 2, **limits)
     job.process.wait_for_output("holds")
-    os.kill(agent_of(job), signal.SIGSTOP)
-    job.process.wait_for_output("the agent does not answer: it is ended")
+    os.kill(agent_of(job), number)
+    job.process.wait_for_output(says)
     (tmp_path / "go").touch()
     out = job.finish().check().out
     assert any(line.startswith("rank 0 was lost") for line in story(out))
@@ -206,24 +222,6 @@ def test_grace_that_is_over(elastic_ranks: Start) -> None:
 # ---- signals to the supervisor
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_a_supervisor_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number: int) -> None:
-    """It ends with a code of its own, and the same command goes on."""
-    options = ("--checkpoint-dir", str(tmp_path / "kept"))
-    job = elastic_ranks(holding(), 2, *options)
-    job.process.wait_for_output("holds")
-    job.process.signal(number)
-    result = job.finish()
-    assert result.returncode == 75, result.out
-    assert "all ranks have left, and their state is on the disk" in result.out
-    assert f"--checkpoint-dir {tmp_path / 'kept'} goes on from there" in result.out
-    (tmp_path / "go").touch()
-    out = elastic_ranks(holding(), 2, *options).finish().check().out
-    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
-    assert out.count("reset on") == 2
-    check(out, 2)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGQUIT, 131)])
 def test_an_impatient_user(elastic_ranks: Start, number: int, code: int) -> None:
     """Twice, from a terminal, which signals its group; ranks that mind no signal end too."""
@@ -246,22 +244,6 @@ def test_grace_that_is_over_for_all(elastic_ranks: Start) -> None:
 
 
 # ---- supervisors that are killed
-
-# For a lost host, and twice the time until ranks leave that have no supervisor.
-LEASE = {"FARANDOLE_PEER_TIMEOUT": "12"}
-
-
-def test_ranks_without_a_supervisor_leave(elastic_ranks: Start, tmp_path: Path) -> None:
-    """After half of the time in which another may come, with their state on the disk."""
-    options = ("--checkpoint-dir", str(tmp_path / "kept"))
-    job = elastic_ranks(holding(), 2, *options, **LEASE)
-    job.process.wait_for_output("holds")
-    os.kill(job.process.pid, signal.SIGKILL)
-    job.finish()
-    (tmp_path / "go").touch()
-    out = elastic_ranks(holding(), 2, *options, **LEASE).finish().check().out
-    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
-    check(out, 2)
 
 
 def test_the_next_supervisor_takes_the_ranks_over(elastic_ranks: Start, tmp_path: Path) -> None:

@@ -46,48 +46,31 @@ def swapped(calls: Calls) -> None:
         call()
 
 
+# Of arrays x, or tensors a.
+PAIRS = {
+    "allreduce": "fd.allreduce(x, op=fd.Sum)",
+    "a small one": "fd.allreduce(x[:2], op=fd.Sum)",
+    "allreduce_": "fd.allreduce_(x.copy())",
+    "a group": "fd.grouped_allreduce([x, -x])",
+    "allgather": "fd.allgather(x)",
+    "torch": "hvd.allreduce(a)",
+    "torch, in place": "hvd.allreduce_(a.clone())",
+    "reducescatter": "hvd.reducescatter(a)",
+    "alltoall": "hvd.alltoall(a)",
+}
+
+
 def pairs() -> dict[str, Calls]:
     """Two calls of equal form each, on two lines."""
-    x, y = np.full(3000, fd.rank() + 1.0), np.full(3000, 10.0 * fd.rank())
-    a, b = (torch.from_numpy(values) for values in (x, y))
-    return {
-        "allreduce": [
-            lambda: fd.allreduce(x, op=fd.Sum),
-            lambda: fd.allreduce(y, op=fd.Sum),
-        ],
-        "a small one": [
-            lambda: fd.allreduce(x[:2], op=fd.Sum),
-            lambda: fd.allreduce(y[:2], op=fd.Sum),
-        ],
-        "allreduce_": [
-            lambda: fd.allreduce_(x.copy()),
-            lambda: fd.allreduce_(y.copy()),
-        ],
-        "a group": [
-            lambda: fd.grouped_allreduce([x, y]),
-            lambda: fd.grouped_allreduce([y, x]),
-        ],
-        "allgather": [
-            lambda: fd.allgather(x),
-            lambda: fd.allgather(y),
-        ],
-        "torch": [
-            lambda: hvd.allreduce(a),
-            lambda: hvd.allreduce(b),
-        ],
-        "torch, in place": [
-            lambda: hvd.allreduce_(a.clone()),
-            lambda: hvd.allreduce_(b.clone()),
-        ],
-        "reducescatter": [
-            lambda: hvd.reducescatter(a),
-            lambda: hvd.reducescatter(b),
-        ],
-        "alltoall": [
-            lambda: hvd.alltoall(a),
-            lambda: hvd.alltoall(b),
-        ],
-    }
+    made = {}
+    for kind, call in PAIRS.items():
+        names: dict[str, Any] = {**globals()}
+        names["x"] = np.full(3000, fd.rank() + 1.0)
+        names["a"] = torch.from_numpy(names["x"])
+        text = "\n" * 2 * len(made) + f"one = lambda: {call}\ntwo = lambda: {call}\n"
+        exec(compile(text, FILE, "exec"), names)
+        made[kind] = [names["one"], names["two"]]
+    return made
 
 
 def told_by(calls: Callable[[], object]) -> list[str]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,6 @@ import farandole as fd
 from harness.ranks import last
 
 pytestmark = pytest.mark.ranks(2, 4)
-
-SOON = 10.0  # seconds: a stall takes longer, everything else is a matter of milliseconds
-
 
 # ---- process sets
 
@@ -42,10 +38,8 @@ def test_a_set_that_stands_for_another() -> None:
         for wrong in (number, ranks, fd.ProcessSet(ranks), tuple(reversed(ranks or []))):
             mine = wrong if fd.rank() == last() else process_set
             for name in ("in the set", None):
-                start = time.monotonic()
                 with pytest.raises((TypeError, ValueError), match="process_set is"):
                     fd.allreduce(np.ones(2), name=name, process_set=mine)
-                assert time.monotonic() - start < SOON
                 for x in ([np.ones(1)] * 2, [np.ones(1)]):
                     fd.grouped_allreduce(x, name=name, process_set=process_set)
 
@@ -60,11 +54,9 @@ def test_a_set_that_is_none(wrong: Any, name: str | None) -> None:
     told = rf"(rank {last()} refused.*)?process_set is"
 
     def call(process_set: fd.ProcessSet) -> None:
-        start = time.monotonic()
         mine = wrong if fd.rank() == last() else process_set
         with pytest.raises((TypeError, ValueError), match=told):
             fd.allreduce(np.ones(2), name=name, process_set=mine)
-        assert time.monotonic() - start < SOON
         assert fd.allreduce(np.ones(1), op=fd.Sum, name=name, process_set=process_set) == 2
 
     in_a_set(call)
@@ -78,12 +70,10 @@ def test_a_set_that_is_none(wrong: Any, name: str | None) -> None:
 def test_adding_what_is_no_set(wrong: Any) -> None:
     for everywhere in (False, True):
         mine = wrong if everywhere or fd.rank() == last() else [0]
-        start = time.monotonic()
         with pytest.raises((TypeError, ValueError), match="process set holds"):
             fd.add_process_set(mine)
         with pytest.raises((TypeError, ValueError), match="remove_process_set"):
             fd.remove_process_set(5 if everywhere or fd.rank() == last() else fd.global_process_set)
-        assert time.monotonic() - start < SOON
     process_set = fd.add_process_set([0])
     assert fd.remove_process_set(process_set)
 
@@ -107,10 +97,8 @@ def test_groups_of_different_sizes(ours: int, theirs: int, named: bool, op: Any)
     for _ in range(3):
         count = ours if fd.rank() == last() else theirs
         handle = fd.grouped_allreduce_async([np.ones(2)] * count, op=op, name=name)
-        start = time.monotonic()
         with pytest.raises(fd.MismatchError, match=f"group size is {theirs}.*{ours}"):
             handle.wait()
-        assert time.monotonic() - start < SOON
         for same in (3, 2, 1, 0):
             results = fd.grouped_allreduce([np.ones(2)] * same, op=fd.Sum, name=name)
             assert [x.tolist() for x in results] == [[fd.size()] * 2] * same

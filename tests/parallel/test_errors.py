@@ -2,7 +2,6 @@
 """Bad input on some rank: an error on every rank that says what and who, and then life goes on."""
 
 import functools
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import farandole.torch as hvd
 
 pytestmark = pytest.mark.ranks(2, 4)
 
-SOON = 8.0  # seconds until every rank knows: at once, but for a busy machine; stalls take longer
 f4, i4 = np.float32, np.int32
 
 
@@ -101,10 +99,8 @@ def test_mismatch(case, named):
     last = fd.size() - 1
     name = f"tensor of {case}" if named else None
     fd.barrier()
-    start = time.monotonic()
     with pytest.raises(hvd.HorovodInternalError) as caught:
         (deviant if fd.rank() == last else usual)(name)
-    assert time.monotonic() - start < SOON
     assert type(caught.value) is fd.MismatchError
     text = str(caught.value)
     others = "rank 0" if last == 1 else f"ranks 0-{last - 1}"
@@ -143,14 +139,12 @@ def test_what_one_rank_refuses_fails_on_all(case, named):
     call, error, says = REFUSALS[case]
     last = fd.size() - 1
     name = f"refused {case}" if named else None
-    start = time.monotonic()
     if fd.rank() == last:
         with pytest.raises(error, match=says):
             call(name)
     else:
         with pytest.raises(error, match=f"rank {last}.*{says}"):
             fd.allreduce(np.ones(3), op=fd.Sum, name=name)
-    assert time.monotonic() - start < SOON
 
 
 # Of all ranks alike.

@@ -252,8 +252,12 @@ def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
     server = hvd.ParameterServer((ROWS, WIDTH), "float64")
     if hvd.rank() == 0:
         server._ask(1, shard.PUSH, np.array([place]), np.ones((1, WIDTH)))
-    with pytest.raises(hvd.PeerError, match=r"did not arrive|no longer serves"):
+
+    def hear() -> None:
         while True:
-            server.pull([1])  # until this rank has heard of it
+            server.pull([1])
+
+    with pytest.raises(hvd.PeerError, match=r"did not arrive|no longer serves"):
+        hear()
     with pytest.raises(hvd.PeerError):
         server.close()

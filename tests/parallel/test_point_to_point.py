@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ import torch
 from mpi4py import MPI
 
 import farandole as fd
-import farandole.torch as hvd
 from harness.arrays import DTYPES, Array, assert_same, data
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -217,7 +215,6 @@ def test_a_time_out_says_who_is_missing_and_can_be_waited_for_again() -> None:
     ],
 )
 def test_ends_that_disagree(sent: Array, received: Array, says: str) -> None:
-    start = time.monotonic()
     to, source = neighbours()
     send = fd.send_async(sent, to, tag=5, name="odd")
     recv = fd.recv_async(received, source, tag=5)
@@ -229,7 +226,6 @@ def test_ends_that_disagree(sent: Array, received: Array, says: str) -> None:
     assert f"receive of rank {fd.rank()} from rank {source} with tag 5" in str(of_recv.value)
     for error in (of_send.value, of_recv.value):
         assert says in str(error)
-    assert time.monotonic() - start < SOON
 
 
 WRONG = {
@@ -346,23 +342,6 @@ def test_thousands_that_nobody_waits_for() -> None:
     handle.wait()
     assert (got == np.arange(count)[:, None] + 0.25 * source).all()
     assert all(one.wait()[0] == fd.size() * (fd.size() + 1) / 2 for one in sums)
-
-
-def test_views() -> None:
-    """Into a row, into a column's copy, from a slice, from a tensor that requires grad."""
-    to, source = neighbours()
-    table = torch.zeros(4, 3)
-    rows = [hvd.recv_async(row, source, tag=1) for row in table[1:3]]
-    column = np.arange(12.0).reshape(4, 3) + fd.rank()
-    for k in (0, 1):
-        hvd.send(torch.from_numpy(column).float().t()[k, :3].requires_grad_(), to, tag=1)
-    assert [handle.wait() for handle in rows] == [source] * 2
-    assert table[1:3].tolist() == [[k + 3.0 * i + source for i in range(3)] for k in (0, 1)]
-    assert table[0].tolist() == table[3].tolist() == [0.0] * 3
-    with pytest.raises(ValueError, match="contiguous"):
-        hvd.recv(table[:, 0], source, tag=2)
-    with pytest.raises(ValueError, match=rf"rank {to} refused: .*contiguous"):
-        hvd.send(torch.zeros(4), to, tag=2)
 
 
 def test_the_same_call_with_other_arrays() -> None:

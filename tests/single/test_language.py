@@ -16,33 +16,25 @@ TOP = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "
 PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 PRODUCT = ["pyruntime", "adapters", "extras"]
 
-# A pattern, what it finds, and what to write.
+# A pattern, and what to write.
 BANNED = (
-    (r"\banew\b", "started anew", "again; restarts"),
-    (r"\bas ever\b", "clip as ever", "as usual"),
-    (r"\b(is|are|was|were) told (of|by)\b", "a rank is told of it", "who reports it?"),
-    (r"(?<!-)\b(begin|begins|beginning|begun|began)\b", "a round begins", "start"),
-    (r"\bbeside\b", "farandole beside MPI", "next to; compared with"),
-    (r"(?<!there )\bis no (?!longer|more)\w+", "an int is no name", "is not a"),
-    (
-        r"\bof (its|their|your|his|our|one's) own(?=[.,;:)]|$| (and|for|in|over)\b)",
-        "a job of its own",
-        "its own job",
-    ),
-    (r"\bof ours\b", "threads of ours", "farandole's"),
-    (r"(^|[.:;] |\| )Where\b", "Where it fails, call it", "If"),
-    (
-        r"\banother (order|name|number|shape|op|dtype|amount|version|way)\b",
-        "in another order",
-        "a different",
-    ),
-    (r"\ba whole (program|script)\b", "a whole program", "complete"),
+    (r"\banew\b", "again; restarts"),
+    (r"\bas ever\b", "as usual"),
+    (r"\b(is|are|was|were) told (of|by)\b", "who reports it?"),
+    (r"(?<!-)\b(begin|begins|beginning|begun|began)\b", "start"),
+    (r"\bbeside\b", "next to; compared with"),
+    (r"(?<!there )\bis no (?!longer|more)\w+", "is not a"),
+    (r"\bof (its|their|your|his|our|one's) own(?=[.,;:)]|$| (and|for|in|over)\b)", "its own job"),
+    (r"\bof ours\b", "farandole's"),
+    (r"(^|[.:;] |\| )Where\b", "If"),
+    (r"\banother (order|name|number|shape|op|dtype|amount|version|way)\b", "a different"),
+    (r"\ba whole (program|script)\b", "complete"),
 )
 
 
 def _found(place: str, text: str) -> Iterator[str]:
     """Each banned word in a text."""
-    for pattern, _, instead in BANNED:
+    for pattern, instead in BANNED:
         if match := re.search(pattern, text):
             yield f"{place}: {match[0].strip()!r}; write: {instead}"
 
@@ -103,11 +95,6 @@ def test_no_text_has_a_banned_word(
     assert len(every) > 50
     found = [word for place, text in every for word in _found(place, text)]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(("pattern", "text"), [row[:2] for row in BANNED])
-def test_the_list_finds_what_it_bans(pattern: str, text: str) -> None:
-    assert re.search(pattern, text)
 
 
 @pytest.mark.parametrize("folder", PRODUCT)

@@ -9,6 +9,7 @@ ends a search, and prints the command that runs its program again.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from strangers.environment import ranks, seconds, seed, shrinking
 from strangers.loops import Loop
 from strangers.plan import plan
 from strangers.program import Program
@@ -25,6 +25,10 @@ from strangers.verdict import Failure
 from strangers.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
+RANKS = [int(size) for size in os.environ.get("STRANGERS_RANKS", "2,3").split(",")]
+SECONDS = float(os.environ.get("STRANGERS_SECONDS", "15"))
+SHRINK = float(os.environ.get("STRANGERS_SHRINK", "30"))
+SEED = int(os.environ.get("STRANGERS_SEED", "0"))
 _ROUND = 200  # examples of one seed
 _WORN = 300  # programs that the same ranks run
 STRATEGIES = {"calls": programs, "loops": loops}
@@ -49,14 +53,14 @@ class _Search:
         self._world = world
         self._kind = kind
         self._began = time.monotonic()
-        self._end = self._began + seconds()
+        self._end = self._began + SECONDS
         self._examples = 0
         self._found = ""  # how the first failure came
         self._failed: dict[str, Failure] = {}
 
     def run(self) -> None:
         """Raises the failure of the smallest program."""
-        for number in itertools.count(1000 * seed()):
+        for number in itertools.count(1000 * SEED):
             self._round(number)
             if time.monotonic() > self._end:
                 break
@@ -90,7 +94,7 @@ class _Search:
             if not self._found:
                 passed = time.monotonic() - self._began
                 self._found = f"example {self._examples}, {passed:.0f} s, seed {number}"
-                self._end = time.monotonic() + shrinking()
+                self._end = time.monotonic() + SHRINK
             self._failed[text] = self._told(text, failure)
             raise self._failed[text] from None
 
@@ -109,7 +113,7 @@ class _Search:
 
 @pytest.mark.timeout(0)  # a failure shrinks for some minutes
 @pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("size", ranks())
+@pytest.mark.parametrize("size", RANKS)
 def test_strangers(kind: str, size: int) -> None:
     found = ""
     try:
