@@ -61,7 +61,7 @@ void FlightMemory::prepare() {
 }
 
 // The memory of another user's process may say anything. `farandole top` reads a page for each local rank.
-constexpr int kMostLocalRanks = 4096;
+constexpr int kMostLocalRanks = 1024;
 constexpr int kMostRanks = 1 << 20;
 
 std::optional<FlightMemory> FlightMemory::attach(std::byte* memory, size_t bytes) {

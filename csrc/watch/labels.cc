@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/labels.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace farandole {
@@ -18,7 +19,7 @@ std::string_view LabelMemory::at(uint32_t label) const {
   if (end > kBytes) return {};
   std::memcpy(&length, text + label, sizeof(length));
   if (length > end - label - sizeof(length)) return {};
-  return {text + label + sizeof(length), length};
+  return {text + label + sizeof(length), std::min(length, kLongest)};
 }
 
 Labels::Labels(LabelMemory& memory) : memory_(memory) {

@@ -19,7 +19,8 @@ struct LabelMemory {
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. Unknown numbers read as "".
+  // Any process. Unknown numbers read as "". Thousands of events may name one label, so a hostile writer's name is cut.
+  static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that ranks call: one thread, whatever strangers do. For the rendezvous and the doors of
-processes that start ranks."""
+"""Servers of one thread, whatever strangers do: Listener, and Server, which ranks call. For
+metrics, the rendezvous, and processes that start ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from farandole._library import lib, told
 from farandole.start.forks import not_inherited
 from farandole.start.line import is_of_this_user
 from farandole.start.session import SECRET_BYTES, Session
 
-_STRANGERS = 64  # callers that may be there without a proof, whatever the number of ranks
 _LEAST = 0.05  # seconds that each of them has in any case, before it goes for another one
 _PAUSE = 0.05  # seconds until the next call is taken, if the system lacks the means to take one
 _BACKLOG = 4096  # callers for whom the kernel keeps a place
@@ -31,38 +30,47 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LONGEST_RANK = 9  # digits
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-S = TypeVar("S", bound="Server")
+L = TypeVar("L", bound="Listener")
+
+
+class Conversation(Protocol):
+    """What the two ends of a connection say: a Session, or HTTP."""
+
+    outgoing: bytearray  # what is to be sent; the listener removes what it has sent
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the caller has said something of this protocol."""
+        ...
+
+    @property
+    def proved(self) -> bool:
+        """Whether it is no stranger."""
+        ...
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Takes bytes; returns whole messages. ValueError: they are none."""
+        ...
 
 
 class Guest:
     """A caller. It is a stranger until it has proved itself; then it says its rank."""
 
-    def __init__(self, connection: socket.socket, session: Session) -> None:
+    def __init__(self, connection: socket.socket, session: Conversation) -> None:
         self.connection, self.session = connection, session
         self.came = time.monotonic()
         self.rank = -1  # until it has said it
 
 
-class Server(ABC):
-    """A context manager. The methods that start with an underscore run on the server's thread."""
+class Listener(ABC):
+    """Takes calls. A context manager. Methods that start with an underscore run on its thread."""
 
     patience = 5.0  # seconds that a caller has until it has proved itself
+    strangers = 64  # callers that may be there without a proof, whatever the number of ranks
 
-    def __init__(
-        self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
-    ) -> None:
-        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
-        Unix socket, by default an abstract one at random; processes of other users are sent away
-        there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is taken."""
-        secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
-        path = path or f"@farandole-{secrets.token_hex(16)}"
-        self._secret, self.key = secret, secret.hex()
-        self._listeners = [listen_at(path)]
-        self.address = path  # as reach() takes it
-        if not here:
-            self._listeners.append(_tcp_listener())
-            places = ",".join([path, *_numbers(), *_names()])
-            self.address = f"{places}:{self._listeners[1].getsockname()[1]}"
+    def __init__(self, name: str, listeners: list[socket.socket]) -> None:
+        """`name`: of the thread. `listeners`: bound; those of Unix send other users away."""
+        self._listeners = listeners
         self._strangers: dict[Guest, None] = {}  # in the order in which they came
         self._guests: dict[Guest, None] = {}
         self._accepts, self._resumes = False, 0.0  # whether calls are taken; when they are again
@@ -87,7 +95,7 @@ class Server(ABC):
         if threading.current_thread() is not self._thread:  # which may collect garbage
             self._thread.join()
 
-    def __enter__(self: S) -> S:
+    def __enter__(self: L) -> L:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,32 +107,19 @@ class Server(ABC):
         with contextlib.suppress(OSError):  # enough wakes are under way, or the server is closed
             self._wake_writer.send(b"x")
 
-    # ---- what a server is for
-
-    def _admits(self, rank: int) -> bool:
-        """Whether a caller may be this rank."""
-        return True
+    # ---- what a listener is for
 
     @abstractmethod
-    def _came(self, guest: Guest) -> None:
-        """A rank has come. ValueError and OSError, here and in _heard(), end its connection."""
+    def _conversation(self) -> Conversation:
+        """What a new caller and this end say."""
 
-    @abstractmethod
-    def _heard(self, guest: Guest, message: bytes) -> None:
-        """A rank has sent this."""
+    def _take(self, guest: Guest, message: bytes) -> None:
+        """A caller has sent this. ValueError and OSError end its connection."""
+        raise ValueError("nobody asked for it")
 
-    @abstractmethod
-    def _gone(self, guest: Guest) -> None:
-        """A rank's connection has ended; not called when the server closes."""
-
-    def _send(self, guest: Guest, message: bytes) -> None:
-        """Sends to a rank, now or when it reads; does nothing if it has gone."""
-        if guest in self._guests:
-            guest.session.send(message)
-            try:
-                self._flush(guest)
-            except OSError:
-                self._hang_up(guest)
+    def _ended(self, guest: Guest) -> None:
+        """The connection of a caller that has proved itself has ended; not when this closes."""
+        return
 
     # ---- the loop
 
@@ -186,7 +181,7 @@ class Server(ABC):
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self, listener: socket.socket) -> None:
-        if len(self._strangers) >= _STRANGERS:
+        if len(self._strangers) >= self.strangers:
             self._resumes = self._oldest().came + _LEAST
             if self._resumes > time.monotonic():
                 return
@@ -199,7 +194,7 @@ class Server(ABC):
                 if self._strangers:
                     self._forget(self._superfluous())
             return
-        guest = Guest(not_inherited(connection), Session(self._secret, caller=False))
+        guest = Guest(not_inherited(connection), self._conversation())
         try:
             if connection.family == socket.AF_UNIX and not is_of_this_user(connection):
                 raise PermissionError
@@ -235,19 +230,6 @@ class Server(ABC):
         except (OSError, EOFError, ValueError):
             self._hang_up(guest)
 
-    def _take(self, guest: Guest, message: bytes) -> None:
-        if guest not in self._guests:
-            return  # an earlier message has ended its connection
-        if guest.rank >= 0:
-            self._heard(guest, message)
-            return
-        if not message.isdigit() or len(message) > _LONGEST_RANK:
-            raise ValueError("no rank")
-        if not self._admits(int(message)):
-            raise ValueError("no rank of this job")
-        guest.rank = int(message)
-        self._came(guest)
-
     def _flush(self, guest: Guest) -> None:
         """Writes what the system takes; the rest when it takes more."""
         if guest not in self._strangers and guest not in self._guests:
@@ -264,8 +246,8 @@ class Server(ABC):
     def _hang_up(self, guest: Guest) -> None:
         known = guest in self._guests
         self._forget(guest)
-        if known and guest.rank >= 0:
-            self._gone(guest)
+        if known:
+            self._ended(guest)
 
     def _forget(self, guest: Guest) -> None:
         """Closes one connection, without a word to anybody; once."""
@@ -274,6 +256,72 @@ class Server(ABC):
             self._guests.pop(guest, None)
             self._selector.unregister(guest.connection)
             guest.connection.close()
+
+
+class Server(Listener):
+    """A listener for ranks, which prove that they know its secret."""
+
+    def __init__(
+        self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
+    ) -> None:
+        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
+        Unix socket, by default an abstract one at random; processes of other users are sent away
+        there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is taken."""
+        secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
+        path = path or f"@farandole-{secrets.token_hex(16)}"
+        self._secret, self.key = secret, secret.hex()
+        listeners = [listen_at(path)]
+        self.address = path  # as reach() takes it
+        if not here:
+            listeners.append(_tcp_listener())
+            places = ",".join([path, *_numbers(), *_names()])
+            self.address = f"{places}:{listeners[1].getsockname()[1]}"
+        super().__init__(name, listeners)
+
+    def _admits(self, rank: int) -> bool:
+        """Whether a caller may be this rank."""
+        return True
+
+    @abstractmethod
+    def _came(self, guest: Guest) -> None:
+        """A rank has come. ValueError and OSError, here and in _heard(), end its connection."""
+
+    @abstractmethod
+    def _heard(self, guest: Guest, message: bytes) -> None:
+        """A rank has sent this."""
+
+    @abstractmethod
+    def _gone(self, guest: Guest) -> None:
+        """A rank's connection has ended; not called when the server closes."""
+
+    def _send(self, guest: Guest, message: bytes) -> None:
+        """Sends to a rank, now or when it reads; does nothing if it has gone."""
+        if guest in self._guests:
+            guest.session.send(message)
+            try:
+                self._flush(guest)
+            except OSError:
+                self._hang_up(guest)
+
+    def _conversation(self) -> Session:
+        return Session(self._secret, caller=False)
+
+    def _take(self, guest: Guest, message: bytes) -> None:
+        if guest not in self._guests:
+            return  # an earlier message has ended its connection
+        if guest.rank >= 0:
+            self._heard(guest, message)
+            return
+        if not message.isdigit() or len(message) > _LONGEST_RANK:
+            raise ValueError("no rank")
+        if not self._admits(int(message)):
+            raise ValueError("no rank of this job")
+        guest.rank = int(message)
+        self._came(guest)
+
+    def _ended(self, guest: Guest) -> None:
+        if guest.rank >= 0:
+            self._gone(guest)
 
 
 def listen_at(path: str) -> socket.socket:

@@ -24,9 +24,9 @@ import pytest
 from farandole.launch.result_server import Outcome, ResultServer
 from farandole.launch.supervisor import _Door
 from farandole.membership.words import Status, encode
-from farandole.start import line, server
+from farandole.start import line
 from farandole.start.line import reach
-from farandole.start.server import Guest
+from farandole.start.server import Guest, Server
 from farandole.start.session import Session
 from harness.mpirun import mpirun
 from harness.process import PATIENCE
@@ -230,7 +230,7 @@ def test_a_flood_of_silent_strangers(stack: ExitStack, monkeypatch: pytest.Monke
     strangers = silent(stack, door.address, 300)
     assert [fetch(place, door.key, rank) for rank in range(2)] == [b"work"] * 2
     assert threading.active_count() == threads
-    assert descriptors() - files - len(strangers) <= server._STRANGERS + 2
+    assert descriptors() - files - len(strangers) <= Server.strangers + 2
     strangers[0].settimeout(PATIENCE)
     assert strangers[0].recv(1) == b"", "the oldest had to go"
     assert fetch(place, door.key, 0) == b"work"

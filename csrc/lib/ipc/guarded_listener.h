@@ -35,7 +35,8 @@ class GuardedListener {
   void expect(size_t callers) { most_ += callers; }
   void forget(size_t callers) { most_ -= callers; }
 
-  // Accepts all pending connections, and calls undecided(unproved) for each; false: it was proved, and moved away, or is
+  // Accepts pending connections, as many as may wait and no more, so that a flood of strangers can't hold the caller's
+  // thread. Then calls undecided(unproved) for each; false: it was proved, and moved away, or is
   // to be dropped. Throws Error(kLibrary) if the process has no descriptor left, and no stranger has one.
   template <class Judge>
   void admit(Judge&& undecided) {
@@ -47,7 +48,7 @@ class GuardedListener {
       if (waiting_.size() > most) judge();
       while (waiting_.size() > most) waiting_.erase(waiting_.begin());
     };
-    for (;;) {
+    for (size_t calls = 0; calls <= most_; ++calls) {
       Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (peer) {
         waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
@@ -57,9 +58,10 @@ class GuardedListener {
         if (waiting_.empty()) throw_system_error("cannot accept a connection", reason, kMoreFiles);
         make_room(waiting_.size() - 1);
       } else if (errno != EINTR && errno != ECONNABORTED) {
-        return judge();
+        break;
       }
     }
+    judge();
   }
   // Waits until a connection comes, sends something, or times out.
   void wait(Deadline deadline) const {
