@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small HTTP server for metrics, on a thread of its own. Anybody who reaches the port may
+"""A small HTTP server for metrics, on a separate thread. Anybody who reaches the port may
 connect, so callers are few, and each has little time."""
 
 from __future__ import annotations

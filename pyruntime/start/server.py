@@ -45,7 +45,7 @@ class Conversation(Protocol):
 
     @property
     def proved(self) -> bool:
-        """Whether it is no stranger."""
+        """Whether it has shown that it belongs here."""
         ...
 
     def receive(self, data: bytes) -> list[bytes]:
