@@ -25,6 +25,7 @@ from farandole.calls.handles import Handle, stall
 from farandole.calls.requests import Call, Op, count_unnamed, submit
 from farandole.errors import FarandoleError
 from farandole.members import ProcessSet, set_id
+from farandole.ops import starts
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,7 +52,7 @@ def adasum_async(
     raises FarandoleError where a rank has joined, else as allreduce does.
     """
     number = set_id(process_set)
-    kinds, inputs = ops.describe(tensors, in_place)
+    kinds, inputs = starts.describe(tensors, in_place)
     for i, buffer in enumerate(inputs):
         if DTYPES[buffer.dtype] not in _FLOATS:
             raise TypeError(
@@ -62,7 +63,7 @@ def adasum_async(
     if in_place:
         check_apart(inputs)
     else:
-        results, outputs = ops.new_results(kinds, tensors, inputs)
+        results, outputs = starts.new_results(kinds, tensors, inputs)
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
     # This call carries no data: it only checks that all ranks make the same request.
@@ -72,7 +73,7 @@ def adasum_async(
     def work() -> list[T]:
         declared.wait()
         _combine(inputs, outputs, label, factors, process_set)
-        return results if in_place else ops.sealed(kinds, results, tensors)
+        return results if in_place else starts.sealed(kinds, results, tensors)
 
     def order() -> None:
         for kind, x, buffer in zip(kinds, tensors, inputs, strict=True):
@@ -81,6 +82,9 @@ def adasum_async(
                 check(lib.farandole_order_streams(buffer.device, buffer.stream, now))
 
     return _Working(work, order, str(call), timeout)
+
+
+starts.composed[ops.Adasum] = adasum_async
 
 
 class _Working(Handle[list[T]]):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from farandole.installed import cards, nccl_version
 from farandole.runtime import met_by
 from farandole.start.mpi_ranks import Mpi
@@ -63,19 +61,51 @@ def cuda_built() -> bool:
     return cards() > 0
 
 
-def _never(name: str, why: str) -> Callable[[], bool]:
-    """A question whose answer is no."""
+def gloo_enabled() -> bool:
+    """False: farandole has its own shared-memory backend.
 
-    def ask() -> bool:
-        return False
+    Examples:
+        >>> hvd.gloo_enabled()
+        False
+    """
+    return False
 
-    ask.__name__ = ask.__qualname__ = name
-    ask.__doc__ = f"False: {why}.\n\nExamples:\n    >>> hvd.{name}()\n    False\n"
-    return ask
+
+def gloo_built() -> bool:
+    """False: farandole has its own shared-memory backend.
+
+    Examples:
+        >>> hvd.gloo_built()
+        False
+    """
+    return False
 
 
-gloo_enabled = _never("gloo_enabled", "farandole has its own shared-memory backend")
-gloo_built = _never("gloo_built", "farandole has its own shared-memory backend")
-rocm_built = _never("rocm_built", "there is no ROCm backend")
-ddl_built = _never("ddl_built", "IBM DDL is not supported")
-ccl_built = _never("ccl_built", "oneCCL is not used")
+def rocm_built() -> bool:
+    """False: there is no ROCm backend.
+
+    Examples:
+        >>> hvd.rocm_built()
+        False
+    """
+    return False
+
+
+def ddl_built() -> bool:
+    """False: IBM DDL is not supported.
+
+    Examples:
+        >>> hvd.ddl_built()
+        False
+    """
+    return False
+
+
+def ccl_built() -> bool:
+    """False: oneCCL is not used.
+
+    Examples:
+        >>> hvd.ccl_built()
+        False
+    """
+    return False

@@ -11,24 +11,22 @@ left or joined.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from operator import index
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from farandole._library import ffi
 from farandole.arrays.buffers import Buffer
 from farandole.calls import prepared
 from farandole.calls.arguments import ARGUMENTS
-from farandole.calls.forms import blocking
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
 from farandole.calls.prepared import RepeatedCall
-from farandole.calls.public_call import collective
+from farandole.calls.public_call import collective, waiting
 from farandole.calls.requests import Call, Op, PreparedCall, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
-from farandole.ops import _handle, describe
+from farandole.ops.starts import describe, handle_of
 
 __all__ = ["recv", "recv_async", "send", "send_async"]
 
@@ -79,22 +77,7 @@ class _Again(RepeatedCall):
 
 
 def _repeating(start: _C) -> _C:
-    """Makes a function of messages take the short way when it is called again with equal terms."""
-
-    @functools.wraps(start)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not args:
-            return start(**kwargs)
-        array, *terms = args
-        again = prepared.again(start, array, tuple(terms), kwargs, by_name=False)
-        if again is not None:
-            return again
-        handle = start(*args, **kwargs)
-        if handle.prepared is not None:
-            prepared.remember(start, array, tuple(terms), kwargs, handle.prepared, by_name=False)
-        return handle
-
-    return cast("_C", call)
+    return prepared.repeating(start, by_name=False)
 
 
 @_repeating
@@ -111,9 +94,18 @@ def send_async(
     """Sends an array to rank `destination` of the process set, which receives it by recv.
 
     A send meets the receive of the same process set, ranks and `tag`, first in, first out. Both
-    have the same dtype and number of elements; shapes may differ. The `name` is shown in errors
-    and traces only. Nobody may write to the array until the call is done, which may be only when
-    the receive is there. Returns a handle, whose wait() gives None.
+    have the same dtype and number of elements; shapes may differ. Nobody may write to the array
+    until the call is done, which may be only when the receive is there. Returns a handle, whose
+    wait() gives None.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - destination: a rank of the process set.
+    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
+    - name: shown in errors and traces only.
+    - process_set: the set whose ranks are meant, by default all.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> if hvd.size() > 1 and hvd.rank() == 0:
@@ -125,7 +117,7 @@ def send_async(
     root = _world_rank("destination", destination, process_set)
     call = Call(Op.SEND, name, set_id(process_set), root=root, tag=index(tag))
     what = f"{call} to rank {destination} with tag {tag}"
-    handle: Handle[None] = _handle(
+    handle: Handle[None] = handle_of(
         submit(call, [buffer], own=2), [buffer], [tensor], lambda _: None, what, timeout
     )
     if buffer.device < 0:
@@ -146,10 +138,19 @@ def recv_async(
 ) -> Handle[int]:
     """Receives into an array what rank `source` of the process set sends; None: any rank.
 
-    The array is contiguous and writable; a receive meets the send of the same process set, ranks
-    and `tag`, first in, first out. Both have the same dtype and number of elements; shapes may
-    differ. The `name` is shown in errors and traces only. Nobody else may touch the array until the
-    call is done. Returns a handle, whose wait() gives the sender's rank in the process set.
+    A receive meets the send of the same process set, ranks and `tag`, first in, first out. Both
+    have the same dtype and number of elements; shapes may differ. Nobody else may touch the array
+    until the call is done. Returns a handle, whose wait() gives the sender's rank in the process
+    set.
+
+    - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
+    - source: a rank of the process set; None: any.
+    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
+    - name: shown in errors and traces only.
+    - process_set: the set whose ranks are meant, by default all.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> if hvd.size() > 1 and hvd.rank() == 0:
@@ -164,7 +165,7 @@ def recv_async(
     what = f"{call} from {'any rank' if source is None else f'rank {source}'} with tag {tag}"
     numbers = submit(call, [replace(buffer, pointer=0)], [buffer], own=2)
     collect = lambda done: ranks.index(value_of(done[0]))  # noqa: E731
-    handle: Handle[int] = _handle(numbers, [buffer], [tensor], collect, what, timeout)
+    handle: Handle[int] = handle_of(numbers, [buffer], [tensor], collect, what, timeout)
     if buffer.device < 0:
         known = None if source is None else index(source)
         handle.prepared = _Again(call, tensor, buffer, known, handle)
@@ -178,5 +179,71 @@ def _world_rank(what: str, rank: int, process_set: ProcessSet) -> int:
     raise ValueError(f"{what} is {rank}: the process set has ranks 0 to {len(ranks) - 1}")
 
 
-send = blocking(send_async)
-recv = blocking(recv_async)
+@waiting(Op.SEND, calls=_known(Op.SEND, "destination"))
+def send(
+    tensor: Any,
+    destination: int,
+    *,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> None:
+    """Sends an array to rank `destination` of the process set, which receives it by recv.
+
+    A send meets the receive of the same process set, ranks and `tag`, first in, first out. Both
+    have the same dtype and number of elements; shapes may differ. Returns when the array may be
+    written to again, which may be only when the receive is there.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - destination: a rank of the process set.
+    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
+    - name: shown in errors and traces only.
+    - process_set: the set whose ranks are meant, by default all.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> if hvd.size() > 1 and hvd.rank() == 0:
+        ...     hvd.send(np.arange(3), destination=1, tag=7)
+        >>> if hvd.rank() == 1:
+        ...     hvd.recv(np.empty(3, int), source=0, tag=7)
+    """
+    terms: Any = {"tag": tag, "name": name, "process_set": process_set, "timeout": timeout}
+    return send_async(tensor, destination, **terms).wait()
+
+
+@waiting(Op.RECEIVE, calls=_known(Op.RECEIVE, "source"))
+def recv(
+    tensor: Any,
+    source: int | None = None,
+    *,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> int:
+    """Receives into an array what rank `source` of the process set sends; None: any rank.
+
+    A receive meets the send of the same process set, ranks and `tag`, first in, first out. Both
+    have the same dtype and number of elements; shapes may differ. Returns the sender's rank in the
+    process set.
+
+    - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
+    - source: a rank of the process set; None: any.
+    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
+    - name: shown in errors and traces only.
+    - process_set: the set whose ranks are meant, by default all.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> if hvd.size() > 1 and hvd.rank() == 0:
+        ...     hvd.send(np.arange(3), destination=1, tag=7)
+        >>> if hvd.rank() == 1:
+        ...     sender = hvd.recv(np.empty(3, int), tag=7)
+    """
+    terms: Any = {"tag": tag, "name": name, "process_set": process_set, "timeout": timeout}
+    return recv_async(tensor, source, **terms).wait()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
 from operator import index
 from typing import Any, TypeVar, overload
 
@@ -19,11 +18,12 @@ import cloudpickle
 import numpy as np
 
 from farandole import topology
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.errors import PeerError
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import _grouped_allgather_async, broadcast_
+from farandole.ops import broadcast_
+from farandole.ops.gathers import grouped_allgather_rows
 
 T = TypeVar("T")
 _LENGTH = "{}.length"
@@ -75,6 +75,8 @@ def broadcast_object(
     root_rank: int = 0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
 ) -> Any: ...
 @overload
 def broadcast_object(
@@ -82,19 +84,30 @@ def broadcast_object(
     root_rank: int = 0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
 ) -> T: ...
-@collective_then(Op.BROADCAST, _LENGTH)
+@collective(Op.BROADCAST, _LENGTH)
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Any]:
+    *,
+    timeout: float | None = None,
+) -> Any:
     """The object of `root_rank` on every rank; the root gets its own back.
 
     What other ranks pass is not looked at, and may be None. Any size, over 2 GiB too. If pickling
     fails on the root, all ranks raise its error. Raises PeerError if somebody has altered the
     object on its way between hosts; it is not unpickled.
+
+    - obj: any object that cloudpickle takes.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.broadcast_object({"epoch": 3}, root_rank=0)
@@ -108,26 +121,36 @@ def broadcast_object(
     def meet() -> Any:
         nonlocal data
         head = _head(data)
-        broadcast_(head, root, name=length_name, process_set=process_set)
+        broadcast_(head, root, name=length_name, process_set=process_set, timeout=timeout)
         if not is_root:
             data = np.empty(_length(head), np.uint8)
         elif not data.flags.writeable:  # the root only reads it, so in place saves a copy
             data = np.asarray(memoryview(bytearray(data)))
-        broadcast_(data, root, name=bytes_name, process_set=process_set)
+        broadcast_(data, root, bytes_name, process_set, timeout=timeout)
         return obj if is_root else _opened(data, head, root, "broadcast_object", name)
 
-    return meet
+    return then(meet)
 
 
-@collective_then(Op.ALLGATHER)
+@collective(Op.ALLGATHER)
 def allgather_object(
-    obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Callable[[], list[T]]:
+    obj: T,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> list[T]:
     """Every rank's object, in rank order: a list with a place for each member of the set, in which
     None stands for one that has joined. Any size.
 
     If pickling fails on a rank, its error is raised on all ranks. Raises PeerError if somebody has
     altered an object on its way between hosts; it is not unpickled.
+
+    - obj: any object that cloudpickle takes.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.allgather_object("a node's name")
@@ -138,8 +161,8 @@ def allgather_object(
 
     def parts_of(mine: Bytes, its_name: str | None) -> list[Bytes]:
         """Each member's part, which is empty for one that has joined."""
-        common: Any = {"name": its_name, "process_set": process_set}
-        ((packed, rows),) = _grouped_allgather_async([mine], **common).wait()
+        common: Any = {"name": its_name, "process_set": process_set, "timeout": timeout}
+        ((packed, rows),) = grouped_allgather_rows([mine], **common).wait()
         return np.split(packed, np.cumsum(rows)[:-1])
 
     def meet() -> list[T]:
@@ -154,4 +177,4 @@ def allgather_object(
         ]
         return found
 
-    return meet
+    return then(meet)

@@ -7,13 +7,13 @@ A collection is an array, or a dict or list of collections, of any framework wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
 from farandole.arrays.kinds import kind_of
 from farandole.calls.handles import Handle
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
@@ -46,11 +46,15 @@ def root_in(root_rank: int, process_set: ProcessSet) -> int:
 
 
 def agree_on_parameters(
-    names: Sequence[str], root_rank: int, call: str, process_set: ProcessSet
+    names: Sequence[str],
+    root_rank: int,
+    call: str,
+    process_set: ProcessSet,
+    timeout: float | None = None,
 ) -> None:
     """Raises ValueError on all ranks if names or roots differ; collective."""
     mine = list(names), root_rank
-    places = enumerate(allgather_object(mine, name=call, process_set=process_set))
+    places = enumerate(allgather_object(mine, call, process_set, timeout=timeout))
     told = {place: brought for place, brought in places if brought}  # without who has joined
     lowest = min(told)
     for place, (theirs, root) in told.items():
@@ -75,13 +79,23 @@ def wait_for_all(handles: Sequence[Handle[Any]]) -> None:
         raise failure
 
 
-@collective_then(Op.ALLREDUCE)
+@collective(Op.ALLREDUCE)
 def average_gradients(
-    grads: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Callable[[], None]:
+    grads: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> None:
     """Replaces each gradient by its mean over the ranks, in place and all together.
 
     Names, shapes and dtypes are equal on all ranks; the arrays are contiguous and writable.
+
+    - grads: dicts and lists of arrays, nested at will.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> gradients = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
@@ -90,25 +104,35 @@ def average_gradients(
     arrays = [array for _, array in items(grads)]
 
     def meet() -> None:
-        grouped_allreduce_(arrays, name=name, process_set=process_set)
+        common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
+        grouped_allreduce_(arrays, **common)
 
-    return meet
+    return then(meet)
 
 
-@collective_then(Op.ALLGATHER, unnamed=PARAMETERS)
+@collective(Op.ALLGATHER, unnamed=PARAMETERS)
 def broadcast_parameters(
     params: Any,
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
     *,
     name: str | None = None,
-) -> Callable[[], None]:
+    timeout: float | None = None,
+) -> None:
     """Overwrites each array with the root's values, in place; any dtypes and shapes.
 
     A dict or list may be nested at will. Calls from several threads need a `name`. Raises on all
     ranks, if one has the error: TypeError for members that are not arrays, ValueError for arrays
     that can't be written in place, for different names or roots, MismatchError for different shapes
     or dtypes.
+
+    - params: a dict of arrays, or a list of arrays or of (name, array), nested at will.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - process_set: the ranks that take part, by default all.
+    - name: the prefix of the names of the calls; None: one prefix for all such calls.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> parameters = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
@@ -124,12 +148,12 @@ def broadcast_parameters(
 
     def meet() -> None:
         names = [way for way, _ in pairs]
-        agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set)
+        agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set, timeout)
         wait_for_all(
             [
-                broadcast_async_(array, root, name=f"{prefix}.{way}", process_set=process_set)
+                broadcast_async_(array, root, f"{prefix}.{way}", process_set, timeout=timeout)
                 for way, array in pairs
             ]
         )
 
-    return meet
+    return then(meet)

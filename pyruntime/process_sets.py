@@ -12,10 +12,11 @@ from farandole import topology
 from farandole.arrays.buffers import Buffer
 from farandole.calls import prepared
 from farandole.calls.handles import Handle, value_of
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import NOTHING, Call, Op, allow_threads, submit
 from farandole.errors import FarandoleError, MismatchError
 from farandole.members import ProcessSet, global_process_set, members_of, registered
+from farandole.objects import allgather_object
 
 __all__ = [
     "ProcessSet",
@@ -28,10 +29,11 @@ __all__ = [
 
 # Named calls, so that any thread may add and remove sets.
 _ADDING, _REMOVING = "add_process_set", "remove_process_set"
+_ranks_of: list[Callable[[Any], list[int]]] = []  # one, see know_communicators()
 
 
-@collective_then(Op.ADD_SET, unnamed=_ADDING)
-def add_process_set(process_set: ProcessSet | Iterable[int]) -> Callable[[], ProcessSet]:
+@collective(Op.ADD_SET, unnamed=_ADDING)
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a set; every rank of the world calls this, with the same ranks, and waits.
 
     `process_set`: a ProcessSet, or the ranks of one. Returns the set, which calls take.
@@ -48,7 +50,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> Callable[[], Pro
     new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if new.process_set_id is not None:
         raise ValueError(f"{new} is registered already: remove it first, or use it as it is")
-    own = new._members() if new.mpi_comm is None else _members_of(new.mpi_comm)
+    own = new._members() if new.mpi_comm is None else _ranks_of[0](new.mpi_comm)
 
     def meet() -> ProcessSet:
         if new.mpi_comm is None:
@@ -58,13 +60,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> Callable[[], Pro
         registered.append(new)
         return new
 
-    return meet
+    return then(meet)
 
 
-def _members_of(comm: Any) -> list[int]:
-    from farandole.runtime import world_ranks
-
-    return world_ranks(comm)
+def know_communicators(ranks_of: Callable[[Any], list[int]]) -> None:
+    """Registers what gives this world's ranks in an mpi4py communicator. The runtime calls this."""
+    _ranks_of[:] = [ranks_of]
 
 
 def _add(ranks: list[int]) -> int:
@@ -74,16 +75,14 @@ def _add(ranks: list[int]) -> int:
 
 
 def _add_split(process_set: ProcessSet, own: list[int]) -> None:
-    from farandole.objects import allgather_object
-
     for ranks in sorted({tuple(ranks) for ranks in allgather_object(own, name=_ADDING) if ranks}):
         number = _add(list(ranks))
         if list(ranks) == own:
             process_set.ranks, process_set.process_set_id = own, number
 
 
-@collective_then(Op.REMOVE_SET, unnamed=_REMOVING)
-def remove_process_set(process_set: ProcessSet) -> Callable[[], bool]:
+@collective(Op.REMOVE_SET, unnamed=_REMOVING)
+def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set; every rank of the world calls this. False for the world or an unknown set.
 
     `process_set`: what add_process_set gave.
@@ -111,7 +110,7 @@ def remove_process_set(process_set: ProcessSet) -> Callable[[], bool]:
         prepared.clear()
         return True
 
-    return meet
+    return then(meet)
 
 
 def _remove_nothing() -> bool:

@@ -23,7 +23,7 @@ from farandole.errors import RETRIED, FarandoleError, StallError
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
-from farandole.process_sets import add_process_set, forget_all
+from farandole.process_sets import add_process_set, forget_all, know_communicators
 from farandole.start import agency, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
@@ -360,6 +360,9 @@ def world_ranks(comm: Any) -> list[int]:
     if _job is None:
         raise not_initialized()
     return _job.world_ranks(comm)
+
+
+know_communicators(world_ranks)
 
 
 def met_by() -> bootstrap.Bootstrap | None:

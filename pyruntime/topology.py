@@ -9,7 +9,6 @@ time of the fork.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from farandole._library import ffi, lib
@@ -59,24 +58,64 @@ def not_initialized() -> ValueError:
     return ValueError(f"{name} has not been initialized: call init() first")
 
 
-def _question(name: str, answer: str, alone: int) -> Callable[[], int]:
-    """A public call that gives a field of the core's topology; `alone`: in a world of one."""
+def rank() -> int:
+    """This process's number among all, from 0. Raises ValueError when not initialised.
 
-    def ask() -> int:
-        return int(getattr(_where(), name))
-
-    ask.__name__ = ask.__qualname__ = name
-    examples = f"Examples:\n    >>> hvd.{name}()\n    {alone}\n"
-    ask.__doc__ = f"{answer} Raises ValueError when not initialised.\n\n{examples}"
-    return ask
+    Examples:
+        >>> hvd.rank()
+        0
+    """
+    return int(_where().rank)
 
 
-rank = _question("rank", "This process's number among all, from 0.", 0)
-size = _question("size", "The number of processes.", 1)
-local_rank = _question("local_rank", "This process's number on its host, from 0.", 0)
-local_size = _question("local_size", "The number of processes on this host.", 1)
-cross_rank = _question("cross_rank", "This host's number among hosts that have this local rank.", 0)
-cross_size = _question("cross_size", "The number of hosts that have this local rank.", 1)
+def size() -> int:
+    """The number of processes. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.size()
+        1
+    """
+    return int(_where().size)
+
+
+def local_rank() -> int:
+    """This process's number on its host, from 0. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.local_rank()
+        0
+    """
+    return int(_where().local_rank)
+
+
+def local_size() -> int:
+    """The number of processes on this host. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.local_size()
+        1
+    """
+    return int(_where().local_size)
+
+
+def cross_rank() -> int:
+    """This host's number among those with this local rank. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.cross_rank()
+        0
+    """
+    return int(_where().cross_rank)
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.cross_size()
+        1
+    """
+    return int(_where().cross_size)
 
 
 def is_homogeneous() -> bool:

@@ -5,11 +5,14 @@ the thread that writes or reads."""
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from farandole.arrays.kinds import import_adapter
 
 Tree = Any  # what JSON holds; KIND marks what it has no form for
 Flat = np.ndarray[Any, np.dtype[np.uint8]]  # of one dimension
@@ -55,6 +58,33 @@ class Block(NamedTuple):
     flat: Flat
 
 
+class Tensors(ABC):
+    """Tensors of a framework as blocks, in the words of its adapter, which registers an object."""
+
+    @abstractmethod
+    def block_of(self, x: Any, path: str) -> tuple[Block, list[int] | None]:
+        """The elements, and the strides if they are not contiguous. Raises TypeError or ValueError,
+        with the path, for a tensor that no file holds."""
+
+    @abstractmethod
+    def tensor_of(self, block: Block, strides: list[int] | None) -> Any:
+        """The inverse, over the same memory where it can be; on the CPU."""
+
+
+_tensors: list[Tensors] = []  # of torch, see register_torch()
+
+
+def register_torch(tensors: Tensors) -> None:
+    """Registers how tensors of torch become blocks. The adapter calls this when it is imported."""
+    _tensors[:] = [tensors]
+
+
+def _of_torch() -> Tensors:
+    if not _tensors:
+        import_adapter("torch")
+    return _tensors[0]
+
+
 class Blocks:
     """The elements of arrays and tensors, by name, while a tree stands for their owner."""
 
@@ -79,10 +109,9 @@ class Blocks:
             return {KIND: "object", "path": known}
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
-            from farandole.torch.strides import of_state
-
-            tree = {KIND: "tensor", "name": self._put(path, _block_of(value, path))}
-            return tree if value.is_contiguous() else {**tree, "strides": [*of_state(value)]}
+            block, strides = _of_torch().block_of(value, path)
+            tree = {KIND: "tensor", "name": self._put(path, block)}
+            return tree if strides is None else {**tree, "strides": strides}
         if jax is not None and isinstance(value, jax.Array):
             return {KIND: "jax", "array": encode(_as_numpy(value, path), path, self)}
         return None
@@ -92,10 +121,7 @@ class Blocks:
         if tree[KIND] == "object":
             return self._objects[tree["path"]]
         if tree[KIND] == "tensor":
-            from farandole.torch.strides import laid_out
-
-            x = _tensor_of(self.found[tree["name"]])
-            return laid_out(x, tree["strides"]) if "strides" in tree else x
+            return _of_torch().tensor_of(self.found[tree["name"]], tree.get("strides"))
         if tree[KIND] == "jax":
             import jax.numpy
 
@@ -107,39 +133,6 @@ class Blocks:
             path += "'"
         self.found[path] = block
         return path
-
-
-def _block_of(x: Any, path: str) -> Block:
-    """A tensor of torch as a block. Raises TypeError or ValueError, with the path, for one that no
-    file holds."""
-    import torch
-
-    from farandole.torch.kind import check
-
-    try:
-        check(x)
-        if x.dtype is torch.complex128:
-            raise TypeError("safetensors does not support complex128: save torch.view_as_real(x)")
-    except (TypeError, ValueError) as reason:
-        raise type(reason)(f"state, {path}: {reason}") from reason
-    name = str(x.dtype).removeprefix("torch.")
-    if name not in CODES:
-        raise TypeError(f"state, {path}: safetensors has no {name}")
-    x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = np.empty(0, np.uint8)
-    if x.numel():  # x.numpy() would forbid storage.resize_() for good
-        flat = np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
-    return Block(name, tuple(x.shape), flat)
-
-
-def _tensor_of(block: Block) -> Any:
-    """The inverse of _block_of(), over the same memory; on the CPU."""
-    import torch
-
-    dtype = getattr(torch, block.dtype)
-    if not block.flat.size:
-        return torch.empty(block.shape, dtype=dtype)
-    return torch.from_numpy(block.flat).view(dtype).reshape(block.shape)
 
 
 def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:

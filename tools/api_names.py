@@ -149,14 +149,11 @@ def _place(module: str, name: str) -> str | None:
 
 
 def _definition(module: str, name: str) -> Definition | None:
-    """Where it is defined; of `one(grouped)` the definition of `grouped`."""
+    """Where it is defined."""
     found: Definition | None = None
     for node in _tree(module):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             found = node
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            made = re.fullmatch(r"\w+\((\w+)\)", ast.unparse(node.value))
-            found = _definition(module, made[1]) if made else found
     place = None if found else _place(module, name)
     return _definition(place, name) if place and place != module else found
 

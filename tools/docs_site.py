@@ -137,9 +137,6 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
         if not _has_entry(one) or name != one.__name__:  # a value, a module, a second name
             groups.setdefault("Values and second names", []).append(f"- `{name}`: {_value(one)}\n")
             continue
-        if inspect.isfunction(one):  # griffe documents what a call wraps
-            vars(one)["__signature__"] = inspect.signature(one)
-            vars(one).pop("__wrapped__", None)
         groups[_group(one.__module__)].append(f"::: {_place(one)}\n")
     for title, entries in groups.items():
         if entries:
@@ -197,6 +194,11 @@ def _read(name: str) -> Iterator[str]:
             yield f"- `{ast.unparse(node.targets[0])}`: `{node.value.id}`\n"
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("farandole."):
             continue
+        room = (node.module or "").split(".")[1]
+        if room in ("arrays", "ops"):
+            yield from (f"- `{x.name}`: that of [`farandole`](api.md)\n" for x in node.names)
+        if room in ("arrays", "ops", "shared"):
+            continue
         for one in node.names:
             if (one.asname or "").startswith("_"):
                 continue
@@ -239,10 +241,5 @@ def _entry(place: str) -> Iterator[str]:
     if not (ROOT / "adapters" / package).is_dir():
         yield f"::: {place}\n"
         return
-    module, name = place.rsplit(".", 1)
-    made = re.compile(rf"{name} = \w+\((\w+)\)")  # allreduce = one(grouped_allreduce)
-    if found := next(filter(None, (made.fullmatch(ast.unparse(x)) for x in _source(module))), None):
-        yield f"### {name}\n\n`{found[1]}` for one tensor.\n"
-    else:
-        alias = place.replace("farandole.", "farandole_", 1)
-        yield f"::: {alias}\n    options:\n      force_inspection: false\n"
+    alias = place.replace("farandole.", "farandole_", 1)
+    yield f"::: {alias}\n    options:\n      force_inspection: false\n"

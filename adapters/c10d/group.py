@@ -25,7 +25,7 @@ from farandole.calls.handles import Handle, take, wait_until
 from farandole.calls.leases import in_flight
 from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
 from farandole.errors import ShutdownError
-from farandole.ops import _handle, describe
+from farandole.ops.starts import describe, handle_of
 from farandole.process_sets import ProcessSet, disband_process_set
 from farandole.torch.strides import write
 
@@ -108,7 +108,9 @@ class FarandoleGroup(ProcessGroup):
 
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         what = f"{kind}, call {self._calls} in {self.label}"
-        handle: Handle[list[Tensor]] = _handle(numbers, inputs, plan.inputs, collect, what, seconds)
+        handle: Handle[list[Tensor]] = handle_of(
+            numbers, inputs, plan.inputs, collect, what, seconds
+        )
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
         return GroupWork(handle, self._futures, sorted(devices, key=str))
 

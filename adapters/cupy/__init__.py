@@ -11,13 +11,14 @@ from farandole.installed import needs as _needs
 with _needs("cupy", "farandole.cupy", "CuPy", "pip install cupy-cuda13x` or `cupy-cuda12x"):
     import cupy as _cupy  # noqa: F401
 
+import farandole as _farandole
 from farandole import *  # noqa: F403
-from farandole import __all__ as _neutral
+from farandole import __all__ as __all__  # for mypy, as the list below is for others
 from farandole import __version__ as __version__
 from farandole.cupy.kind import CupyKind as CupyKind
 from farandole.parameters import average_gradients, broadcast_parameters
 
-__all__ = [*_neutral, "average_gradients", "broadcast_parameters"]
+__all__ = [*_farandole.__all__, "average_gradients", "broadcast_parameters"]  # noqa: F811
 
 
 def __dir__() -> list[str]:

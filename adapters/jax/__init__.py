@@ -7,22 +7,39 @@ from farandole.installed import needs as _needs
 with _needs("jax", "farandole.jax", "JAX", "pip install jax"):
     import jax as _jax  # noqa: F401
 
-from farandole import *  # noqa: F403
-from farandole import __all__ as _neutral
-from farandole import __version__ as __version__
-from farandole.jax.collectives import *  # type: ignore[assignment,no-redef] # noqa: F403
+from farandole import shared as _shared
+from farandole.arrays.arena import empty
+from farandole.jax.collectives import *  # noqa: F403
 from farandole.jax.compression import Compression
 from farandole.jax.equality import ModelVerifier
 from farandole.jax.program import typed_errors
 from farandole.jax.training import broadcast_parameters, distributed, grad, value_and_grad
+from farandole.ops import alltoall_async, barrier
+from farandole.shared import *  # noqa: F403
+from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
 
-__all__ = [
-    *_neutral,
+__all__ = [  # noqa: F811
+    *_shared.__all__,
     "Compression",
     "ModelVerifier",
+    "allgather",  # noqa: F405
+    "allreduce",  # noqa: F405
+    "alltoall",  # noqa: F405
+    "alltoall_async",
+    "barrier",
+    "broadcast",  # noqa: F405
     "broadcast_parameters",
     "distributed",
+    "empty",
     "grad",
+    "grouped_allgather",  # noqa: F405
+    "grouped_allreduce",  # noqa: F405
+    "grouped_broadcast",  # noqa: F405
+    "grouped_reduce",  # noqa: F405
+    "grouped_reducescatter",  # noqa: F405
+    "reduce",  # noqa: F405
+    "reducescatter",  # noqa: F405
+    "scatter",  # noqa: F405
     "typed_errors",
     "value_and_grad",
 ]

@@ -17,12 +17,12 @@ from jax import numpy as jnp
 
 from farandole import ops
 from farandole.calls.arguments import shown
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Call, Op
 from farandole.jax import kind as _kind  # noqa: F401 (registers JAX's arrays)
 from farandole.jax.program import RULES, UNNAMED, bind, place_of, results_of, run_alone
 from farandole.members import ProcessSet, denoted, global_process_set, set_id
-from farandole.ops import Adasum, _reduction
+from farandole.ops.starts import Adasum, reduction
 
 __all__ = [
     "allgather",
@@ -71,7 +71,7 @@ def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
     return calls
 
 
-def _meeting(call: Call, tree: Any, process_set: ProcessSet, timeout: float | None) -> Meet[Any]:
+def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | None) -> Meet[Tree]:
     """What makes the call: the core where there are values on a CPU, else an instruction."""
     leaves, form = jax.tree.flatten(tree)
     arrays = list(map(jnp.asarray, leaves))  # within jit what was a number is traced then
@@ -94,7 +94,7 @@ def _meeting(call: Call, tree: Any, process_set: ProcessSet, timeout: float | No
     return lambda: jax.tree.unflatten(form, run(call, arrays, place))
 
 
-@collective_then(Op.ALLREDUCE, calls=_calls(Op.ALLREDUCE))
+@collective(Op.ALLREDUCE, calls=_calls(Op.ALLREDUCE))
 def allreduce(
     tree: Tree,
     *,
@@ -104,11 +104,19 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Tree]:
+) -> Tree:
     """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Any shapes, equal on all ranks as the dtypes are. Within jit any op but Adasum. The derivative,
     for Average and Sum, reduces gradients as the arrays were. Returns new arrays.
+
+    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.allreduce({"w": jnp.ones(2)}, op=hvd.Sum, prescale_factor=3.0)
@@ -116,11 +124,12 @@ def allreduce(
         >>> jax.jit(hvd.allreduce)(jnp.arange(2.0))
         Array([0., 1.], dtype=float32)
     """
-    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
-    return _meeting(call, tree, process_set, timeout)
+    factors = (prescale_factor, postscale_factor)
+    call = reduction(Op.ALLREDUCE, op, factors, name, process_set)
+    return then(_meeting(call, tree, process_set, timeout))
 
 
-@collective_then(Op.REDUCE, calls=_calls(Op.REDUCE))
+@collective(Op.REDUCE, calls=_calls(Op.REDUCE))
 def reduce(
     tree: Tree,
     root_rank: int,
@@ -131,23 +140,32 @@ def reduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Tree]:
+) -> Tree:
     """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
 
     Any shapes, equal on all ranks as the dtypes are. Any op but Adasum. Returns new arrays on the
     root, and elsewhere the values that were given. The derivative, for Average and Sum, is that of
     the root's result; what the others make of theirs has none.
 
+    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - root_rank: a rank of the world, a member of the process set.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.reduce(jnp.ones(2), root_rank=0, op=hvd.Sum, prescale_factor=3.0)
         Array([3., 3.], dtype=float32)
     """
     factors = (prescale_factor, postscale_factor)
-    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
-    return _meeting(call, tree, process_set, timeout)
+    call = reduction(Op.REDUCE, op, factors, name, process_set, root_rank)
+    return then(_meeting(call, tree, process_set, timeout))
 
 
-@collective_then(Op.REDUCESCATTER, calls=_calls(Op.REDUCESCATTER))
+@collective(Op.REDUCESCATTER, calls=_calls(Op.REDUCESCATTER))
 def reducescatter(
     tree: Tree,
     *,
@@ -157,44 +175,59 @@ def reducescatter(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Tree]:
+) -> Tree:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
     At least one dimension; shapes and dtypes are equal on all ranks. If rows do not divide evenly,
     low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an allgather.
     Returns new arrays.
 
+    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)
         Array([0, 1, 2], dtype=int32)
     """
-    call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
-    return _meeting(call, tree, process_set, timeout)
+    factors = (prescale_factor, postscale_factor)
+    call = reduction(Op.REDUCESCATTER, op, factors, name, process_set)
+    return then(_meeting(call, tree, process_set, timeout))
 
 
-@collective_then(Op.ALLGATHER, calls=_calls(Op.ALLGATHER))
+@collective(Op.ALLGATHER, calls=_calls(Op.ALLGATHER))
 def allgather(
     tree: Tree,
     *,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Tree]:
+) -> Tree:
     """All ranks' arrays, concatenated along the first dimension in rank order.
 
     At least one dimension; dtypes are equal on all ranks, and so are all dimensions but the first,
     within jit that one too. The derivative is a reducescatter: this rank's rows of the gradients'
     sum. Returns new arrays.
 
+    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.allgather(jnp.arange(3))
         Array([0, 1, 2], dtype=int32)
     """
     call = Call(Op.ALLGATHER, name, set_id(process_set))
-    return _meeting(call, tree, process_set, timeout)
+    return then(_meeting(call, tree, process_set, timeout))
 
 
-@collective_then(Op.BROADCAST, calls=_calls(Op.BROADCAST))
+@collective(Op.BROADCAST, calls=_calls(Op.BROADCAST))
 def broadcast(
     tree: Tree,
     root_rank: int,
@@ -202,18 +235,25 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Tree]:
+) -> Tree:
     """The arrays of `root_rank`. Any shapes and dtypes, equal on all ranks.
 
     The derivative is, on the root, the gradients' sum over the ranks, else zeros. Returns new
     arrays.
+
+    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - root_rank: a rank of the world, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.broadcast(jnp.arange(3), root_rank=0)
         Array([0, 1, 2], dtype=int32)
     """
     call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
-    return _meeting(call, tree, process_set, timeout)
+    return then(_meeting(call, tree, process_set, timeout))
 
 
 # A list is a pytree.
@@ -224,7 +264,7 @@ grouped_reduce = reduce
 grouped_reducescatter = reducescatter
 
 
-@collective_then(Op.ALLTOALL, calls=_calls(Op.ALLTOALL))
+@collective(Op.ALLTOALL, calls=_calls(Op.ALLTOALL))
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -232,12 +272,19 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Any]:
+) -> Any:
     """Sends `splits[i]` rows of the array to member i, and receives theirs in rank order.
 
     At least one dimension; dtype and all dimensions but the first are equal on all ranks. Within
     jit there are equal parts only, and equal shapes. The derivative sends the gradients back.
     Returns a new array; with `splits` also the rows from each member, as int64 of NumPy.
+
+    - tensor: an array of JAX; numbers and NumPy's become JAX's.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.alltoall(jnp.arange(3))
@@ -246,13 +293,13 @@ def alltoall(
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
     if not _in_program(tensor):
-        return lambda: ops.alltoall(tensor, splits, **common)
+        return then(lambda: ops.alltoall(tensor, splits, **common))
     _check_equal_parts(splits)
     call = Call(Op.ALLTOALL, name, set_id(process_set))
-    return _meeting(call, tensor, process_set, timeout)
+    return then(_meeting(call, tensor, process_set, timeout))
 
 
-@collective_then(Op.SCATTER, calls=_calls(Op.SCATTER))
+@collective(Op.SCATTER, calls=_calls(Op.SCATTER))
 def scatter(
     tensor: Any,
     root_rank: int = 0,
@@ -261,12 +308,20 @@ def scatter(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> Callable[[], Any]:
+) -> Any:
     """This rank's rows of the array of `root_rank`, a rank of the world: a new array.
 
     Member i gets `splits[i]` rows; only the root's splits count. On the other ranks `tensor` tells
     dtype and all dimensions but the first, as jnp.empty((0, 3)) does. Within jit there are equal
     parts only, and equal shapes. The derivative gathers the gradients on the root.
+
+    - tensor: an array of JAX; numbers and NumPy's become JAX's.
+    - root_rank: a rank of the world, a member of the process set.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.scatter(jnp.arange(3), root_rank=0)
@@ -275,10 +330,10 @@ def scatter(
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
     if not _in_program(tensor):
-        return lambda: ops.scatter(tensor, root_rank, splits, **common)
+        return then(lambda: ops.scatter(tensor, root_rank, splits, **common))
     _check_equal_parts(splits)
     call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
-    return _meeting(call, tensor, process_set, timeout)
+    return then(_meeting(call, tensor, process_set, timeout))
 
 
 def _check_equal_parts(splits: Any) -> None:

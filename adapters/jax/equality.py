@@ -29,12 +29,10 @@ class ModelVerifier:
     Make one on all ranks after init(), and call it before each step, outside of jit. The first call
     and then one in `verify_every` are collective; the others only count.
 
-    Arguments:
-        verify_every: calls from one comparison to the next; 0: none. Default:
-            FARANDOLE_VERIFY_EVERY, 1,000. If ranks give different numbers, the smallest except 0
-            holds.
-        verify: 'warn' once where ranks differ, or 'raise' MismatchError on all ranks.
-        process_set: the ranks that train together; on others a call does nothing.
+    - verify_every: calls from one comparison to the next; 0: none. Default: FARANDOLE_VERIFY_EVERY,
+      1,000. If ranks give different numbers, the smallest except 0 holds.
+    - verify: 'warn' once where ranks differ, or 'raise' MismatchError on all ranks.
+    - process_set: the ranks that train together; on others a call does nothing.
 
     Examples:
         >>> verifier = hvd.ModelVerifier(verify="raise")

@@ -12,7 +12,7 @@ import jax
 from jax import numpy as jnp
 
 from farandole.calls.arguments import check, check_compression
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.jax.collectives import allreduce, broadcast
 from farandole.jax.compression import Compression
@@ -60,14 +60,13 @@ def distributed(
 ) -> Any:
     """An optax optimizer that updates by the gradients of all ranks, reduced as one group.
 
-    Arguments:
-        optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
-        op: Average, Sum, Min, Max or Product of the ranks' gradients.
-        compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-        every: gradients are averaged over this many update() calls before the ranks meet; the
-            updates of the others are zeros.
-        process_set: the ranks that reduce.
-        name: of the collective; None: matched by its place in the order.
+    - optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
+    - op: Average, Sum, Min, Max or Product of the ranks' gradients.
+    - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
+    - every: gradients are averaged over this many update() calls before the ranks meet; the updates
+      of the others are zeros.
+    - process_set: the ranks that reduce.
+    - name: of the collective; None: matched by its place in the order.
 
     Returns an optax.GradientTransformationExtraArgs; its update() works within jit. With every=1
     its state is the optimizer's own, so checkpoints fit both. Raises ValueError and TypeError for
@@ -175,19 +174,28 @@ def grad(
     return call
 
 
-@collective_then(Op.ALLGATHER, unnamed=PARAMETERS)
+@collective(Op.ALLGATHER, unnamed=PARAMETERS)
 def broadcast_parameters(
     params: Tree,
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
     *,
     name: str | None = None,
-) -> Callable[[], Tree]:
+    timeout: float | None = None,
+) -> Tree:
     """The root's values in a new pytree like `params`: of parameters, or an optimizer's state.
 
     Any dtypes and shapes, numbers too; not within jit. Calls from several threads need a `name`.
     Raises on all ranks, if one has the error: ValueError for different structures or roots,
     TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
+
+    - params: a pytree of arrays.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - process_set: the ranks that take part, by default all.
+    - name: the prefix of the names of the calls; None: one prefix for all such calls.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.broadcast_parameters({"weight": jnp.arange(3)}, root_rank=0)
@@ -200,10 +208,11 @@ def broadcast_parameters(
     prefix = PARAMETERS if name is None else name
 
     def meet() -> Tree:
-        agree_on_parameters(names, root, prefix, process_set)
+        agree_on_parameters(names, root, prefix, process_set, timeout)
         named = f"{prefix}.values"
-        found = broadcast(arrays, root, name=named, process_set=process_set)
+        common: Any = {"process_set": process_set, "timeout": timeout}
+        found = broadcast(arrays, root, name=named, **common)
         whole: Tree = jax.tree.unflatten(form, found)
         return whole
 
-    return meet
+    return then(meet)

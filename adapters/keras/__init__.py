@@ -7,22 +7,24 @@ model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=loss)
 model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
-from typing import Any
+from typing import Any as _Any
 
 from farandole.installed import needs as _needs
 
 with _needs("keras", "farandole.keras", "Keras 3", "pip install keras"):
     import keras as _keras  # noqa: F401
 
+import farandole as _farandole
 from farandole import *  # noqa: F403
-from farandole import __all__ as _neutral
+from farandole import __all__ as __all__  # for mypy, as the list below is for others
 from farandole import __version__ as __version__
 from farandole.keras import callbacks, elastic
 from farandole.keras.callbacks import broadcast_state
-from farandole.keras.optimizer import DistributedOptimizer, calls, load_model
+from farandole.keras.optimizer import DistributedOptimizer, load_model
+from farandole.keras.optimizer import calls as _calls
 
-__all__ = [
-    *_neutral,
+__all__ = [  # noqa: F811
+    *_farandole.__all__,
     "Compression",  # noqa: F405
     "DistributedOptimizer",
     "broadcast_state",
@@ -32,10 +34,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     """Compression is that of the backend's package, which is imported when it is asked for."""
     if name == "Compression":
-        return calls().Compression
+        return _calls().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

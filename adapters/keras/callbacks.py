@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import farandole
-from farandole.calls.public_call import collective_then, heard_by_all
+from farandole.calls.public_call import collective, heard_by_all, then
 from farandole.calls.requests import Op
 from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
 from farandole.errors import MismatchError, ranks_text
@@ -81,13 +81,24 @@ class BroadcastGlobalVariablesCallback(_Watching):
         broadcast_state(self.model, self._root, self._set)
 
 
-@collective_then(Op.BROADCAST, unnamed=_STATE)
+@collective(Op.BROADCAST, unnamed=_STATE)
 def broadcast_state(
-    keras_model: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
-) -> Callable[[], None]:
+    keras_model: Any,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> None:
     """Gives a model and its optimizer the values of `root_rank`; collective.
 
     Weights and optimizers are alike on all ranks. States of random generators stay each rank's own.
+
+    - keras_model: a Keras model that is built; its optimizer goes with it.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - process_set: the ranks that take part, by default all.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
@@ -97,10 +108,10 @@ def broadcast_state(
     values = values_of(variables)
 
     def meet() -> None:
-        common: Any = {"name": _STATE, "process_set": process_set}
+        common: Any = {"name": _STATE, "process_set": process_set, "timeout": timeout}
         assign(variables, farandole.grouped_broadcast(values, root_rank, **common))
 
-    return meet
+    return then(meet)
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:

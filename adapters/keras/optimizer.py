@@ -271,19 +271,18 @@ def DistributedOptimizer(
     Its class becomes one of the same name that derives from its own. Its state and its saved form
     stay as they are.
 
-    Arguments:
-        optimizer: any of keras.optimizers, before it is used where passes are accumulated.
-        compression: Compression.none, fp16 or bf16 of the backend's package, or a class with
-            compress and decompress; None: none.
-        sparse_as_dense: slices of TensorFlow's embeddings are sent as dense tensors; else those of
-            all ranks are gathered, uncompressed.
-        gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
-            only.
-        op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-        backward_passes_per_step: so many batches make a step, by Keras's
-            gradient_accumulation_steps; gradients are reduced in the last of them.
-        average_aggregated_gradients: whether these batches' gradients are averaged, not summed.
-        process_set: the ranks that reduce.
+    - optimizer: any of keras.optimizers, before it is used where passes are accumulated.
+    - compression: Compression.none, fp16 or bf16 of the backend's package, or a class with compress
+      and decompress; None: none.
+    - sparse_as_dense: slices of TensorFlow's embeddings are sent as dense tensors; else those of
+      all ranks are gathered, uncompressed.
+    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+      only.
+    - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
+    - backward_passes_per_step: so many batches make a step, by Keras's gradient_accumulation_steps;
+      gradients are reduced in the last of them.
+    - average_aggregated_gradients: whether these batches' gradients are averaged, not summed.
+    - process_set: the ranks that reduce.
 
     farandole accepts name, device_dense, device_sparse, num_groups, groups and
     scale_local_gradients for compatibility with Horovod and ignores them: it reduces all gradients
@@ -343,11 +342,10 @@ def load_model(
 ) -> Any:
     """keras.saving.load_model, whose model's optimizer is a DistributedOptimizer again.
 
-    Arguments:
-        filepath: as there.
-        custom_optimizers: a list of optimizer classes that the file may name.
-        custom_objects: as there.
-        options: those of DistributedOptimizer, such as compression.
+    - filepath: as there.
+    - custom_optimizers: a list of optimizer classes that the file may name.
+    - custom_objects: as there.
+    - options: those of DistributedOptimizer, such as compression.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])

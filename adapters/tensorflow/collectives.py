@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce, allgather, broadcast and reducescatter on TensorFlow's tensors, in eager mode and
+"""allreduce, allgather, broadcast and reduce on TensorFlow's tensors, in eager mode and
 inside tf.function: public calls, with Horovod's arguments, differentiable, for any thread.
 
 An unnamed call meets by its order in eager mode, and by the name of graph.next_name() inside.
@@ -15,13 +15,15 @@ import tensorflow as tf
 
 from farandole import ops, topology
 from farandole.calls.arguments import divisor_of, shown
+from farandole.calls.public_call import then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
+from farandole.ops.gathers import grouped_allgather_rows
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.forms import any_rows, one, public, same_shapes, tensors_of
+from farandole.tensorflow.forms import any_rows, public, same_shapes, tensors_of
 from farandole.tensorflow.graph import Run, asked_when_run, differentiable
-from farandole.tensorflow.rows import kept, placed, table_like
+from farandole.tensorflow.rows import table_like
 
 __all__ = [
     "allgather",
@@ -31,9 +33,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reduce",
-    "grouped_reducescatter",
     "reduce",
-    "reducescatter",
 ]
 
 
@@ -46,10 +46,16 @@ def _reduce_op(op: int | None, average: bool | None) -> int:
     return Average if average else Sum
 
 
-def _reducing(grouped: Run, op: int, factors: tuple[float, float], process_set: ProcessSet) -> Run:
+def reducing(
+    grouped: Run,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Run:
     """The reduction that a call or its node makes."""
     scaled = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
-    return functools.partial(grouped, op=op, process_set=process_set, **scaled)
+    return functools.partial(grouped, op=op, process_set=process_set, timeout=timeout, **scaled)
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
@@ -73,7 +79,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], list[Any]]:
+    *,
+    timeout: float | None = None,
+) -> list[Any]:
     """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing,
@@ -81,11 +89,75 @@ def grouped_allreduce(
     results have the slices of all ranks. Returns new tensors; gradients, of Average and Sum, are
     reduced as the tensors were.
 
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.grouped_allreduce([tf.ones(2)], op=hvd.Sum, prescale_factor=3.0)
         [<tf.Tensor: shape=(2,), dtype=float32, numpy=array([3., 3.], dtype=float32)>]
     """
-    chosen, factors = _reduce_op(op, average), (prescale_factor, postscale_factor)
+    factors = (prescale_factor, postscale_factor)
+    return then(_prepared(tensors, average, compression, op, factors, name, process_set, timeout))
+
+
+@public(Op.ALLREDUCE)
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. A tf.IndexedSlices, with Average and Sum, is
+    gathered: its result has the slices of all ranks. Returns a new tensor; gradients, of Average
+    and Sum, are reduced as the tensors were.
+
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.allreduce(tf.ones(2), op=hvd.Sum, prescale_factor=3.0).numpy()
+        array([3., 3.], dtype=float32)
+    """
+    factors = (prescale_factor, postscale_factor)
+    meet = _prepared([tensor], average, compression, op, factors, name, process_set, timeout)
+    return then(lambda: meet()[0])
+
+
+def _prepared(
+    tensors: Sequence[Any],
+    average: bool | None,
+    compression: Any,
+    op: int | None,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Callable[[], list[Any]]:
+    chosen = _reduce_op(op, average)
     members = list(tensors)
     sparse = [x for x in members if isinstance(x, tf.IndexedSlices)]
     dense = tensors_of(x for x in members if not isinstance(x, tf.IndexedSlices))
@@ -99,16 +171,14 @@ def grouped_allreduce(
 
     def meet() -> list[Any]:
         sent = [compression.compress(x) for x in dense]
-        results = _allreduce([x for x, _ in sent], chosen, factors, name, process_set)
+        values = [x for x, _ in sent]
+        results = _allreduce(values, chosen, factors, name, process_set, timeout)
         pairs = zip(results, sent, strict=True)
         reduced = iter([compression.decompress(y, context) for y, (_, context) in pairs])
-        slices = iter(_allreduce_slices(sparse, chosen, factors, name, process_set))
+        slices = iter(_allreduce_slices(sparse, chosen, factors, name, process_set, timeout))
         return [next(slices if isinstance(x, tf.IndexedSlices) else reduced) for x in members]
 
     return meet
-
-
-allreduce = one(grouped_allreduce)
 
 
 def _allreduce(
@@ -117,13 +187,14 @@ def _allreduce(
     factors: tuple[float, float],
     name: str | None,
     process_set: ProcessSet,
+    timeout: float | None,
 ) -> list[Any]:
-    run = _reducing(ops.grouped_allreduce, op, factors, process_set)
+    run = reducing(ops.grouped_allreduce, op, factors, process_set, timeout)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
             raise NotImplementedError("allreduce has a gradient for Average and Sum only")
-        return _allreduce(gs, op, factors, back, process_set)
+        return _allreduce(gs, op, factors, back, process_set, None)
 
     shapes = same_shapes(tensors)
     return differentiable(Op.ALLREDUCE, name, process_set, tensors, run, gradient, shapes)
@@ -135,14 +206,16 @@ def _allreduce_slices(
     factors: tuple[float, float],
     name: str | None,
     process_set: ProcessSet,
+    timeout: float | None,
 ) -> list[Any]:
     """Slices of all ranks; who uses the result adds those of one index."""
     if not slices:
         return []
     parts = [part for x in slices for part in (x.values, x.indices)]
-    gathered, _ = _allgather(parts, None if name is None else f"{name}.slices", process_set)
+    named = None if name is None else f"{name}.slices"
+    rows_of_all, _ = gathered(parts, named, process_set, timeout)
     scale = _divided(factors, op, process_set)
-    rows = zip(gathered[::2], gathered[1::2], slices, strict=True)
+    rows = zip(rows_of_all[::2], rows_of_all[1::2], slices, strict=True)
     return [tf.IndexedSlices(v * tf.cast(scale, v.dtype), i, x.dense_shape) for v, i, x in rows]
 
 
@@ -155,38 +228,75 @@ def grouped_allgather(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], list[Any]]:
+    *,
+    timeout: float | None = None,
+) -> list[Any]:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
     At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
     Returns new tensors. Their gradient is as in Horovod: this rank's rows of the gradients' average
     over the ranks.
 
+    - op: Average (the default), Sum, Min, Max or Product.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.grouped_allgather([tf.range(3)])
         [<tf.Tensor: shape=(3,), dtype=int32, numpy=array([0, 1, 2], dtype=int32)>]
     """
     xs = tensors_of(tensors)
-    return lambda: _allgather(xs, name, process_set)[0]
+    return then(lambda: gathered(xs, name, process_set, timeout)[0])
 
 
-allgather = one(grouped_allgather)
+@public(Op.ALLGATHER)
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """All ranks' tensors, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns a new tensor. Its gradient is as in Horovod: this rank's rows of the gradients' average
+    over the ranks.
+
+    - op: Average (the default), Sum, Min, Max or Product.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.allgather(tf.range(3)).numpy()
+        array([0, 1, 2], dtype=int32)
+    """
+    (x,) = tensors_of([tensor])
+    return then(lambda: gathered([x], name, process_set, timeout)[0][0])
 
 
-def _allgather(
-    tensors: Sequence[Any], name: str | None, process_set: ProcessSet
+def gathered(
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """The results, and the rows of each by member: int64."""
     count = len(tensors)
     outputs: list[Any] = []
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
-        handle = ops._grouped_allgather_async(xs, name=name, process_set=process_set)
-        pairs = handle.wait()
+        common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
+        pairs = grouped_allgather_rows(xs, **common).wait()
         return [x for x, _ in pairs] + [table_like(x, rows) for x, rows in pairs]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        means = _allreduce(gs[:count], Average, (1.0, 1.0), back, process_set)
+        means = _allreduce(gs[:count], Average, (1.0, 1.0), back, process_set, None)
         own = asked_when_run(process_set.rank)
         found = []
         for mean, rows in zip(means, outputs[count:], strict=True):
@@ -212,18 +322,25 @@ def broadcast(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Any]:
+    *,
+    timeout: float | None = None,
+) -> Any:
     """The tensor of `root_rank`. Any shape and dtype, equal on all ranks.
 
     Returns a new tensor. Its gradient is as in Horovod: on the root the gradients' average over the
     ranks, else zeros.
+
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.broadcast(tf.range(3), root_rank=0).numpy()
         array([0, 1, 2], dtype=int32)
     """
     xs = tensors_of([tensor])
-    return lambda: _broadcast(xs, root_rank, name, process_set)[0]
+    return then(lambda: _broadcast(xs, root_rank, name, process_set, timeout)[0])
 
 
 def _broadcast(
@@ -231,13 +348,15 @@ def _broadcast(
     root: int,
     name: str | None,
     process_set: ProcessSet,
+    timeout: float | None = None,
     back_op: int = Average,
 ) -> list[Any]:
     """`back_op`: of the gradients."""
-    run = functools.partial(ops.grouped_broadcast, root_rank=root, process_set=process_set)
+    common: Any = {"root_rank": root, "process_set": process_set, "timeout": timeout}
+    run = functools.partial(ops.grouped_broadcast, **common)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        found = _allreduce(gs, back_op, (1.0, 1.0), back, process_set)
+        found = _allreduce(gs, back_op, (1.0, 1.0), back, process_set, None)
         here = tf.equal(asked_when_run(topology.rank), root)
         return [tf.where(here, x, tf.zeros_like(x)) for x in found]
 
@@ -253,11 +372,18 @@ def broadcast_variables(
     inplace: bool = False,
     *,
     name: str | None = None,
-) -> Callable[[], None]:
+    timeout: float | None = None,
+) -> None:
     """Assigns the values of `root_rank` to variables of TensorFlow or Keras; collective.
 
     All together, in the order of the list: counts, shapes and dtypes are equal on all ranks. Inside
     tf.function it happens when the function runs.
+
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> weight = tf.Variable([1.0, 2.0])
@@ -272,11 +398,11 @@ def broadcast_variables(
         name = "broadcast_variables"
 
     def meet() -> None:
-        results = _broadcast(values, root_rank, name, process_set) if values else []
+        results = _broadcast(values, root_rank, name, process_set, timeout) if values else []
         for variable, value in zip(targets, results, strict=True):
             variable.assign(value)
 
-    return meet
+    return then(meet)
 
 
 # ---- reduce
@@ -292,7 +418,8 @@ def grouped_reduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], list[Any]]:
+    timeout: float | None = None,
+) -> list[Any]:
     """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
 
     Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
@@ -300,17 +427,72 @@ def grouped_reduce(
     The gradient, of Average and Sum, is on all ranks that of the root's result; what the others
     make of theirs has none.
 
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - root_rank: a rank of the world, a member of the process set.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.grouped_reduce([tf.ones(2)], root_rank=0, op=hvd.Sum, prescale_factor=3.0)
         [<tf.Tensor: shape=(2,), dtype=float32, numpy=array([3., 3.], dtype=float32)>]
     """
-    xs, factors, chosen = (
-        tensors_of(tensors),
-        (prescale_factor, postscale_factor),
-        _reduce_op(op, None),
-    )
+    factors = (prescale_factor, postscale_factor)
+    return then(_reduce(tensors, root_rank, op, factors, name, process_set, timeout))
+
+
+@public(Op.REDUCE)
+def reduce(
+    tensor: Any,
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Any:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. Any op but Adasum. Returns a new tensor on the
+    root, and elsewhere the value that was given.
+    The gradient, of Average and Sum, is on all ranks that of the root's result; what the others
+    make of theirs has none.
+
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - root_rank: a rank of the world, a member of the process set.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.reduce(tf.ones(2), root_rank=0, op=hvd.Sum).numpy()
+        array([1., 1.], dtype=float32)
+    """
+    factors = (prescale_factor, postscale_factor)
+    meet = _reduce([tensor], root_rank, op, factors, name, process_set, timeout)
+    return then(lambda: meet()[0])
+
+
+def _reduce(
+    tensors: Sequence[Any],
+    root_rank: int,
+    op: int | None,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Callable[[], list[Any]]:
+    xs, chosen = tensors_of(tensors), _reduce_op(op, None)
     grouped = functools.partial(ops.grouped_reduce, root_rank=root_rank)
-    run = _reducing(grouped, chosen, factors, process_set)
+    run = reducing(grouped, chosen, factors, process_set, timeout)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if chosen not in (Average, Sum):
@@ -321,66 +503,3 @@ def grouped_reduce(
 
     shapes = same_shapes(xs)
     return lambda: differentiable(Op.REDUCE, name, process_set, xs, run, gradient, shapes)
-
-
-reduce = one(grouped_reduce)
-
-
-# ---- reducescatter
-
-
-@public(Op.REDUCESCATTER)
-def grouped_reducescatter(
-    tensors: Sequence[Any],
-    device_dense: str = "",
-    compression: Any = Compression.none,
-    op: int = Average,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Callable[[], list[Any]]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
-
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average and
-    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
-
-    Examples:
-        >>> hvd.grouped_reducescatter([tf.range(3)], op=hvd.Sum)
-        [<tf.Tensor: shape=(3,), dtype=int32, numpy=array([0, 1, 2], dtype=int32)>]
-    """
-    xs, factors = tensors_of(tensors), (prescale_factor, postscale_factor)
-    return lambda: _reducescatter(xs, compression, op, factors, name, process_set)
-
-
-reducescatter = one(grouped_reducescatter)
-
-
-def _reducescatter(
-    tensors: Sequence[Any],
-    compression: Any,
-    op: int,
-    factors: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-) -> list[Any]:
-    sent = [compression.compress(x) for x in tensors]
-    encoded = [x for x, _ in sent]
-    run = _reducing(ops.grouped_reducescatter, op, factors, process_set)
-
-    def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        if op not in (Average, Sum):
-            raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
-        members = asked_when_run(process_set.size)
-        scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
-        found = []
-        for rows, came, x in zip(*_allgather(gs, back, process_set), encoded, strict=True):
-            home = placed(rows, came, kept(tf.shape(x, tf.int64)[0], members), x)
-            found.append(home * tf.cast(scale, home.dtype))
-        return found
-
-    shapes = any_rows(tensors)
-    results = differentiable(Op.REDUCESCATTER, name, process_set, encoded, run, gradient, shapes)
-    pairs = zip(results, sent, strict=True)
-    return [compression.decompress(y, context) for y, (_, context) in pairs]

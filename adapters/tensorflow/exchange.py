@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall, scatter and barrier on TensorFlow's tensors, as the calls of collectives.py."""
+"""alltoall, scatter, reducescatter and barrier on TensorFlow tensors, like those of collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from farandole import ops, topology
+from farandole.calls.public_call import then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Average, Sum
+from farandole.tensorflow.collectives import gathered, reducing
+from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, public, tensors_of
 from farandole.tensorflow.graph import asked_when_run, barrier_node, differentiable, next_name
-from farandole.tensorflow.rows import parts, placed, table_like
+from farandole.tensorflow.rows import kept, parts, placed, table_like
 
-__all__ = ["alltoall", "barrier", "scatter"]
+__all__ = ["alltoall", "barrier", "grouped_reducescatter", "reducescatter", "scatter"]
 
 
 @public(Op.ALLTOALL)
@@ -26,12 +31,22 @@ def alltoall(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Any]:
+    *,
+    timeout: float | None = None,
+) -> Any:
     """Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order.
 
     At least one dimension; dtype and all dimensions but the first are equal on all ranks. Returns a
     new tensor, with `splits` also the rows from each member as int32. The gradient sends gradients
     back to the ranks that the rows came from.
+
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.alltoall(tf.range(3)).numpy()
@@ -43,7 +58,7 @@ def alltoall(
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
         chosen = np.asarray(xs[1]) if given else None
-        handle = ops.alltoall_async(xs[0], chosen, name=name, process_set=process_set)
+        handle = ops.alltoall_async(xs[0], chosen, name, process_set, timeout=timeout)
         output, received = handle.wait()
         return [output, table_like(output, received, np.int32)]
 
@@ -61,7 +76,7 @@ def alltoall(
         )
         return (outputs[0], outputs[1]) if given else outputs[0]
 
-    return meet
+    return then(meet)
 
 
 @public(Op.SCATTER)
@@ -71,12 +86,22 @@ def scatter(
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Any]:
+    *,
+    timeout: float | None = None,
+) -> Any:
     """This rank's rows of the tensor of `root_rank`, a rank of the world: a new tensor.
 
     Member i gets `splits[i]` rows, a list of integers; only the root's splits count. On the other
     ranks `tensor` tells dtype and all dimensions but the first, for example tf.zeros((0, 3)). The
     gradient gathers the gradients on the root; it is zeros elsewhere.
+
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - root_rank: a rank of the world, a member of the process set.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.scatter(tf.range(3), root_rank=0).numpy()
@@ -85,7 +110,7 @@ def scatter(
     (x,) = tensors_of([tensor])
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
-        return [ops.scatter(xs[0], root_rank, splits, name=name, process_set=process_set)]
+        return [ops.scatter(xs[0], root_rank, splits, name, process_set, timeout=timeout)]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         rows, members = tf.shape(gs[0])[0], process_set.ranks or []
@@ -98,20 +123,133 @@ def scatter(
         )
         return [placed(home, came, sent, x)]
 
-    shapes = any_rows([x])
-    return lambda: differentiable(Op.SCATTER, name, process_set, [x], run, gradient, shapes)[0]
+    terms = (name, process_set, [x], run, gradient, any_rows([x]))
+    return then(lambda: differentiable(Op.SCATTER, *terms)[0])
 
 
 @public(Op.BARRIER)
 def barrier(
-    process_set: ProcessSet = global_process_set, *, name: str | None = None
-) -> Callable[[], Any]:
+    process_set: ProcessSet = global_process_set,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Any:
     """Returns when every member has called it; inside tf.function its node ends then.
+
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.barrier()
     """
     if tf.executing_eagerly():
-        return lambda: ops.barrier(process_set, name=name)
+        return then(lambda: ops.barrier(process_set, name=name, timeout=timeout))
     chosen = next_name(Op.BARRIER, count=True) if name is None else name
-    return lambda: barrier_node(lambda: ops.barrier(process_set, name=chosen))
+    meet = functools.partial(ops.barrier, process_set, name=chosen, timeout=timeout)
+    return then(lambda: barrier_node(meet))
+
+
+@public(Op.REDUCESCATTER)
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    timeout: float | None = None,
+) -> list[Any]:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average and
+    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
+
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - device_dense: accepted for compatibility with Horovod, and not used.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_reducescatter([tf.range(3)], op=hvd.Sum)
+        [<tf.Tensor: shape=(3,), dtype=int32, numpy=array([0, 1, 2], dtype=int32)>]
+    """
+    xs, factors = tensors_of(tensors), (prescale_factor, postscale_factor)
+    return then(lambda: _reducescatter(xs, compression, op, factors, name, process_set, timeout))
+
+
+@public(Op.REDUCESCATTER)
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more. Any op but Adasum. Returns a new tensor; the gradient, of Average and
+    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
+
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - device_dense: accepted for compatibility with Horovod, and not used.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.reducescatter(tf.range(3), op=hvd.Sum).numpy()
+        array([0, 1, 2], dtype=int32)
+    """
+    xs, factors = tensors_of([tensor]), (prescale_factor, postscale_factor)
+    return then(lambda: _reducescatter(xs, compression, op, factors, name, process_set, timeout)[0])
+
+
+def _reducescatter(
+    tensors: Sequence[Any],
+    compression: Any,
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> list[Any]:
+    sent = [compression.compress(x) for x in tensors]
+    encoded = [x for x, _ in sent]
+    run = reducing(ops.grouped_reducescatter, op, factors, process_set, timeout)
+
+    def gradient(gs: Sequence[Any], back: str) -> list[Any]:
+        if op not in (Average, Sum):
+            raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
+        members = asked_when_run(process_set.size)
+        scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
+        found = []
+        for rows, came, x in zip(*gathered(gs, back, process_set), encoded, strict=True):
+            home = placed(rows, came, kept(tf.shape(x, tf.int64)[0], members), x)
+            found.append(home * tf.cast(scale, home.dtype))
+        return found
+
+    shapes = any_rows(tensors)
+    results = differentiable(Op.REDUCESCATTER, name, process_set, encoded, run, gradient, shapes)
+    pairs = zip(results, sent, strict=True)
+    return [compression.decompress(y, context) for y, (_, context) in pairs]

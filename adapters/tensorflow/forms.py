@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all collectives on tensors have in common: their decorator, the form for one tensor, shapes
-of results. Used by collectives.py and exchange.py when they are imported, and by their calls."""
+"""What all collectives on tensors have in common: their decorator, and the shapes of
+results. Used by collectives.py and exchange.py when they are imported, and by their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from farandole.calls.forms import OneTensor, one_of
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective
 from farandole.calls.requests import Call, Op
 from farandole.members import denoted, global_process_set
 from farandole.tensorflow.graph import Shapes, next_name
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def public(op: Op) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
+def public(op: Op) -> Callable[[F], F]:
     """Decorates a public call, whose code AutoGraph leaves as it is."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
@@ -30,18 +28,11 @@ def public(op: Op) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
         where = denoted(given.get("process_set", global_process_set))
         return [Call(op, name, number) for number in where]
 
-    def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        checked = collective_then(op, calls=calls)(prepare)
-        made: Callable[P, R] = tf.autograph.experimental.do_not_convert(checked)
+    def decorate(function: F) -> F:
+        made: F = tf.autograph.experimental.do_not_convert(collective(op, calls=calls)(function))
         return made
 
     return decorate
-
-
-def one(grouped: Callable[Concatenate[Sequence[Any], P], list[R]]) -> OneTensor[Any, P, R]:
-    """The form for one tensor of a `grouped_` call."""
-    made: OneTensor[Any, P, R] = tf.autograph.experimental.do_not_convert(one_of(grouped))
-    return made
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:

@@ -81,15 +81,14 @@ def DistributedGradientTape(
 ) -> Any:
     """Makes a tf.GradientTape reduce what gradient() gives over the ranks, and returns it.
 
-    Arguments:
-        gradtape: the tape, before or after it has recorded.
-        compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-        sparse_as_dense: tf.IndexedSlices are sent as dense tensors; else all ranks' slices are
-            gathered, uncompressed; Average and Sum only.
-        op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-        gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
-            only.
-        process_set: the ranks that reduce.
+    - gradtape: the tape, before or after it has recorded.
+    - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
+    - sparse_as_dense: tf.IndexedSlices are sent as dense tensors; else all ranks' slices are
+      gathered, uncompressed; Average and Sum only.
+    - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
+    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+      only.
+    - process_set: the ranks that reduce.
 
     farandole accepts device_dense, device_sparse, num_groups, groups and scale_local_gradients for
     compatibility with Horovod and ignores them: it reduces all gradients as one group.

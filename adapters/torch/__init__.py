@@ -13,50 +13,27 @@ with _needs("torch", "farandole.torch", "PyTorch", "pip install torch"):
     import torch as _torch  # noqa: F401
 
 from farandole.c10d import register as _register
-from farandole.errors import (
-    CheckpointError,
-    FarandoleError,
-    LibraryError,
-    MismatchError,
-    PeerError,
-    ShutdownError,
-    StallError,
-)
 from farandole.extras import adasum as _  # noqa: F401  # registers its optimizer
 from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from farandole.objects import allgather_object, broadcast_object
-from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
+from farandole.torch import mpi_ops as _mpi_ops
 from farandole.torch.compression import Compression
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
-from farandole.torch.mpi_ops import __all__ as _calls
+from farandole.torch.mpi_ops import __all__ as __all__  # for mypy, as the list below is for others
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 
-__all__ = [
-    "CheckpointError",
+__all__ = [  # noqa: F811
+    *_mpi_ops.__all__,
     "Compression",
     "DistributedOptimizer",
-    "FarandoleError",
-    "LibraryError",
-    "MismatchError",
-    "PeerError",
     "ReducingOptimizer",
-    "ShutdownError",
-    "StallError",
     "SyncBatchNorm",
-    "allgather_object",
-    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "convert_sync_batchnorm",
     "elastic",
-    "empty",
-    "log_metrics",
-    "metrics",
 ]
-__all__ += _calls
 
 _register()
 

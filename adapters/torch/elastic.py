@@ -11,6 +11,7 @@ from typing_extensions import TypeVar  # which torch itself needs
 
 from farandole.elastic import ObjectState, State, run
 from farandole.handlers import StateHandler, register, registry
+from farandole.torch import blocks as _  # noqa: F401  # registers how commits hold tensors
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sampler import ElasticSampler
 from farandole.torch.state import lay_out

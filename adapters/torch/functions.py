@@ -4,7 +4,7 @@ ranks. Public calls, for any thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,12 @@ from torch import Tensor
 
 from farandole import topology
 from farandole.calls.arguments import shown
-from farandole.calls.public_call import collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
-from farandole.ops import Max
+from farandole.ops import Max, allreduce_, broadcast_async_
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
-from farandole.torch.collectives.exchange import broadcast_async_
-from farandole.torch.collectives.reductions import allreduce_
 from farandole.torch.kind import check, device_and_stream
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart, write
@@ -27,20 +25,29 @@ from farandole.torch.strides import check_apart, write
 _STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
 
 
-@collective_then(Op.ALLGATHER, unnamed=PARAMETERS)
+@collective(Op.ALLGATHER, unnamed=PARAMETERS)
 def broadcast_parameters(
     params: Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     *,
     name: str | None = None,
-) -> Callable[[], None]:
+    timeout: float | None = None,
+) -> None:
     """Makes tensors equal to those of `root_rank`, in place; collective.
 
     Tensors are of any dtype, contiguous or not, with or without gradients; values that are None are
     skipped. Calls from several threads need a `name`. Raises on all ranks, if one has the error,
     before any tensor changes: ValueError for different names or roots, or for a tensor whose
     elements share memory; TypeError for a value that is not a tensor, or can't be sent.
+
+    - params: model.state_dict(), or a list of tensors or of (name, tensor).
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - process_set: the ranks that take part, by default all.
+    - name: the prefix of the names of the calls; None: one prefix for all such calls.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
@@ -64,11 +71,11 @@ def broadcast_parameters(
 
     def meet() -> None:
         names = [which for which, _ in pairs]
-        agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set)
+        agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set, timeout)
         prefix = "parameter" if name is None else name
-        broadcast_tensors(dict(pairs), root, prefix, process_set)
+        broadcast_tensors(dict(pairs), root, prefix, process_set, timeout)
 
-    return meet
+    return then(meet)
 
 
 def _pairs(params: Any) -> list[tuple[str, Any]]:
@@ -89,13 +96,20 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
 
 @torch.no_grad()
 def broadcast_tensors(
-    tensors: Mapping[str, Tensor], root_rank: int, what: str, process_set: ProcessSet
+    tensors: Mapping[str, Tensor],
+    root_rank: int,
+    what: str,
+    process_set: ProcessSet,
+    timeout: float | None = None,
 ) -> None:
     """Broadcasts all at once, in place, and waits. Writes nothing on the root."""
     wholes = [x.detach().resolve_conj().resolve_neg().contiguous() for x in tensors.values()]
     pairs = zip(tensors, wholes, strict=True)
     wait_for_all(
-        [broadcast_async_(x, root_rank, f"{what}.{name}", process_set) for name, x in pairs]
+        [
+            broadcast_async_(x, root_rank, f"{what}.{name}", process_set, timeout=timeout)
+            for name, x in pairs
+        ]
     )
 
     def store() -> None:
@@ -113,7 +127,7 @@ def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:
     return allreduce_(own, op=Max, name=name, process_set=process_set).item()
 
 
-@collective_then(Op.BROADCAST, "{}.length", unnamed=f"{_STATE}.length")
+@collective(Op.BROADCAST, "{}.length", unnamed=f"{_STATE}.length")
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -121,13 +135,23 @@ def broadcast_optimizer_state(
     process_set: ProcessSet = global_process_set,
     *,
     name: str | None = None,
-) -> Callable[[], None]:
+    timeout: float | None = None,
+) -> None:
     """Makes the optimizer's state and options equal to those of `root_rank`; collective.
 
     The state is built like the root's: other ranks may have none, or another one, as when only the
     root has loaded a checkpoint. It makes no step and changes no gradient. Works for all optimizers
     of torch. Calls from several threads need a `name`. Raises on all ranks: TypeError if one passes
     something other than an optimizer, ValueError if the numbers of parameters differ.
+
+    - optimizer: an optimizer of torch.optim, or one that derives from it.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - model: accepted for compatibility with Horovod, and not used.
+    - process_set: the ranks that take part, by default all.
+    - name: the prefix of the names of the calls; None: one prefix for all such calls.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> optimizer = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
@@ -146,8 +170,10 @@ def broadcast_optimizer_state(
     scope = _STATE if name is None else name
 
     def meet() -> None:
-        skeleton: Skeleton = broadcast_object(mine, chosen, scope, process_set)
-        counts: Sequence[list[int]] = allgather_object(own, f"{scope}.counts", process_set)
+        skeleton: Skeleton
+        skeleton = broadcast_object(mine, chosen, scope, process_set, timeout=timeout)
+        counts: Sequence[list[int]]
+        counts = allgather_object(own, f"{scope}.counts", process_set, timeout=timeout)
         if any(count not in (None, skeleton.counts) for count in counts):  # None: it has joined
             raise ValueError(
                 f"optimizers have different parameters: groups of {skeleton.counts} on rank "
@@ -156,8 +182,8 @@ def broadcast_optimizer_state(
         received = tensors if root else describe_tensors(skeleton, optimizer)
         named = {str(i): tensor for i, tensor in enumerate(received)}
         prefix = "optimizer state" if name is None else name
-        broadcast_tensors(named, chosen, prefix, process_set)
+        broadcast_tensors(named, chosen, prefix, process_set, timeout)
         if not root:
             apply(skeleton, received, optimizer)
 
-    return meet
+    return then(meet)

@@ -62,32 +62,30 @@ def DistributedOptimizer(
     groups, schedulers and state_dict are kept. Every rank must call this after init(), in the same
     order if there are several optimizers.
 
-    Arguments:
-        optimizer: any of torch.optim but LBFGS, or one that derives from them.
-        named_parameters: names for error texts; default: numbers of group and parameter.
-        compression: a class with compress and decompress, or a function (name, parameter) -> one.
-        backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
-            add up.
-        op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps
-            on its own gradients, and step() combines the ranks' steps.
-        gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
-            only.
-        groups: lists of parameters that are reduced together, or a number of such groups;
-            num_groups is Horovod's older form of that number.
-        sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
-            uncompressed; Average and Sum only.
-        gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy:
-            on the CPU the arena, which all ranks of the host map, on a GPU windows registered with
-            NCCL. A `.grad` that torch has newly allocated (after zero_grad(), which sets None) is
-            copied there on the CPU; on a GPU its result is written there. The tensor there becomes
-            `.grad`. A tensor kept from `.grad` changes with the next step; clone it. Not with
-            Adasum.
-        verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers
-            in `param_groups`, and of the state its names and numbers, as the count of steps, are
-            compared, in the first backward pass that reduces, with op Adasum in step(); 0: never.
-            Default: FARANDOLE_VERIFY_EVERY, 1,000.
-        verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
-        process_set: the ranks that reduce; on others the optimizer stays local.
+    - optimizer: any of torch.optim but LBFGS, or one that derives from them.
+    - named_parameters: names for error texts; default: numbers of group and parameter.
+    - compression: a class with compress and decompress, or a function (name, parameter) -> one.
+    - backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
+      add up.
+    - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
+      its own gradients, and step() combines the ranks' steps.
+    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+      only.
+    - groups: lists of parameters that are reduced together, or a number of such groups; num_groups
+      is Horovod's older form of that number.
+    - sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
+      uncompressed; Average and Sum only.
+    - gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy: on
+      the CPU the arena, which all ranks of the host map, on a GPU windows registered with NCCL. A
+      `.grad` that torch has newly allocated (after zero_grad(), which sets None) is copied there on
+      the CPU; on a GPU its result is written there. The tensor there becomes `.grad`. A tensor kept
+      from `.grad` changes with the next step; clone it. Not with Adasum.
+    - verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers in
+      `param_groups`, and of the state its names and numbers, as the count of steps, are compared,
+      in the first backward pass that reduces, with op Adasum in step(); 0: never. Default:
+      FARANDOLE_VERIFY_EVERY, 1,000.
+    - verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
+    - process_set: the ranks that reduce; on others the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced: a plain tensor, to be clipped, logged or
     changed by any means. A gradient that is missing on some ranks counts as zeros there; one that

@@ -120,9 +120,9 @@ def kind_of(x: Any) -> Kind:
 
 def _find(x: Any) -> Kind:
     for base in type(x).__mro__:
-        adapter = _adapters().get(base.__module__.partition(".")[0])
-        if adapter is not None:
-            _import(adapter)
+        framework = base.__module__.partition(".")[0]
+        if framework in _adapters():
+            import_adapter(framework)
     for kind in _kinds:
         if kind.matches(x):
             return kind
@@ -138,7 +138,12 @@ def _adapters() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
 
 
-def _import(adapter: EntryPoint) -> None:
+def import_adapter(framework: str) -> None:
+    """Imports the adapter of a framework, which registers its objects.
+
+    Raises TypeError if that fails.
+    """
+    adapter = _adapters()[framework]
     try:
         adapter.load()
     except Exception as reason:

@@ -5,10 +5,11 @@ calls on one array, on any thread."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
 
 from farandole._library import is_of_core
 from farandole.arrays.buffers import EMPTY, Buffer
@@ -21,6 +22,8 @@ from farandole.calls.requests import Call, PreparedCall, begin_unnamed, told
 from farandole.calls.sites import Site, here
 from farandole.members import ProcessSet
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MISSING: Any = object()
 _MOST = 4096  # remembered calls; the oldest are dropped first
 _prepared: dict[Hashable, RepeatedCall] = {}
 _preparing = threading.Lock()
@@ -46,24 +49,27 @@ def _exactly(value: object) -> object:
 
 
 def _key_of(
-    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], place: int | None
 ) -> Hashable:
     """The key of a call: its name; for others, of which there are many, all terms and the array's
     form."""
-    name = kwargs.get("name")
-    if name is not None and by_name:
-        return function, name
+    if place is not None:
+        name = kwargs.get("name")
+        if name is None and len(args) > place:
+            name = args[place]
+        if name is not None:
+            return function, name
     form = getattr(array, "dtype", None), getattr(array, "shape", None)
     return function, args, *kwargs.values(), form
 
 
 def again(
-    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool = True
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], place: int | None
 ) -> Handle[Any] | None:
-    """Submits the call if it repeats a remembered one; else returns None. `by_name`: a name stands
-    for one call."""
+    """Submits the call if it repeats a remembered one; else returns None. `place`: that of the name
+    among `args`, if a name stands for one call."""
     try:
-        prepared = _prepared.get(_key_of(function, array, args, kwargs, by_name))
+        prepared = _prepared.get(_key_of(function, array, args, kwargs, place))
         if prepared is None or prepared.kwargs != kwargs or prepared.args != args:
             return None
     except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
@@ -85,7 +91,7 @@ def remember(
     args: Any,
     kwargs: dict[str, Any],
     prepared: RepeatedCall,
-    by_name: bool = True,
+    place: int | None,
 ) -> None:
     """Remembers a call that has been made once."""
     if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
@@ -93,7 +99,7 @@ def remember(
     prepared.args = tuple(map(_exactly, args))
     prepared.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
     try:
-        _prepared[_key_of(function, array, args, kwargs, by_name)] = prepared
+        _prepared[_key_of(function, array, args, kwargs, place)] = prepared
     except TypeError:
         return
     if len(_prepared) > _MOST:
@@ -104,6 +110,25 @@ def remember(
 def clear() -> None:
     """Forgets all: names and process set numbers may have another meaning from now on."""
     _prepared.clear()
+
+
+def repeating(function: _F, by_name: bool = True) -> _F:
+    """Decorates a call that returns a handle: repeated on equal terms, on an array of the same
+    form, it is submitted as it was prepared. `by_name`: a name stands for one call."""
+    place = list(signature(function).parameters).index("name") - 1 if by_name else None
+
+    @wraps(function)
+    def call(array: Any = _MISSING, /, *args: Any, **kwargs: Any) -> Any:
+        if array is _MISSING:  # passed by name, or missing
+            return function(*args, **kwargs)
+        handle = again(function, array, args, kwargs, place)
+        if handle is None:
+            handle = function(array, *args, **kwargs)
+            if handle.prepared is not None:
+                remember(function, array, args, kwargs, handle.prepared, place)
+        return handle
+
+    return cast("_F", call)
 
 
 class RepeatedCall:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wrapper of every public collective, for any thread: an error on one rank becomes an error on
-all.
+"""The decorators of every public collective, for any thread: an error on one rank becomes an error
+on all.
 
 An error raised before the core takes the call is reported to the peers under the name by which they
-know the call, so that they fail too instead of waiting. Every call is decorated by `collective` or
-`collective_then`; both look up each of its parameters in the table of arguments when the call is
-defined, so no parameter of a new call can stay unchecked.
+know the call, so that they fail too instead of waiting. `collective` decorates what makes a call,
+`waiting` what makes such a call and waits. Both look up each parameter in the table of arguments
+when the call is defined, so no parameter of a new call can stay unchecked. Neither changes a
+function's signature.
 """
 
 from __future__ import annotations
@@ -14,83 +15,64 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from farandole.calls import part
 from farandole.calls.arguments import ARGUMENTS, shown, wrong
-from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.calls.sites import begin, end
 from farandole.members import denoted, global_process_set
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
+
+
+class _Then(NamedTuple):
+    meet: Callable[[], Any]
+
+
+def then(meet: Callable[[], R]) -> R:
+    """To be returned by a collective that makes several calls, or waits: its decorator calls `meet`
+    and returns the result. `meet` raises its errors on this rank alone, as its calls report theirs.
+    """
+    return cast("R", _Then(meet))
 
 
 def collective(
     op: Op,
     first: str = "{}",
     unnamed: str | None = None,
+    tell: Callable[[list[Call], Exception], None] = refuse_all,
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates functions that submit one call, and do nothing afterwards that could fail.
+) -> Callable[[F], F]:
+    """Decorates functions whose errors are told to the peers: they submit one call, and do nothing
+    afterwards that could fail, or they submit none, and return then(...).
 
     `op` is the first operation that the peers submit; `first` its name, made from the user's
     `name`; `unnamed` its name if the user gives none. None: matched by its place in the order.
-    `calls`: if a name does not tell which calls the peers wait in, these, made from the arguments.
+    `tell` reports errors to the peers; it gets several calls if it can't be known which one they
+    make. `calls`: if a name does not tell which calls the peers wait in, these, made from the
+    arguments.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        checks = _Checks(function, op, first, unnamed, calls=calls)
+    def decorate(function: F) -> F:
+        checks = _Checks(function, op, first, unnamed, tell, calls)
 
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 checks.check(args, kwargs)
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except Exception as reason:
                 raise checks.told(reason, args, kwargs) from reason.__cause__
             except BaseException as reason:
                 part.end(reason)
                 raise
-
-        call._checks = checks  # type: ignore[attr-defined]
-        call.__doc__ = checks.documented(function)
-        return call
-
-    return decorate
-
-
-def collective_then(
-    op: Op,
-    first: str = "{}",
-    unnamed: str | None = None,
-    tell: Callable[[list[Call], Exception], None] = refuse_all,
-    calls: Callable[[dict[str, Any]], list[Call]] | None = None,
-) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
-    """Decorates functions that only prepare, and return a function that makes the calls.
-
-    Errors in that second function are reported by the calls it makes. `tell` reports errors to the
-    peers; it gets several calls if it can't be known which one they make. The other arguments are
-    those of collective().
-    """
-
-    def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        checks = _Checks(prepare, op, first, unnamed, tell, calls)
-
-        @functools.wraps(prepare)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                checks.check(args, kwargs)
-                meet = prepare(*args, **kwargs)
-            except Exception as reason:
-                raise checks.told(reason, args, kwargs) from reason.__cause__
-            except BaseException as reason:
-                part.end(reason)
-                raise
+            if type(result) is not _Then:
+                return result
             begun = begin(2)
             try:
-                return meet()
+                return result.meet()
             except Exception:
                 raise
             except BaseException as reason:
@@ -100,12 +82,37 @@ def collective_then(
                 if begun:
                     end(begun, None)
 
-        signature = inspect.signature(prepare)
-        result = str(signature.return_annotation).removeprefix("Callable[[], ").removesuffix("]")
-        call.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
         call._checks = checks  # type: ignore[attr-defined]
-        call.__doc__ = checks.documented(prepare)
-        return call
+        return cast("F", call)
+
+    return decorate
+
+
+def waiting(
+    op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
+) -> Callable[[F], F]:
+    """Decorates functions that make a collective's call, which tells its own errors, and wait for
+    it. Arguments that do not fit the function's signature are told here."""
+
+    def decorate(function: F) -> F:
+        checks = _Checks(function, op, calls=calls)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as reason:
+                if checks.unbound(args, kwargs) is None:
+                    raise
+                raise checks.told(reason, args, kwargs) from None
+            except Exception:
+                raise
+            except BaseException as reason:
+                part.end(reason)
+                raise
+
+        call._checks = checks  # type: ignore[attr-defined]
+        return cast("F", call)
 
     return decorate
 
@@ -132,8 +139,8 @@ class _Checks:
         self,
         function: Any,
         op: Op,
-        first: str,
-        unnamed: str | None,
+        first: str = "{}",
+        unnamed: str | None = None,
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
@@ -158,11 +165,6 @@ class _Checks:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
 
-    def documented(self, function: Any) -> str:
-        """The function's docstring, with its arguments and errors."""
-        arguments = [] if self._about_sets else self._order  # theirs is no set of the call's
-        return complete(function.__doc__ or "", arguments, ARGUMENTS)
-
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises the error of the first wrong argument; what does not fit raises by itself."""
         for i, value in enumerate(args):
@@ -179,7 +181,7 @@ class _Checks:
             if fault is not None:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
-    def _unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
+    def unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
         """The error if they do not fit the signature."""
         try:
             self._signature.bind(*args, **kwargs)
@@ -192,7 +194,7 @@ class _Checks:
         if is_told(reason):
             return reason
         if isinstance(reason, TypeError):
-            reason = self._unbound(args, kwargs) or reason
+            reason = self.unbound(args, kwargs) or reason
         given = dict(zip(self._order, args, strict=False)) | kwargs
         name = given.get("name")
         said = self._name if name is None else f"{self._name} {shown(name)}"

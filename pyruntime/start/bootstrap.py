@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +316,9 @@ def _of_torchrun(seconds: float, purpose: str) -> Bootstrap:
 
 def _between_hosts(seconds: float, purpose: str) -> Bootstrap:
     torchrun.check()
+    (meeting,) = entry_points(group="farandole.meetings", name="torchrun")
     try:
-        from farandole.c10d.meeting import of_torchrun
+        of_torchrun: Callable[[float, str], Bootstrap] = meeting.load()
     except ImportError as error:
         raise LibraryError(
             f"WORLD_SIZE says {TORCHRUN.size} processes, of which some run on other hosts "

@@ -6,7 +6,7 @@ import pytest
 
 import farandole as fd
 import farandole.numpy
-from farandole.ops import _grouped_allgather_async
+from farandole.ops.gathers import grouped_allgather_rows
 from farandole.process_sets import disband_process_set, form_process_set
 from harness.joins import in_turns
 
@@ -23,7 +23,7 @@ def rows_of(rank: int, rows: int, width: int) -> np.ndarray:
 @in_turns
 def test_allgather_has_a_row_for_each_member(active: list[int], width: int) -> None:
     sent = [rows_of(fd.rank(), fd.rank() + more, width) for more in (1, 2)]
-    pairs = _grouped_allgather_async(sent, name="all").wait()
+    pairs = grouped_allgather_rows(sent, name="all").wait()
     for more, (result, table) in zip((1, 2), pairs, strict=True):
         counts = [rank + more if rank in active else 0 for rank in range(fd.size())]
         assert list(table) == counts

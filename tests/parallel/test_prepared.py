@@ -272,7 +272,7 @@ def test_what_a_signal_handler_raises_is_neither_lost_nor_a_second_call(
 ) -> None:
     x = np.ones(3)
     for _ in range(2):
-        fd.allreduce_(x, name="interrupted")
+        fd.allreduce_async_(x, name="interrupted").wait()
     before = fd.metrics()["tensors_submitted"]
 
     def interrupted(*args: Any) -> int:

@@ -50,7 +50,7 @@ def test_dir_shows_what_is_public(package: Any) -> None:
 
 def test_every_call_has_an_example_and_says_what_it_takes() -> None:
     calls = [(name, found) for name, found, _ in public_calls() if inspect.isfunction(found)]
-    assert len(calls) > 100
+    assert len(calls) > 90
     for name, found in calls:
         doc = inspect.getdoc(found) or ""
         assert "\nExamples:\n" in doc, name

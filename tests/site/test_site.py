@@ -16,6 +16,7 @@ SITE, PYTHON = ROOT / "build" / "site", ROOT / "build" / "docs" / "bin" / "pytho
 # The package's file -> the page of its names.
 PACKAGES = {
     "pyruntime/__init__.py": "api",
+    "pyruntime/shared.py": "api",
     "pyruntime/elastic.py": "api-elastic",
     "adapters/torch/__init__.py": "api-torch",
     "adapters/torch/mpi_ops.py": "api-torch",

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives on torch tensors, by kind of call. farandole.torch shows what is public."""
+"""The collectives on torch tensors, where they differ from those of farandole.ops."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather, broadcast, reduce and alltoall on torch tensors, in all their forms: public calls, for
-any thread."""
+"""allgather, broadcast, reduce and alltoall on torch tensors, differentiable: public calls, for any
+thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from farandole import ops, topology
 from farandole.calls.arguments import divisor_of
-from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
-from farandole.calls.public_call import collective, collective_then
+from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.calls.rows import Table, parts, places, splits_of
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
+from farandole.ops.exchanges import Rows
+from farandole.ops.gathers import grouped_allgather_rows
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.reductions import grouped_allreduce
 
@@ -27,57 +28,72 @@ from farandole.torch.collectives.reductions import grouped_allreduce
 
 
 @collective(Op.ALLGATHER)
-def grouped_allgather_async(
-    tensors: Sequence[Tensor],
+def allgather(
+    tensor: Tensor,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle[list[Tensor]]:
+    *,
+    timeout: float | None = None,
+) -> Tensor:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
     At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Not differentiable. Returns a handle, whose wait() gives new tensors.
+    Returns a new tensor, differentiable. The gradient is as in Horovod: this rank's rows of the
+    gradients' average over the ranks.
+
+    - tensor: integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
-        >>> hvd.grouped_allgather_async([torch.arange(3)]).wait()
-        [tensor([0, 1, 2])]
+        >>> hvd.allgather(torch.arange(3))
+        tensor([0, 1, 2])
     """
-    return ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
+    return then(lambda: gathered([tensor], name, process_set, timeout)[0][0])
 
 
-allgather_async = single(grouped_allgather_async)
-
-
-@collective_then(Op.ALLGATHER)
+@collective(Op.ALLGATHER)
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], list[Tensor]]:
+    *,
+    timeout: float | None = None,
+) -> list[Tensor]:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
     At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
     Returns new tensors, differentiable. The gradient is as in Horovod: this rank's rows of the
     gradients' average over the ranks.
 
+    - tensors: integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.grouped_allgather([torch.arange(3)])
         [tensor([0, 1, 2])]
     """
     members = list(tensors)
-    return lambda: gathered(members, name, process_set)[0]
-
-
-allgather = one_of(grouped_allgather)
+    return then(lambda: gathered(members, name, process_set, timeout)[0])
 
 
 def gathered(
-    tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet
+    tensors: Sequence[Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None = None,
 ) -> tuple[list[Tensor], list[Table]]:
     """The results of grouped_allgather(), and the rows of each by member."""
     tables: list[Table] = []
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        pairs = ops._grouped_allgather_async(xs, name=name, process_set=process_set).wait()
+        common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
+        pairs = grouped_allgather_rows(xs, **common).wait()
         tables[:] = [rows for _, rows in pairs]
         return [result for result, _ in pairs]
 
@@ -103,62 +119,31 @@ def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor)
 
 
 @collective(Op.BROADCAST)
-def broadcast_async(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """The tensor of `root_rank`. Any shape and dtype, equal on all ranks. Not differentiable.
-
-    Returns a handle, whose wait() gives a new tensor.
-
-    Examples:
-        >>> hvd.broadcast_async(torch.arange(3), root_rank=0).wait()
-        tensor([0, 1, 2])
-    """
-    return ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
-
-
-@collective(Op.BROADCAST)
-def broadcast_async_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """The tensor gets the values of `root_rank`, in place.
-
-    Contiguous, of equal shape and dtype on all ranks; nobody else may touch it until the call is
-    done. Not differentiable. Returns a handle, whose wait() gives this very tensor.
-
-    Examples:
-        >>> hvd.broadcast_async_(torch.arange(3), root_rank=0).wait()
-        tensor([0, 1, 2])
-    """
-    return ops.broadcast_async_(tensor, root_rank, name=name, process_set=process_set)
-
-
-broadcast_ = blocking(broadcast_async_)
-
-
-@collective_then(Op.BROADCAST)
 def broadcast(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Tensor]:
+    *,
+    timeout: float | None = None,
+) -> Tensor:
     """The tensor of `root_rank`. Any shape and dtype, equal on all ranks.
 
     Returns a new tensor, differentiable. The gradient is as in Horovod: on the root the gradients'
     average over the ranks, else zeros.
 
+    - tensor: integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
     Examples:
         >>> hvd.broadcast(torch.arange(3), root_rank=0)
         tensor([0, 1, 2])
     """
-    return lambda: _broadcast([tensor], root_rank, name, process_set)[0]
+    return then(lambda: _broadcast([tensor], root_rank, name, process_set, timeout)[0])
 
 
 def _broadcast(
@@ -166,14 +151,15 @@ def _broadcast(
     root: int,
     name: str | None,
     process_set: ProcessSet,
+    timeout: float | None = None,
     back_op: int = Average,
 ) -> list[Tensor]:
     """`back_op`: of the gradients."""
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         if len(xs) == 1:  # a call that may be repeated
-            return [broadcast_async(xs[0], root, name, process_set).wait()]
-        return ops.grouped_broadcast(xs, root, name=name, process_set=process_set)
+            return [ops.broadcast_async(xs[0], root, name, process_set, timeout=timeout).wait()]
+        return ops.grouped_broadcast(xs, root, name, process_set, timeout=timeout)
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         found = grouped_allreduce(gs, name=back, op=back_op, process_set=process_set)
@@ -184,34 +170,89 @@ def _broadcast(
 
 # ---- reduce
 
-grouped_reduce_, grouped_reduce_async = ops.grouped_reduce_, ops.grouped_reduce_async
-grouped_reduce_async_ = ops.grouped_reduce_async_
-reduce_, reduce_async, reduce_async_ = ops.reduce_, ops.reduce_async, ops.reduce_async_
 
-
-@collective_then(Op.REDUCE)
-def grouped_reduce(
-    tensors: Sequence[Tensor],
+@collective(Op.REDUCE)
+def reduce(
+    tensor: Tensor,
     root_rank: int,
-    *,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
     timeout: float | None = None,
-) -> Callable[[], list[Tensor]]:
+) -> Tensor:
     """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
-    all of it or nothing. Returns new tensors on the root, and elsewhere the tensors that were
-    given. Differentiable for Average and Sum: all ranks get the gradient of the root's result; what
-    the others make of theirs has none.
+    Any shape, equal on all ranks as the dtype is. Returns a new tensor on the root, and elsewhere
+    the tensor that was given. Differentiable for Average and Sum: all ranks get the gradient of the
+    root's result; what the others make of theirs has none.
+
+    - tensor: integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that gets the result, a member of the process set.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
-        >>> hvd.grouped_reduce([torch.ones(2)], root_rank=0, op=hvd.Sum, postscale_factor=3.0)
+        >>> hvd.reduce(torch.ones(2), root_rank=0, postscale_factor=3.0)
+        tensor([3., 3.])
+    """
+    factors = (prescale_factor, postscale_factor)
+    meet = _reduce([tensor], root_rank, op, factors, name, process_set, timeout)
+    return then(lambda: meet()[0])
+
+
+@collective(Op.REDUCE)
+def grouped_reduce(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> list[Tensor]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
+    Returns new tensors on the root, and elsewhere the tensors that were given. Differentiable for
+    Average and Sum: all ranks get the gradient of the root's result; what the others make of theirs
+    has none.
+
+    - tensors: integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that gets the result, a member of the process set.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_reduce([torch.ones(2)], root_rank=0, postscale_factor=3.0)
         [tensor([3., 3.])]
     """
+    factors = (prescale_factor, postscale_factor)
+    meet = _reduce(tensors, root_rank, op, factors, name, process_set, timeout)
+    return then(meet)
+
+
+def _reduce(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    op: int | None,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Callable[[], list[Tensor]]:
     chosen = Average if op is None else op
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -219,22 +260,19 @@ def grouped_reduce(
             xs,
             root_rank,
             op=chosen,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
             name=name,
             process_set=process_set,
             timeout=timeout,
         )
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        scale = prescale_factor * postscale_factor / divisor_of(chosen, set_id(process_set))
+        scale = factors[0] * factors[1] / divisor_of(chosen, set_id(process_set))
         return [g * scale for g in _broadcast(gs, root_rank, back, process_set, back_op=Sum)]
 
     members = list(tensors)
     return lambda: differentiable("reduce", name, process_set, members, run, gradient, chosen)
-
-
-reduce = one_of(grouped_reduce)
 
 
 # ---- alltoall
@@ -246,23 +284,31 @@ def alltoall_async(
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
 ) -> Handle[tuple[Tensor, Tensor]]:
-    """Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order.
+    """Rows for each member, and from each: starts the exchange.
 
-    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Not
+    Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order. Not
     differentiable. Returns a handle, whose wait() gives (a new tensor, the rows from each member as
     int32 on the device of the splits; as int64 where a number is 2^31 or more).
+
+    - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.alltoall_async(torch.arange(3), splits=[3]).wait()
         (tensor([0, 1, 2]), tensor([3], dtype=torch.int32))
     """
-    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
-        lambda both: (both[0], _told(both[1], splits))
-    )
+    handle = ops.alltoall_async(tensor, splits, name, process_set, timeout=timeout)
+    return handle.map(lambda both: (both[0], _told(both[1], splits)))
 
 
-def _told(rows: ops.Rows, splits: Any) -> Tensor:
+def _told(rows: Rows, splits: Any) -> Tensor:
     """Rows from each member as users get them."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
@@ -275,6 +321,8 @@ def alltoall(
     splits: None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
 ) -> Tensor: ...
 @overload
 def alltoall(
@@ -282,20 +330,31 @@ def alltoall(
     splits: Any,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@collective_then(Op.ALLTOALL)
+@collective(Op.ALLTOALL)
 def alltoall(
     tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], Any]:
-    """Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order.
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """Rows for each member, and from each: exchanges them.
 
-    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Returns a
+    Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order. Returns a
     new tensor, differentiable: gradients are sent back to the ranks that the rows came from. With
     `splits` it returns (the tensor, the rows from each member as int32 on the splits' device; as
     int64 where a number is 2^31 or more).
+
+    - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
     Examples:
         >>> hvd.alltoall(torch.arange(3))
@@ -306,24 +365,27 @@ def alltoall(
     given = splits_of(splits)
 
     def meet() -> Any:
-        output, received = exchanged(tensor, given, name, process_set)
+        output, received = exchanged(tensor, given, name, process_set, timeout)
         return output if splits is None else (output, _told(received, splits))
 
-    return meet
+    return then(meet)
 
 
 def exchanged(
-    tensor: Tensor, splits: Sequence[int], name: str | None, process_set: ProcessSet
-) -> tuple[Tensor, ops.Rows]:
+    tensor: Tensor,
+    splits: Sequence[int],
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None = None,
+) -> tuple[Tensor, Rows]:
     """The result of alltoall(), and the rows from each member. Without `splits`: equal parts."""
     received = np.empty(0, np.int64)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         nonlocal received
         chosen = splits or None
-        output, received = ops.alltoall_async(
-            xs[0], chosen, name=name, process_set=process_set
-        ).wait()
+        handle = ops.alltoall_async(xs[0], chosen, name, process_set, timeout=timeout)
+        output, received = handle.wait()
         return [output]
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:

@@ -6,16 +6,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from farandole import ops
 from farandole.calls.arguments import divisor_of, shown
 from farandole.calls.public_call import collective
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
-from farandole.torch.collectives.exchange import allgather_async, grouped_allgather_async
 from farandole.torch.collectives.reductions import allreduce
 from farandole.torch.strides import sparse_sum
 
@@ -42,6 +43,7 @@ def sparse_allreduce_async(
     process_set: ProcessSet = global_process_set,
     *,
     density_threshold: float | None = None,
+    timeout: float | None = None,
 ) -> Callable[[], Tensor]:
     """Sum or average of sparse COO tensors of one shape; a rank may have no elements.
 
@@ -49,8 +51,15 @@ def sparse_allreduce_async(
     a `density_threshold` they are sent as a dense tensor instead, if the ranks' elements together
     are more than this share (0 to 1) of the dense tensor's. All ranks learn the counts from the
     gathered indices; then the values are sent only when the function is called.
-    Raises ValueError on all ranks if one passes a dense tensor or another operation; when waiting,
-    if shapes differ.
+
+    - tensor: a sparse COO tensor on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - op: Average or Sum.
+    - density_threshold: a share from 0 to 1; None: elements are always gathered.
+    - timeout: seconds, after which each wait raises StallError; None: no limit.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+    ValueError on all ranks if one passes a dense tensor or another operation, or if shapes differ.
 
     Examples:
         >>> wait = hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "embedding", hvd.Sum)
@@ -71,7 +80,7 @@ def sparse_allreduce_async(
     divisor = divisor_of(op, set_id(process_set))
     most = share * math.prod(tensor.shape[: tensor.sparse_dim()])
     now = mine if density_threshold is None else mine[:2]
-    gathered = grouped_allgather_async(now, _FIRST.format(name), process_set)
+    gathered = ops.grouped_allgather_async(now, _FIRST.format(name), process_set, timeout=timeout)
 
     def wait() -> Tensor:
         forms, everyones, *values = gathered.wait()
@@ -81,14 +90,14 @@ def sparse_allreduce_async(
                 f"{[tuple(shape) for shape in forms.tolist()]}"
             )
         if len(everyones) > most:
-            total = allreduce(
-                tensor.detach().to_dense(), name=f"{name}.dense", op=op, process_set=process_set
-            )
+            common: Any = {"name": f"{name}.dense", "process_set": process_set, "timeout": timeout}
+            total = allreduce(tensor.detach().to_dense(), op=op, **common)
             return total.to_sparse(tensor.sparse_dim())
         return sum_of(everyones, values[0] if values else late(), tensor, divisor, name)
 
     @functools.cache
     def late() -> Tensor:
-        return allgather_async(mine[2], f"{name}.values", process_set).wait()
+        rows = ops.allgather_async(mine[2], f"{name}.values", process_set, timeout=timeout)
+        return rows.wait()
 
     return wait

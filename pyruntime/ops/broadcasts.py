@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""broadcast in all its forms: public calls, for any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+
+from farandole.calls.handles import Handle
+from farandole.calls.prepared import repeating
+from farandole.calls.public_call import collective, waiting
+from farandole.calls.requests import Call, Op
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops.starts import T, one, start
+
+
+def _broadcast(
+    tensors: Sequence[T],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    timeout: float | None,
+    in_place: bool = False,
+) -> Handle[list[T]]:
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
+    return start(call, tensors, timeout, in_place)
+
+
+@repeating
+@collective(Op.BROADCAST)
+def broadcast_async(
+    tensor: T,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """The array of `root_rank`, on every rank.
+
+    Any shape and dtype, equal on all ranks. Returns a handle, whose wait() gives a new array of the
+    same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.broadcast_async(np.arange(3), root_rank=0).wait()
+        array([0, 1, 2])
+    """
+    return one(_broadcast([tensor], root_rank, name, process_set, timeout))
+
+
+@waiting(Op.BROADCAST)
+def broadcast(
+    tensor: T,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> T:
+    """The array of `root_rank`, on every rank.
+
+    Any shape and dtype, equal on all ranks. Returns a new array of the same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.broadcast(np.arange(3), root_rank=0)
+        array([0, 1, 2])
+    """
+    return broadcast_async(tensor, root_rank, name, process_set, timeout=timeout).wait()
+
+
+@repeating
+@collective(Op.BROADCAST)
+def broadcast_async_(
+    tensor: T,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """The array gets the values of `root_rank`, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
+    the call is done. Returns a handle, whose wait() gives this very array.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.broadcast_async_(np.arange(3), root_rank=0).wait()
+        array([0, 1, 2])
+    """
+    return one(_broadcast([tensor], root_rank, name, process_set, timeout, True))
+
+
+@waiting(Op.BROADCAST)
+def broadcast_(
+    tensor: T,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> T:
+    """The array gets the values of `root_rank`, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
+    the call is done. Returns this very array.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.broadcast_(np.arange(3), root_rank=0)
+        array([0, 1, 2])
+    """
+    return broadcast_async_(tensor, root_rank, name, process_set, timeout=timeout).wait()
+
+
+@collective(Op.BROADCAST)
+def grouped_broadcast_async(
+    tensors: Sequence[T],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """The arrays of `root_rank`, on every rank.
+
+    Any shape and dtype, equal on all ranks. Returns a handle, whose wait() gives new arrays of the
+    same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_broadcast_async([np.arange(3)], root_rank=0).wait()
+        [array([0, 1, 2])]
+    """
+    return _broadcast(tensors, root_rank, name, process_set, timeout)
+
+
+@waiting(Op.BROADCAST)
+def grouped_broadcast(
+    tensors: Sequence[T],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> list[T]:
+    """The arrays of `root_rank`, on every rank.
+
+    Any shape and dtype, equal on all ranks. Returns new arrays of the same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_broadcast([np.arange(3)], root_rank=0)
+        [array([0, 1, 2])]
+    """
+    return grouped_broadcast_async(tensors, root_rank, name, process_set, timeout=timeout).wait()
+
+
+@collective(Op.BROADCAST)
+def grouped_broadcast_async_(
+    tensors: Sequence[T],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """Arrays get the values of `root_rank`, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
+    the call is done. Returns a handle, whose wait() gives these very arrays.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_broadcast_async_([np.arange(3)], root_rank=0).wait()
+        [array([0, 1, 2])]
+    """
+    return _broadcast(tensors, root_rank, name, process_set, timeout, True)
+
+
+@waiting(Op.BROADCAST)
+def grouped_broadcast_(
+    tensors: Sequence[T],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> list[T]:
+    """Arrays get the values of `root_rank`, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
+    the call is done. Returns these very arrays.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - root_rank: the rank of the world that sends, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_broadcast_([np.arange(3)], root_rank=0)
+        [array([0, 1, 2])]
+    """
+    return grouped_broadcast_async_(tensors, root_rank, name, process_set, timeout=timeout).wait()

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""alltoall and scatter, which send rows by splits: public calls, for any thread."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, overload
+
+import numpy as np
+
+from farandole.calls.handles import Handle
+from farandole.calls.public_call import collective, waiting
+from farandole.calls.requests import Call, Op
+from farandole.calls.rows import Table, splits_of
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops.starts import T, one, start_rows
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _with_rows(pair: tuple[T, Table]) -> tuple[T, Rows]:
+    return pair[0], np.array(pair[1], np.int64)
+
+
+def _without_rows(pair: tuple[T, Table]) -> T:
+    return pair[0]
+
+
+@collective(Op.ALLTOALL)
+def alltoall_async(
+    tensor: T,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[tuple[T, Rows]]:
+    """Rows for each member, and from each: starts the exchange.
+
+    Sends `splits[i]` rows of the array to member i, and receives theirs in rank order. Rows for a
+    member that has joined are dropped. Returns a handle, whose wait() gives (a new array of the
+    same kind, the rows from each member as int64); alltoall() gives the array alone if it has no
+    `splits`.
+
+    - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
+      complex. The dtype and all dimensions but the first are equal on all ranks.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.alltoall_async(np.arange(3), splits=[3]).wait()
+        (array([0, 1, 2]), array([3]))
+    """
+    call = Call(Op.ALLTOALL, name, set_id(process_set), splits=splits_of(splits))
+    return one(start_rows(call, [tensor], timeout)).map(_with_rows)
+
+
+@overload
+def alltoall(
+    tensor: T,
+    splits: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> T: ...
+@overload
+def alltoall(
+    tensor: T,
+    splits: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> tuple[T, Rows]: ...
+@waiting(Op.ALLTOALL)
+def alltoall(
+    tensor: T,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """Rows for each member, and from each: exchanges them.
+
+    Sends `splits[i]` rows of the array to member i, and receives theirs in rank order. Rows for a
+    member that has joined are dropped. Returns a new array of the same kind; with `splits` it
+    returns (the array, the rows from each member as int64).
+
+    - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
+      complex. The dtype and all dimensions but the first are equal on all ranks.
+    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.alltoall(np.arange(3))
+        array([0, 1, 2])
+    """
+    both = alltoall_async(tensor, splits, name, process_set, timeout=timeout).wait()
+    return both[0] if splits is None else both
+
+
+@collective(Op.SCATTER)
+def scatter_async(
+    tensor: T,
+    root_rank: int = 0,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """This rank's rows of the array of `root_rank`: starts to send them.
+
+    Member i gets `splits[i]` rows. Returns a handle, whose wait() gives a new array of the same
+    kind.
+
+    - tensor: the root's rows. On other ranks it tells what to receive: kind of array, device, dtype
+      and all dimensions but the first. It may have no rows, as numpy.empty((0, 3), "float32").
+    - root_rank: the rank of the world that sends.
+    - splits: integers, the rows for each member, in member order; None: equal parts. Only the
+      root's count.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.scatter_async(np.arange(3), root_rank=0, splits=[3]).wait()
+        array([0, 1, 2])
+    """
+    where, root = set_id(process_set), index(root_rank)
+    call = Call(Op.SCATTER, name, where, root=root, splits=splits_of(splits))
+    return one(start_rows(call, [tensor], timeout)).map(_without_rows)
+
+
+@waiting(Op.SCATTER)
+def scatter(
+    tensor: T,
+    root_rank: int = 0,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> T:
+    """This rank's rows of the array of `root_rank`.
+
+    Member i gets `splits[i]` rows. Returns a new array of the same kind.
+
+    - tensor: the root's rows. On other ranks it tells what to receive: kind of array, device, dtype
+      and all dimensions but the first. It may have no rows, as numpy.empty((0, 3), "float32").
+    - root_rank: the rank of the world that sends.
+    - splits: integers, the rows for each member, in member order; None: equal parts. Only the
+      root's count.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.scatter(np.arange(3), root_rank=0, splits=[3])
+        array([0, 1, 2])
+    """
+    return scatter_async(tensor, root_rank, splits, name, process_set, timeout=timeout).wait()

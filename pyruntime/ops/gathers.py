@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""allgather and reducescatter in all their forms: public calls, for any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.calls.handles import Handle
+from farandole.calls.public_call import collective, waiting
+from farandole.calls.requests import Call, Op
+from farandole.calls.rows import Table
+from farandole.members import ProcessSet, global_process_set, set_id
+from farandole.ops.starts import Average, T, one, reduction, start_rows
+
+
+def _allgather(
+    tensors: Sequence[T], name: str | None, process_set: ProcessSet, timeout: float | None
+) -> Handle[list[T]]:
+    return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout).map(_arrays)
+
+
+@collective(Op.ALLGATHER)
+def grouped_allgather_rows(
+    tensors: Sequence[T],
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[tuple[T, Table]]]:
+    """grouped_allgather_async() for adapters: each array comes with the rows from each member."""
+    return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
+
+
+def _reducescatter(
+    tensors: Sequence[T],
+    name: str | None,
+    op: int | None,
+    process_set: ProcessSet,
+    factors: tuple[float, float],
+    timeout: float | None,
+) -> Handle[list[T]]:
+    call = reduction(Op.REDUCESCATTER, op, factors, name, process_set)
+    return start_rows(call, tensors, timeout).map(_arrays)
+
+
+def _arrays(pairs: list[tuple[T, Table]]) -> list[T]:
+    return [x for x, _ in pairs]
+
+
+@collective(Op.ALLGATHER)
+def allgather_async(
+    tensor: T,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns a handle, whose wait() gives a new array of the same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.allgather_async(np.arange(3)).wait()
+        array([0, 1, 2])
+    """
+    return one(_allgather([tensor], name, process_set, timeout))
+
+
+@waiting(Op.ALLGATHER)
+def allgather(
+    tensor: T,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> T:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns a new array of the same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.allgather(np.arange(3))
+        array([0, 1, 2])
+    """
+    return allgather_async(tensor, name, process_set, timeout=timeout).wait()
+
+
+@collective(Op.ALLGATHER)
+def grouped_allgather_async(
+    tensors: Sequence[T],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns a handle, whose wait() gives new arrays of the same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_allgather_async([np.arange(3)]).wait()
+        [array([0, 1, 2])]
+    """
+    return _allgather(tensors, name, process_set, timeout)
+
+
+@waiting(Op.ALLGATHER)
+def grouped_allgather(
+    tensors: Sequence[T],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    timeout: float | None = None,
+) -> list[T]:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns new arrays of the same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_allgather([np.arange(3)])
+        [array([0, 1, 2])]
+    """
+    return grouped_allgather_async(tensors, name, process_set, timeout=timeout).wait()
+
+
+@collective(Op.REDUCESCATTER)
+def reducescatter_async(
+    tensor: T,
+    name: str | None = None,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Returns a handle, whose wait() gives a new array
+    of the same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.reducescatter_async(np.arange(3), op=hvd.Sum).wait()
+        array([0, 1, 2])
+    """
+    factors = (prescale_factor, postscale_factor)
+    return one(_reducescatter([tensor], name, op, process_set, factors, timeout))
+
+
+@waiting(Op.REDUCESCATTER)
+def reducescatter(
+    tensor: T,
+    name: str | None = None,
+    *,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    timeout: float | None = None,
+) -> T:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Returns a new array of the same kind.
+
+    - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.reducescatter(np.arange(3), op=hvd.Sum)
+        array([0, 1, 2])
+    """
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_async(tensor, name, op, process_set, *factors, timeout=timeout).wait()
+
+
+@collective(Op.REDUCESCATTER)
+def grouped_reducescatter_async(
+    tensors: Sequence[T],
+    name: str | None = None,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Returns a handle, whose wait() gives new arrays
+    of the same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_reducescatter_async([np.arange(3)], op=hvd.Sum).wait()
+        [array([0, 1, 2])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    return _reducescatter(tensors, name, op, process_set, factors, timeout)
+
+
+@waiting(Op.REDUCESCATTER)
+def grouped_reducescatter(
+    tensors: Sequence[T],
+    name: str | None = None,
+    *,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    timeout: float | None = None,
+) -> list[T]:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Returns new arrays of the same kind.
+
+    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - op: Average (the default), Sum, Min, Max or Product.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
+    - timeout: seconds, after which the wait raises StallError.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
+
+    Examples:
+        >>> hvd.grouped_reducescatter([np.arange(3)], op=hvd.Sum)
+        [array([0, 1, 2])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    return grouped_reducescatter_async(
+        tensors, name, op, process_set, *factors, timeout=timeout
+    ).wait()
