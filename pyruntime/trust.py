@@ -269,8 +269,10 @@ def check(path: Path, found: os.stat_result) -> None:
 def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
     """Raises CheckpointError for a link that another user made, or can have renamed."""
     if stat.S_ISLNK(found.st_mode):
-        _check_link(path, found, above)
-        if above.st_mode & _OTHERS and not _sticky(above.st_mode):
+        user, mode = found.st_uid, above.st_mode
+        if not (is_trusted_user(user) or _is_unknown(found, above)):
+            _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
+        if mode & _OTHERS and not _sticky(mode):
             _refuse(
                 path,
                 "is a link that others can rename; remedy: give the path that it leads to",
@@ -279,13 +281,12 @@ def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_re
 
 
 def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for another user's link, and for a folder whose owner or whose writers
-    can exchange what is below it. Members of this user's own groups are trusted in folders that a
-    group shares, as computing centres give them to projects: returns True there."""
+    """Raises CheckpointError for a link as _check_way() does, and for a folder whose owner or whose
+    writers can exchange what is below it. Members of this user's own groups are trusted in folders
+    that a group shares, as computing centres give them to projects: returns True there."""
     mode, user = found.st_mode, found.st_uid
     if stat.S_ISLNK(mode):
-        _check_link(path, found, above)
-        return False
+        return _check_way(number, path, found, above)
     ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
     if not (is_trusted_user(user) or ours or _is_unknown(found, above)):
         _refuse(
@@ -293,8 +294,9 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
             "below ones of root, of you, or that a group of yours shares",
         )
+    exchanged = not is_trusted_user(user) or bool(mode & _OTHERS)
     if _sticky(mode):
-        return False
+        return not is_trusted_user(user)
     group = mode & stat.S_IWGRP and not (ours or _is_hidden(found.st_gid, "gid"))
     if mode & stat.S_IWOTH:
         who, remedy = "others", "chmod o-w"
@@ -303,7 +305,7 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
     elif mode & stat.S_IWGRP and (named := _named_in_acl(number)):
         who, remedy = named, "setfacl -b"
     else:
-        return ours
+        return exchanged
     _refuse(
         path,
         f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
@@ -326,12 +328,6 @@ def _named_in_acl(number: int) -> str:
             if tag == _ACL_GROUP and not _is_own_group(who):
                 return f"group {who}, by its access control list,"
     return ""
-
-
-def _check_link(path: Path, found: os.stat_result, above: os.stat_result) -> None:
-    user = found.st_uid
-    if not (is_trusted_user(user) or _is_unknown(found, above)):
-        _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
 
 
 def _refuse(path: Path, why: str) -> None:

@@ -47,6 +47,7 @@ from farandole.start.bootstrap import (
     shared_host,
 )
 from farandole.start.launchers import TORCHRUN
+from farandole.start.line import is_here
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import SECRET, job_secret, mac, remedy
 from farandole.start.session import Refused
@@ -193,6 +194,8 @@ class StoreBootstrap(SocketBootstrap):
                 f"{'has' if len(without) == 1 else 'have'} no secret to derive keys from; "
                 f"{remedy()}"
             )
+        if _Trust.NOTHING in trusts and not is_here(record.address):
+            raise self._note(_written(self._seen))  # all that is proved there is public
         return record.address, self._secret_of_meeting
 
     def _check(self) -> None:

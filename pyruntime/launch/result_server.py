@@ -34,7 +34,8 @@ class ResultServer(Server):
 
     def __init__(self, ranks: int, work: bytes, here: bool) -> None:
         """`here`: all ranks are on this host."""
-        self.ranks, self._work = ranks, work
+        self.ranks = self.expected = ranks
+        self._work = work
         self.here = set[int]()  # ranks that have connected
         self.outcomes: dict[int, Outcome] = {}  # by rank, in order of arrival
         self.changed = threading.Condition()

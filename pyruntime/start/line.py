@@ -122,8 +122,9 @@ def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
     again while one is busy or silent, for `seconds` in all. Raises ConnectionError, with what
     happened at each place: Refused if somebody answers who has not proved to be that server.
     """
-    head, colon, port = address.rpartition(":")
-    places = head.split(",") if colon else [address]
+    places, port = _parts(address)
+    if not secret and not is_here(address):
+        raise PermissionError("without a secret the server must be on this host")
     until = time.monotonic() + seconds
     for attempt in itertools.count():
         reasons: list[str] = []
@@ -143,6 +144,17 @@ def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
             break
         time.sleep(min(left, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
     raise (Refused if Refused in kinds else ConnectionError)("; ".join(reasons))
+
+
+def is_here(address: str) -> bool:
+    """True if all places are Unix sockets: the kernel says whose process listens there."""
+    return all(place.startswith(_HERE) for place in _parts(address)[0])
+
+
+def _parts(address: str) -> tuple[list[str], str]:
+    """The places, and the port of those on other hosts."""
+    head, colon, port = address.rpartition(":")
+    return (head.split(","), port) if colon else ([address], "")
 
 
 def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:

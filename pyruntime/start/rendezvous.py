@@ -96,7 +96,7 @@ class RendezvousServer(Server):
 
     def __init__(self, size: int, secret: bytes = b"", path: str = "", here: bool = True) -> None:
         """Listens for `size` ranks; the other arguments are those of Server."""
-        self.size = size
+        self.size = self.expected = size
         self.rounds = 0  # exchanges completed since the start
         self._said: dict[int, bytes] = {}  # in this round, by rank
         super().__init__("rendezvous", secret, path, here)

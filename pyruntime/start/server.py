@@ -65,8 +65,9 @@ class Guest:
 class Listener(ABC):
     """Takes calls. A context manager. Methods that start with an underscore run on its thread."""
 
+    expected = 0  # ranks that may call at once
     patience = 5.0  # seconds that a caller has until it has proved itself
-    strangers = 64  # callers that may be there without a proof, whatever the number of ranks
+    strangers = 64  # callers that may be there without a proof, beside those that are expected
 
     def __init__(self, name: str, listeners: list[socket.socket]) -> None:
         """`name`: of the thread. `listeners`: bound; those of Unix send other users away."""
@@ -181,7 +182,7 @@ class Listener(ABC):
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self, listener: socket.socket) -> None:
-        if len(self._strangers) >= self.strangers:
+        if len(self._strangers) >= self.strangers + self.expected:
             self._resumes = self._oldest().came + _LEAST
             if self._resumes > time.monotonic():
                 return

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +25,8 @@ import farandole
 from farandole.c10d import meeting
 from farandole.c10d.meeting import StoreBootstrap, _name_of
 from farandole.errors import LibraryError, StallError
-from farandole.start import bootstrap
+from farandole.start import bootstrap, line
+from farandole.start.line import reach
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import job_secret, mac
 from farandole.start.server import listen_at
@@ -407,23 +407,22 @@ def test_a_stranger_removes_what_rank_0_wrote(
 ) -> None:
     """A rank that reads it does not wait for as long as the store likes: half an hour."""
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
-    jobs = [ranks.submit(StoreBootstrap, store, rank, 3, 5.0) for rank in range(2)]
+    servers: list[RendezvousServer] = []
+
+    class Noted(RendezvousServer):
+        def __init__(self, *words: Any, **named: Any) -> None:
+            super().__init__(*words, **named)
+            servers.append(self)
+
+    monkeypatch.setattr(meeting, "RendezvousServer", Noted)
+    jobs = [ranks.submit(StoreBootstrap, store, rank, 3, 10.0) for rank in range(2)]
     inner = PrefixStore("farandole", store)
-    while (server := _server()) is None or [g.rank for g in server._guests].count(1) < 1:
+    while not (servers and 1 in [guest.rank for guest in servers[0]._guests]):
         assert not [job for job in jobs if job.done()]
     assert inner.delete_key("rank 0 of 3")
     for job in jobs:
         with pytest.raises((LibraryError, StallError)):
             job.result(LONG)
-
-
-def _server() -> RendezvousServer | None:
-    """The server of a meeting that is under way, by its thread."""
-    for thread in threading.enumerate():
-        target = getattr(thread, "_target", None)
-        if thread.name == "rendezvous" and target is not None:
-            return target.__self__
-    return None
 
 
 @pytest.mark.usefixtures("hosts")
@@ -444,6 +443,35 @@ def test_a_stranger_names_many_silent_places(
         stranger.setblocking(False)
         with stranger.accept()[0] as caller:
             assert caller.recv(1000).startswith(b"farandole session"), "it has reached the place"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "@there,127.0.0.1:{}"])
+def test_a_stranger_plays_rank_0_of_a_job_without_a_secret(
+    address: str, store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one host a Unix socket is the proof. By TCP a stranger proves what anybody can compute:
+    it was rank 0, whose objects others unpickle."""
+    monkeypatch.setattr(line, "_is_own", lambda *_: False)  # it is another host's address
+    root = ranks.submit(StoreBootstrap, store, 0, 2, SHORT)
+    inner = PrefixStore("farandole", store)
+    record = json.loads(inner.get("rank 0 of 2"))
+    secret = mac(b"", bytes.fromhex(record[2]))  # as the ranks derive theirs
+    with RendezvousServer(2, secret, here=False) as server:
+        port = server.address.rpartition(":")[2]
+        inner.set("rank 0 of 2", json.dumps([*record[:3], address.format(port)]))
+        with reach(f"127.0.0.1:{port}", secret):
+            pass  # what the stranger proves is what the rank would prove
+        victim = ranks.submit(StoreBootstrap, store, 1, 2, SHORT)
+        with pytest.raises(LibraryError, match="a stranger writes to"):
+            victim.result(LONG)
+        assert not [guest for guest in server._guests if guest.rank == 1]
+    with pytest.raises((LibraryError, StallError)):
+        root.result(LONG)
+
+
+def test_a_rendezvous_without_a_secret_is_on_this_host() -> None:
+    with pytest.raises(PermissionError, match="must be on this host"):
+        reach("@nobody,127.0.0.1:80", b"")
 
 
 def job_of(store: Store) -> str:

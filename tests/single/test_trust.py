@@ -70,6 +70,12 @@ def exchangeable_link(path: Path) -> None:
     path.parent.chmod(0o1777)
 
 
+def renamable_link(path: Path) -> None:
+    """This user's, for something else: a member of the group gives it this name."""
+    linked(path)
+    path.parent.chmod(0o2775)
+
+
 def in_an_acl(path: Path) -> None:
     """For ls the entry's permission is the group's, and the group is this user's."""
     if os.geteuid():
@@ -88,6 +94,7 @@ EXCHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "of all": (lambda path: path.chmod(0o777), "others can write to .*chmod o-w"),
     "of another group": (of_another_group, "group 65534, which is not yours, can write to"),
     "another in its ACL": (in_an_acl, "user 65534, by its access control list, .*setfacl -b"),
+    "a link in a shared folder": (renamable_link, "is a link that others can rename"),
     "another's link": (exchangeable_link, "is a link of user 65534"),
 }
 
