@@ -39,6 +39,19 @@ std::string why_not(const struct stat& found) {
   return found.st_size > kMostBytes ? "is larger than 64 MB" : "";
 }
 
+// False if another user can have chosen which of this user's files is at `path`: by a link, or in a folder of theirs.
+bool is_own_place(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  struct stat folder{};
+  struct stat found{};
+  if (stat(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), &folder) != 0 ||
+      lstat(path.c_str(), &found) != 0) {
+    return false;
+  }
+  if (is_own(folder)) return true;
+  return (folder.st_uid == 0 || is_own_user(folder.st_uid)) && !S_ISLNK(found.st_mode);
+}
+
 }  // namespace
 
 bool is_own_user(uid_t user) {
@@ -55,6 +68,8 @@ std::optional<std::string> read_own_file(const std::string& path, std::string& w
   if (fd < 0) return std::nullopt;
   struct stat found{};
   why = fstat(fd, &found) != 0 ? strerror(errno) : why_not(found);
+  if (why.empty() && !is_own_place(path))
+    why = "is a link that another user can have made, or lies in another user's folder";
   std::string text(why.empty() ? static_cast<size_t>(found.st_size) : 0, '\0');
   size_t filled = 0;
   while (filled < text.size()) {

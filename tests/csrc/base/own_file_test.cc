@@ -70,6 +70,26 @@ TEST(what_others_may_write_is_refused) {
   CHECK_EQ(outcome(file), "no: belongs to user 65534");
 }
 
+// Another user who may write to the folder chooses among this user's files by a link.
+TEST(a_file_of_ones_own_that_others_have_chosen_is_refused) {
+  const std::string chosen =
+      "no: is a link that another user can have made, or lies in another user's folder";
+  const Folder folder;
+  const std::string file = folder.path("file");
+  write(file, "precious");
+  CHECK_EQ(chmod(file.c_str(), 0600), 0);
+  fs::create_symlink("file", folder.path("link"));
+  for (const mode_t mode : {0775, 01777}) {
+    CHECK_EQ(chmod(folder.path("").c_str(), mode), 0);
+    CHECK_EQ(outcome(folder.path("link")), chosen);
+    CHECK_EQ(outcome(file), "precious");
+  }
+  CHECK_EQ(chmod(folder.path("").c_str(), 0755), 0);
+  if (geteuid() != 0) skip("needs root, to be two users");
+  CHECK_EQ(chown(folder.path("").c_str(), kStranger, kStranger), 0);
+  CHECK_EQ(outcome(file), chosen);
+}
+
 // Nobody ever writes into the pipe, and the disk holds nothing of the huge file.
 TEST(no_pipe_is_waited_for_and_no_huge_file_is_read) {
   const Folder folder;
