@@ -161,5 +161,5 @@ def reduce_op_of(op: int | None, average: bool | None) -> int:
     while frame.f_back and frame.f_globals["__name__"].startswith("farandole."):
         frame, level = frame.f_back, level + 1
     text = "average is deprecated: use op=Average or op=Sum"
-    warnings.warn(text, DeprecationWarning, stacklevel=level - 1)
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
     return Average if average else Sum

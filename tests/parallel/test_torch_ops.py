@@ -31,8 +31,12 @@ def test_allreduce_dtypes(dtype: torch.dtype) -> None:
 
 def test_average_is_deprecated() -> None:
     x = torch.ones(2)
-    with pytest.deprecated_call():
+    with pytest.deprecated_call() as told:
         assert hvd.allreduce(x, average=False).tolist() == [hvd.size()] * 2
+    assert told[0].filename == __file__  # the user's line
+    with pytest.deprecated_call() as told:
+        hvd.grouped_allreduce_([x.clone()], average=True)
+    assert told[0].filename == __file__
     with pytest.deprecated_call():
         assert hvd.allreduce(x, True).tolist() == [1.0] * 2
     with pytest.raises(ValueError, match="not both"):

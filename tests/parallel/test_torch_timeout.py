@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,32 @@ from torch import nn
 import farandole.torch as hvd
 from farandole.errors import StallError
 from harness.toys import assert_same, batch, loss_of, network, train
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "allreduce": hvd.allreduce,
+    "allgather": hvd.allgather,
+    "broadcast": partial(hvd.broadcast, root_rank=0),
+    "reduce": partial(hvd.reduce, root_rank=0),
+    "reducescatter": hvd.reducescatter,
+    "alltoall": hvd.alltoall,
+    "scatter": partial(hvd.scatter, root_rank=0),
+    "allgather_object": hvd.allgather_object,
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_that_waits_takes_a_timeout(call: str) -> None:
+    """The call stays under way: the rank that comes late completes it."""
+    run = partial(CALLS[call], torch.full((2, 3), 1.0 + hvd.rank()), name=f"late {call}")
+    if hvd.rank() == 0:
+        with pytest.raises(StallError, match=f"late {call}"):
+            run(timeout=0.05)
+        hvd.send(torch.ones(1), 1)
+    else:
+        hvd.recv(torch.empty(1), 0)
+        run()
+    meet("go on")
 
 
 def meet(name: str) -> None:
