@@ -89,10 +89,17 @@ class OpenMpi(Launcher):
         """Its daemons put their own libraries before LD_LIBRARY_PATH. If that is empty, they leave
         an empty part, which means the working folder: so other hosts get one that is not."""
         found = super().environment(job)
-        if not job.here:
+        if self._leaves(job):
             program = Path(shutil.which(self.program) or self.program).resolve()
             found.setdefault("LD_LIBRARY_PATH", str(program.parent.parent / "lib"))
         return found
+
+    @staticmethod
+    def _leaves(job: Job) -> bool:
+        """True if ranks may be on other hosts, which the user may name in words of Open MPI's own,
+        too, or in its settings."""
+        settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
+        return not job.here or bool(job.extra or settings)
 
     def _arguments(self, job: Job) -> list[str]:
         words = ["-np", str(job.ranks)]
@@ -128,7 +135,8 @@ class OpenMpi(Launcher):
         ssh += ["-i", job.ssh_identity] if job.ssh_identity else []
         words += [outer, agent, " ".join(ssh)] if ssh else []
         known = self.environment(job)
-        for name in [] if job.here else sorted({*job.names_to_forward(), "LD_LIBRARY_PATH"}):
+        names = set() if job.here else {*job.names_to_forward()}
+        for name in sorted(names | ({"LD_LIBRARY_PATH"} if self._leaves(job) else set())):
             if name in known or name in job.forwarded:
                 words += ["-x", name]
         return words

@@ -115,14 +115,19 @@ shift; unset LD_LIBRARY_PATH; exec sh -c "$*"
 """
 
 
-def test_libraries_that_strangers_left_in_the_working_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["here", "in Open MPI's words", "in a file"])
+def test_libraries_that_strangers_left_in_the_working_folder(tmp_path: Path, named: str) -> None:
     """Open MPI's daemon on another host puts its libraries before an empty part of the search path,
     which is the working folder of the ranks: they loaded libraries from there."""
     (tmp_path / "ssh").write_text(SSH)
     (tmp_path / "ssh").chmod(0o755)
     program = "import os; print('searched:', os.environ['LD_LIBRARY_PATH'].split(':'))"
-    words = ["run", f"--mpi-args=--prtemca plm_ssh_agent {tmp_path / 'ssh'}", "-H", "127.0.0.9:1"]
-    start = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-m", "farandole", *words]
+    (tmp_path / "hosts").write_text("127.0.0.9 slots=1\n")
+    words = {"here": "", "in a file": f"--hostfile {tmp_path / 'hosts'}"}
+    host = words.get(named, "-H 127.0.0.9:1")
+    run = ["run", "-np", "1", f"--mpi-args=--prtemca plm_ssh_agent {tmp_path / 'ssh'} {host}"]
+    run += ["-H", "127.0.0.9:1"] if named == "here" else []
+    start = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-m", "farandole", *run]
     done = ended([*start, sys.executable, "-c", program], cwd=tmp_path, **MPI_ENVIRONMENT)
     assert "searched: ['/" in done.stdout, done.stdout + done.stderr
     assert "''" not in done.stdout
