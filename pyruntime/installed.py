@@ -19,6 +19,7 @@ from typing import Any
 from farandole._library import lib, told
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
+from farandole.trust import out_of_reach
 
 # Parts that are elsewhere in an editable install.
 _PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
@@ -82,7 +83,8 @@ def mpi_library() -> str:
 
     if "mpi4py.MPI" not in sys.modules and promised_ranks() <= 1:
         mpi4py.rc.initialize = False
-    from mpi4py import MPI
+    with out_of_reach():
+        from mpi4py import MPI
 
     return MPI.Get_library_version().split("\n")[0].split("\x00")[0]
 

@@ -66,6 +66,25 @@ def opened(path: Path, within: int | None = None) -> Iterator[int]:
         os.close(number)
 
 
+@contextlib.contextmanager
+def out_of_reach() -> Iterator[None]:
+    """A context in which the working folder is one that others can't write to, for libraries that
+    read settings from there when they are loaded, such as UCX, which MPI loads, ucx.conf."""
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(before)
+        if is_trusted_user(found.st_uid) and not found.st_mode & _OTHERS:
+            yield
+            return
+        os.chdir("/")
+        try:
+            yield
+        finally:
+            os.fchdir(before)
+    finally:
+        os.close(before)
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it that are missing, for this user alone. Raises OSError."""
     for each in (*reversed(path.absolute().parents), path):

@@ -106,6 +106,45 @@ def test_packages_that_strangers_left_and_a_function(program: Path, tmp_path: Pa
     assert out == "[('found', [3.0, 3.0]), ('found', [3.0, 3.0])]\n"
 
 
+PLAIN = "from mpi4py import MPI"
+OURS = """
+import os
+before = os.getcwd()
+import numpy as np
+import farandole as fd
+
+fd.init()
+assert os.getcwd() == before
+print("total", fd.allreduce(np.array([fd.rank() + 1.0]), op=fd.Sum)[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("route", ["init()", "farandole run", "farandole doctor"])
+def test_settings_that_strangers_left_in_the_working_folder(tmp_path: Path, route: str) -> None:
+    """UCX, which Open MPI loads, reads ucx.conf there: a stranger chose libraries to load, and
+    files to overwrite."""
+    folder, thesis = tmp_path / "open", tmp_path / "thesis"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "ucx.conf").write_text(f"UCX_LOG_FILE={thesis}\nUCX_LOG_LEVEL=trace\n")
+    ended([sys.executable, "-c", PLAIN], cwd=folder, **MPI_ENVIRONMENT)
+    if not thesis.exists():
+        pytest.skip("this MPI reads no ucx.conf")
+    thesis.write_text("a year of work")
+    (tmp_path / "program.py").write_text(OURS)
+    program = [sys.executable, str(tmp_path / "program.py")]
+    ours = [sys.executable, "-m", "farandole"]
+    words = {
+        "init()": program,
+        "farandole run": [*ours, "run", "-np", "2", *program],
+        "farandole doctor": [*ours, "doctor", "--no-self-test"],
+    }[route]
+    done = ended(words, cwd=folder, **MPI_ENVIRONMENT)
+    assert thesis.read_text() == "a year of work"
+    if "doctor" not in route:
+        assert "total" in done.stdout, done.stdout + done.stderr
+
+
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do
   case "$1" in -[oip]) shift ;; esac
