@@ -313,9 +313,9 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
             "below ones of root, of you, or that a group of yours shares",
         )
-    exchanged = not is_trusted_user(user) or bool(mode & _OTHERS)
+    by_owner = not (is_trusted_user(user) or _is_hidden(user))  # root is hidden, too, if any is
     if _sticky(mode):
-        return not is_trusted_user(user)
+        return by_owner
     group = mode & stat.S_IWGRP and not (ours or _is_hidden(found.st_gid, "gid"))
     if mode & stat.S_IWOTH:
         who, remedy = "others", "chmod o-w"
@@ -324,7 +324,7 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
     elif mode & stat.S_IWGRP and (named := _named_in_acl(number)):
         who, remedy = named, "setfacl -b"
     else:
-        return exchanged
+        return by_owner or bool(mode & _OTHERS)
     _refuse(
         path,
         f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "

@@ -298,6 +298,7 @@ class Server(Listener):
     def _send(self, guest: Guest, message: bytes) -> None:
         """Sends to a rank, now or when it reads; does nothing if it has gone."""
         if guest in self._guests:
+            assert isinstance(guest.session, Session)
             guest.session.send(message)
             try:
                 self._flush(guest)

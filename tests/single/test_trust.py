@@ -8,8 +8,9 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -234,6 +235,65 @@ def test_folders_that_change_places_between_two_starts(tmp_path: Path) -> None:
             act()
     (kept / ".farandole-place").unlink()  # as the error says, if it was the user
     assert read_commit(kept / "call-1", {}) == {"step": 11}
+
+
+@pytest.fixture
+def rooted() -> Iterator[Path]:
+    """A new folder below ones to which only root may write, unlike /tmp."""
+    with tempfile.TemporaryDirectory(dir="/var/lib") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+IN_NAMESPACE = """
+import ctypes, os, pathlib, sys
+from farandole import commits  # before: this user may not read Python's files
+libc = ctypes.CDLL(None, use_errno=True)
+os.setgroups([])
+os.setgid(4321)
+os.setuid(4321)
+libc.prctl(4, 1)  # PR_SET_DUMPABLE: else /proc/self is root's
+assert libc.unshare(0x10000000) == 0, os.strerror(ctypes.get_errno())  # CLONE_NEWUSER
+pathlib.Path("/proc/self/setgroups").write_text("deny")
+pathlib.Path("/proc/self/uid_map").write_text("1234 4321 1")
+print("runs as", os.geteuid(), flush=True)
+for folder in sys.argv[1:]:
+    print(commits.read_commit(pathlib.Path(folder), commits.Saved({})), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_a_folder_has_the_same_place_in_a_container(rooted: Path) -> None:
+    """The kernel hides there that root owns the folders above, and which group shares one."""
+    project = rooted / "project"
+    folders = [project / name / "call-1" for name in "ab"]
+    for number, folder in enumerate(folders):
+        write_commit(folder, {"step": number})
+    project.chmod(0o2775)
+    for number, folder in enumerate(folders):
+        write_commit(folder, {"step": 10 + number})
+    for path in project.rglob("*"):
+        os.lchown(path, 4321, 4321)
+
+    def read() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", IN_NAMESPACE, *map(str, folders)],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if "Operation not permitted" in done.stderr:
+            pytest.skip("no user namespaces here")
+        return done.stdout + done.stderr
+
+    found = read()
+    assert "'step': 10" in found, found
+    assert "'step': 11" in found, found
+    (project / "a").rename(project / "c")
+    (project / "b").rename(project / "a")
+    found = read()
+    assert "was b before" in found, found
+    assert "step': 11" not in found
 
 
 def test_no_folder_on_the_way_is_made_for_others(tmp_path: Path) -> None:
