@@ -305,14 +305,9 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def skip_synchronize(self) -> Iterator[None]:
         """A context in which step() reduces nothing, for Horovod's recipe; step() alone does as
         well."""
-        if not self._complete() and self._reducer is not None:
+        if self._reducer is not None and not self._reducer.now.open:
             self._reducer.passes.complete = True
         yield
-
-    def _complete(self) -> bool:
-        """Whether nothing is left to be reduced, but what is under way."""
-        reducer = self._reducer
-        return reducer is None or reducer.passes.complete or reducer.now.open
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

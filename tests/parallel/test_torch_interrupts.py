@@ -16,6 +16,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 import farandole.torch as hvd
@@ -186,6 +187,21 @@ def test_a_gradient_of_another_form_meets_autograd_s_error() -> None:
     if late() and not part.has_ended():  # p came first: the pass has sent nothing
         part.end(RuntimeError("as autograd says"))
     check_ended(lambda: push_each((p, 0), (q, 0)), "optimizer|autograd")
+
+
+def test_a_pass_that_fails_behind_a_reentrant_checkpoint() -> None:
+    """Whose graph is kept."""
+    (p,), optimizer = made()
+    x = torch.ones(4, requires_grad=True)
+    middle: Any = checkpoint(lambda x: x + p, x, use_reentrant=True)
+    loss: Any = checkpoint(lambda x: x + p, middle, use_reentrant=True).sum()
+    if late():
+        middle.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            loss.backward()
+        with pytest.raises(hvd.FarandoleError, match="an exception has ended its backward pass"):
+            optimizer.step()
+    check_ended(loss.backward, "an exception has ended its backward pass")
 
 
 def test_a_pass_that_fails_is_told_while_its_rank_goes_on() -> None:

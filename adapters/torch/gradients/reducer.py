@@ -348,7 +348,8 @@ class Reducer:
         until = None if timeout is None else monotonic() + timeout
         with self.lock:
             self.check_own()
-            if self.now.is_broken_off:
+            # A graph that is kept may keep the Pass.
+            if self.now.inside is not no_pass and (self.now.inside() is None or _task_id() < 0):
                 self.give_up("an exception has ended its backward pass")
             try:
                 while not self.passes.complete:

@@ -53,11 +53,6 @@ class Round:
         self.room = ROOM
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
 
-    @property
-    def is_broken_off(self) -> bool:
-        """True if an exception has ended the pass that it belongs to."""
-        return self.open and self.inside is not no_pass and self.inside() is None
-
 
 class RoundState(NamedTuple):
     """One rank's view of the round that it closes; after the allreduce, the largest values."""
