@@ -386,6 +386,6 @@ class PreparedCall:
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
         """Forgets the call, as the end of this object does."""
-        forget(self.number)
+        forget(getattr(self, "number", 0))  # an exception may have come before __init__
 
     __del__ = close

@@ -85,15 +85,11 @@ class Pass:
     def __init__(self) -> None:
         self._reducers: dict[Reducer, None] = {}
 
-    def __del__(self) -> None:
-        """An exception has ended the pass if rounds are left."""
-        for reducer in self._reducers:
-            reducer.broken_off(self)
-
     def add(self, reducer: Reducer) -> ref[Pass]:
-        """Lets the reducer take part in its end."""
+        """Lets the reducer take part in its end, and hear if an exception ends it. No `__del__`:
+        Python drops a Ctrl-C that comes there."""
         self._reducers[reducer] = None
-        return ref(self)
+        return ref(self, reducer.broken_off)
 
     def ended(self) -> None:
         """Called by autograd when a task is over. All rounds are closed before one is waited for,
@@ -464,10 +460,10 @@ class Reducer:
             part.end(reason)
             raise reason
 
-    def broken_off(self, by: Pass) -> None:
+    def broken_off(self, inside: object) -> None:
         """To be called when an exception has ended a pass: as give_up(), in a moment."""
         now, world = self.now, requests.world()
-        if now.open and now.inside is not no_pass and now.inside() in (by, None):
+        if now.open and now.inside is inside:
             part.end_soon(
                 self._unfinished("an exception has ended its backward pass"),
                 lambda: self.now is now and requests.world() == world,
