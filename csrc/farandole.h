@@ -173,10 +173,12 @@ int32_t farandole_is_own_user(uint32_t user);
 int32_t farandole_stack_signal(void);
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
 /* Texts about this process, before init() too: lines of the MPI that it has loaded (file, binary interface,
- * version; no line: none), and a line for each address at which other hosts may reach it, `eth0 10.0.0.1`.
- * They return the length, or -code, and write what fits. */
+ * version; no line: none), a line for each address at which other hosts may reach it, `eth0 10.0.0.1`, and two
+ * lines about Unix sockets: how the paths of this user's begin, and what processes have in common that can reach
+ * each other's. They return the length, or -code, and write what fits. */
 int32_t farandole_mpi(char* text, int32_t capacity);
 int32_t farandole_addresses(char* text, int32_t capacity);
+int32_t farandole_sockets(char* text, int32_t capacity);
 /* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */
 void farandole_library_folders(const char* folders);
 /* Ends this process with `text` on stderr after `seconds`, unless called again before; negative: never. For

@@ -44,13 +44,13 @@ from farandole.start.bootstrap import (
     Left,
     Parting,
     SocketBootstrap,
-    shared_host,
 )
 from farandole.start.launchers import TORCHRUN
 from farandole.start.line import is_here
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import SECRET, job_secret, mac, remedy
 from farandole.start.session import Refused
+from farandole.start.sockets import shared_host
 
 __all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 

@@ -68,6 +68,10 @@ FARANDOLE_API int32_t farandole_addresses(char* text, int32_t capacity) {
   });
 }
 
+FARANDOLE_API int32_t farandole_sockets(char* text, int32_t capacity) {
+  return negated([&]() -> int32_t { return give(text_of_sockets(), text, capacity); });
+}
+
 FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe, const char* folders) {
   make_harmless(signal);
   std::lock_guard lock(process().mutex);

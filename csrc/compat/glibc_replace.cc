@@ -17,11 +17,15 @@ constexpr int kStatVersion = 0;
 
 int __xstat(int version, const char* path, struct stat* result);
 int __fxstat(int version, int fd, struct stat* result);
+int __lxstat(int version, const char* path, struct stat* result);
 
 int __wrap_stat(const char* path, struct stat* result) {
   return __xstat(kStatVersion, path, result);
 }
 int __wrap_fstat(int fd, struct stat* result) { return __fxstat(kStatVersion, fd, result); }
+int __wrap_lstat(const char* path, struct stat* result) {
+  return __lxstat(kStatVersion, path, result);
+}
 int __wrap_stat64(const char* path, struct stat* result) {
   return __xstat(kStatVersion, path, result);
 }

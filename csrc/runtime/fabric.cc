@@ -39,7 +39,7 @@ Fabric::Fabric(const Config& config, const Topology& topology, std::span<const P
   for (const PeerInfo& peer_info : peer_infos) host_names_.push_back(peer_info.host);
 }
 
-void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
+void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                           std::span<const PeerInfo> peer_infos, size_t staging_bytes,
                           Deadline deadline) {
   links_ = HostLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/logging.h"
+#include "lib/ipc/socket_folder.h"
 #include "lib/mpi/mpi.h"
 #include "lib/net/interfaces.h"
 
@@ -17,6 +18,11 @@ namespace farandole {
 std::string text_of_mpi() {
   const std::optional<MpiLibrary> mpi = mpi_of_process();
   return mpi ? mpi->file + "\n" + mpi->abi + "\n" + mpi->version : "";
+}
+
+std::string text_of_sockets() {
+  const SocketFolder folder = socket_folder();
+  return folder.prefix + "\n" + folder.identity;
 }
 
 std::string text_of_addresses(const std::string& wanted) {
@@ -39,6 +45,8 @@ LocalEndpoint::LocalEndpoint(Config its_config, StackSource its_stacks,
 Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
                           std::span<const PeerInfo> peer_infos) {
   constexpr std::chrono::seconds kPatience{5};
+  if (listener.name().empty() && node.size() > 1)
+    throw Error(ErrorCode::kLibrary, listener.trouble());
   const Rank leader = nearest_leader(own, node, peer_infos);
   if (leader == own) return own;
   const PeerInfo& peer_info = peer_infos[static_cast<size_t>(leader)];

@@ -14,8 +14,9 @@
 
 namespace farandole {
 
-// What `farandole doctor` asks about this process, as text; farandole.h has the form.
+// What Python asks about this process, as text; farandole.h has the form.
 std::string text_of_mpi();
+std::string text_of_sockets();
 // `wanted`: FARANDOLE_INTERFACE. Throws as addresses_of() does.
 std::string text_of_addresses(const std::string& wanted);
 

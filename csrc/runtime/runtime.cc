@@ -46,7 +46,7 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_ = std::make_unique<Fabric>(config_, topology_, peer_infos, endpoint.key, mpi_comm);
   backends_ = std::make_unique<BackendFactory>(
       config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
-  fabric_->share_memory(endpoint.listener, std::move(endpoint.to_leader), peer_infos,
+  fabric_->share_memory(std::move(endpoint.listener), std::move(endpoint.to_leader), peer_infos,
                         backends_->staging_bytes(numbers_below(topology_.size)), deadline);
   fabric_->share_arena(std::move(endpoint.arena), deadline);
   watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,

@@ -23,9 +23,10 @@ from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
 from farandole.membership.words import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
-from farandole.start.bootstrap import Bootstrap, Farewell, Parting, shared_host
+from farandole.start.bootstrap import Bootstrap, Farewell, Parting
 from farandole.start.launchers import launched_rank
 from farandole.start.line import reach
+from farandole.start.sockets import shared_host
 
 AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name there
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from farandole._library import lib
@@ -25,6 +24,7 @@ from farandole.start.launchers import TORCHRUN, Launcher
 from farandole.start.secret import SECRET, SECRET_FILE, mac
 from farandole.start.session import Refused
 from farandole.start.siblings import Siblings
+from farandole.start.sockets import shared_host
 
 _NONCE = 32  # bytes
 _PAUSE = 0.02  # seconds between two looks whether a server is there
@@ -269,12 +269,6 @@ class SocketBootstrap(Bootstrap):
         self._connection.close()
 
 
-def shared_host() -> str:
-    """What ranks that can share memory have in common: a machine's start, and a network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-
-
 def _seconds() -> float:
     """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, where all ranks get the error."""
     try:
@@ -286,7 +280,7 @@ def _seconds() -> float:
 def _of_address(address: str, seconds: float) -> Bootstrap:
     """`address` is unix:<path>; FARANDOLE_RANK and FARANDOLE_SIZE give this rank's place."""
     scheme, _, path = address.partition(":")
-    if scheme != "unix" or not path.startswith(("@", "/")):
+    if scheme != "unix" or not path.startswith("/"):
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     try:
@@ -301,11 +295,15 @@ def _of_address(address: str, seconds: float) -> Bootstrap:
 def _of_torchrun(seconds: float, purpose: str) -> Bootstrap:
     if torchrun.on_several_hosts():
         return _between_hosts(seconds, purpose)
-    place = torchrun.open_rendezvous(purpose)
     remedy = f"{REMEDY}; {torchrun.remedy()}"
     try:
         return SocketBootstrap(
-            lambda: place, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy
+            lambda: torchrun.open_rendezvous(purpose),
+            TORCHRUN.rank,
+            TORCHRUN.size,
+            seconds,
+            seconds,
+            remedy,
         )
     except OSError as error:
         raise StallError(

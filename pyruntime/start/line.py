@@ -21,7 +21,6 @@ from farandole.trust import is_own_user
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _CHUNK = 1 << 18  # bytes to read at once
-_HERE = ("@", "/")  # a place that begins so is a Unix socket
 _SEND_SECONDS = 30.0  # until a server that stops reading is given up
 _SECONDS = 30.0  # to reach a server, by any of its places
 _ATTEMPT = 5.0  # seconds for one place of a server to answer, and to prove that it is the server
@@ -117,9 +116,9 @@ def is_of_this_user(local: socket.socket) -> bool:
 def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
     """A line to the server that knows `secret`, at any of the places of its address.
 
-    They are separated by commas: `@name` and `/path` are Unix sockets on this host, all others are
-    names or numbers of its host, before the colon and the port. They are called in turn, again and
-    again while one is busy or silent, for `seconds` in all. Raises ConnectionError, with what
+    They are separated by commas: `/path` is a Unix socket on this host, all others are names or
+    numbers of its host, before the colon and the port. They are called in turn, again and again
+    while one is busy or silent, for `seconds` in all. Raises ConnectionError, with what
     happened at each place: Refused if somebody answers who has not proved to be that server.
     """
     places, port = _parts(address)
@@ -148,7 +147,7 @@ def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
 
 def is_here(address: str) -> bool:
     """True if all places are Unix sockets: the kernel says whose process listens there."""
-    return all(place.startswith(_HERE) for place in _parts(address)[0])
+    return all(place.startswith("/") for place in _parts(address)[0])
 
 
 def _parts(address: str) -> tuple[list[str], str]:
@@ -158,13 +157,13 @@ def _parts(address: str) -> tuple[list[str], str]:
 
 
 def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:
-    here = place.startswith(_HERE)
+    here = place.startswith("/")
     where = None if here else _resolved(place, port)
     family = socket.AF_UNIX if where is None else where[0]
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
         if where is None:
-            _connect_here(connection, place.replace("@", "\0", 1), seconds)
+            _connect_here(connection, place, seconds)
         else:
             connection.settimeout(seconds)
             connection.connect(where[1])
@@ -195,8 +194,11 @@ def _resolved(place: str, port: str) -> tuple[int, tuple[str, int]]:
     elsewhere = [
         (family, where) for family, *_, where in found if not _is_own(family, str(where[0]))
     ]
-    if not elsewhere:  # the server is elsewhere, or else at its @name
-        raise PermissionError("it is this host's own address, where others may listen")
+    if not elsewhere:  # the server is elsewhere, or else at its path
+        raise PermissionError(
+            "it is this host's own address, where others may listen (containers of one host need a "
+            "common /tmp)"
+        )
     return elsewhere[0]  # type: ignore[return-value]
 
 

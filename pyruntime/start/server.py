@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from farandole._library import lib, told
+from farandole.start import sockets
 from farandole.start.forks import not_inherited
 from farandole.start.line import is_of_this_user
 from farandole.start.session import SECRET_BYTES, Session
@@ -266,12 +267,13 @@ class Server(Listener):
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
         """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
-        Unix socket, by default an abstract one at random; processes of other users are sent away
-        there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is taken."""
+        Unix socket, by default one at random in this user's folder; processes of other users are
+        sent away there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is
+        taken, LibraryError where no Unix socket can be."""
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
-        path = path or f"@farandole-{secrets.token_hex(16)}"
+        path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
-        listeners = [listen_at(path)]
+        listeners = [sockets.listen_at(path)]
         self.address = path  # as reach() takes it
         if not here:
             listeners.append(_tcp_listener())
@@ -324,17 +326,6 @@ class Server(Listener):
     def _ended(self, guest: Guest) -> None:
         if guest.rank >= 0:
             self._gone(guest)
-
-
-def listen_at(path: str) -> socket.socket:
-    """A Unix socket at `path`; `@name` is an abstract one. Raises OSError if it is taken."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path.replace("@", "\0", 1) if path.startswith("@") else path)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _tcp_listener() -> socket.socket:

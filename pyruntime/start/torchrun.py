@@ -2,18 +2,19 @@
 """Finds where ranks of torchrun meet on one host, or those of whoever sets RANK, WORLD_SIZE and
 MASTER_PORT as it does. For the bootstrap.
 
-Rank 0 serves an abstract Unix socket as long as its process lives. The name comes from what the
-launcher tells all ranks of one attempt of one job. So it is not in the way of the store that torch
-has at MASTER_PORT, and every job and every restart has its own name. Names can be guessed: both
-ends look whether the other is a process of the same user, and hang up if not. Whoever can be that
-user could stop the job by a signal as well.
+Rank 0 serves a Unix socket as long as its process lives. The name comes from what the launcher
+tells all ranks of one attempt of one job, and from the network to which MASTER_PORT belongs. So it
+is not in the way of the store that torch has at MASTER_PORT, and every job and every restart has
+its own name. It can be guessed, but lies where no other user can look or make anything.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from farandole.errors import LibraryError
+from farandole.start import sockets
 from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import mac
@@ -34,7 +35,7 @@ def open_rendezvous(purpose: str) -> tuple[str, bytes]:
     global _server
     check()
     secret = job(purpose)
-    path = f"@farandole-{os.geteuid()}-{secret.hex()[:32]}"
+    path = sockets.path_of(mac(secret, _network())[:16].hex())
     if TORCHRUN.rank == 0 and (_server is None or _server.address != path):
         if _server is not None:  # of an earlier job of this process
             _server.close()
@@ -48,6 +49,11 @@ def open_rendezvous(purpose: str) -> tuple[str, bytes]:
                 "job its own port"
             ) from error
     return path, secret
+
+
+def _network() -> bytes:
+    """The network namespace: containers that share a folder may all have a MASTER_PORT 29500."""
+    return str(Path("/proc/self/ns/net").stat().st_ino).encode()
 
 
 def on_several_hosts() -> bool:

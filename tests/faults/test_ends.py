@@ -433,15 +433,15 @@ def test_another_user_gets_nothing(fork_ranks):
         assert not [name for name in os.listdir("/dev/shm") if "farandole" in name]
         for line in open("/proc/net/unix"):
             name = line.split()[-1]
-            if not name.startswith("@farandole-"):
+            if "/farandole-" not in name:
                 continue
             try:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 connection.settimeout(10)
-                connection.connect("\\0" + name[1:])
+                connection.connect(name)
                 connection.send(bytes(16))
                 assert connection.recv(1) == b""
-            except (ConnectionError, TimeoutError):
+            except (ConnectionError, TimeoutError, PermissionError):
                 pass
         print("nothing")
     """)

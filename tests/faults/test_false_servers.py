@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 import farandole
 from farandole.launch.result_server import ResultServer
-from farandole.start import agency
+from farandole.start import agency, sockets
 from farandole.start.line import Line, reach
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
 from harness.process import PATIENCE
@@ -29,19 +31,28 @@ def stack() -> Iterator[ExitStack]:
         yield found
 
 
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A path of sockets that a stranger can enter, in place of the one that no other user can."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        monkeypatch.setattr(sockets, "path_of", lambda: f"{folder}/here")
+        yield f"{folder}/here"
+
+
 STRANGER = """
 import os, socket, sys
+os.umask(0)
 os.setuid(65534)
-name = "\\0" + sys.argv[1]
 end = socket.socket(socket.AF_UNIX)
 if sys.argv[2] == "listen":
-    end.bind(name)
+    end.bind(sys.argv[1])
     end.listen()
     print("here", flush=True)
     caller, _ = end.accept()
     print(len(caller.recv(100)))
 else:
-    end.connect(name)
+    end.connect(sys.argv[1])
     print("here", flush=True)
     print(end.recv(100))
 """
@@ -66,20 +77,21 @@ def told(process: subprocess.Popen[str]) -> str:
 
 @as_root
 def test_another_user_listens_in_the_place_of_the_agent(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"farandole-test-{os.getpid()}"
-    stranger = of_another_user(stack, name, "listen")
-    monkeypatch.setenv(agency.AGENT, f"@{name} 0 1.1")
+    stranger = of_another_user(stack, place, "listen")
+    monkeypatch.setenv(agency.AGENT, f"{place} 0 1.1")
     with pytest.raises(farandole.LibraryError, match="another user's process"):
         agency.connect()
     assert told(stranger) == "0\n", "it is told nothing"
 
 
 @as_root
-def test_another_user_calls(stack: ExitStack) -> None:
+def test_another_user_calls(stack: ExitStack, place: str) -> None:
     door = stack.enter_context(ResultServer(1, b"work", True))
-    stranger = of_another_user(stack, door.address[1:], "call")
+    assert door.address == place
+    Path(place).chmod(0o777)
+    stranger = of_another_user(stack, place, "call")
     assert told(stranger) == "b''\n"
     with reach(door.address, bytes.fromhex(door.key)) as rank:
         rank.send(b"0")
@@ -87,17 +99,17 @@ def test_another_user_calls(stack: ExitStack) -> None:
 
 
 @as_root
-def test_another_user_at_the_rendezvous(stack: ExitStack) -> None:
-    """At both ends: the name, made from torchrun's variables, can be guessed."""
-    name = f"farandole-test-{os.getpid()}"
-    meeting = stack.enter_context(RendezvousServer(1, path=f"@{name}"))
-    stranger = of_another_user(stack, name, "call")
+def test_another_user_at_the_rendezvous(stack: ExitStack, place: str) -> None:
+    """At both ends."""
+    meeting = stack.enter_context(RendezvousServer(1))
+    Path(place).chmod(0o777)
+    stranger = of_another_user(stack, place, "call")
     assert told(stranger) == "b''\n"
     with connect(meeting.address, 0) as rank:
         assert exchange(rank, b"mine") == [b"mine"]
-    of_another_user(stack, f"{name}-2", "listen")
+    of_another_user(stack, f"{place}-2", "listen")
     with pytest.raises(ConnectionError, match="another user's process"):
-        connect(f"@{name}-2", 0)
+        connect(f"{place}-2", 0)
 
 
 def local(server_: RendezvousServer) -> Line:

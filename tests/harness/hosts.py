@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts simulated on this machine: network namespaces joined by a bridge, or by a wire that does
-harm (harness.wire), each with its own name, processes, System V memory and /dev/shm, so that memory
-shared by mistake fails. Needs root."""
+harm (harness.wire), each with its own name, processes, System V memory, /dev/shm and folder of Unix
+sockets, so that memory shared by mistake fails. Needs root."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ done
 host="$1"; shift
 # Daemons name their folders by process numbers, which are alike on all hosts.
 export TMPDIR="@rooms@/$host"
-mkdir -p "$TMPDIR"
+sockets="/tmp/farandole-$(id -u)"
+mkdir -p "$TMPDIR" && mkdir -p -m 700 "$TMPDIR/sockets" "$sockets"
 exec ip netns exec "$host" unshare -u -i -m -p --fork --kill-child sh -c '
   mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && mount --bind "$2" /etc/hosts &&
-    hostname "$1" || exit 1
+    mount --bind "$TMPDIR/sockets" "$4" && hostname "$1" || exit 1
   # A killed daemon leaves its folder: the next one on this host has another number.
   echo "$3" > /proc/sys/kernel/ns_last_pid
-  shift 3; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" $$ "$@"
+  shift 4; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" $$ "$sockets" "$@"
 """
 _GONE_SECONDS = 5.0
 

@@ -161,9 +161,9 @@ def test_a_world_of_one_in_spite_of_variables(start):
 
 
 def listens(process):
-    """Whether it has bound the abstract socket where its ranks meet."""
+    """Whether it has bound the socket where its ranks meet."""
     sockets = Path("/proc/net/unix").read_text().splitlines()
-    ours = [line.split() for line in sockets if f"@farandole-{os.geteuid()}-" in line]
+    ours = [line.split() for line in sockets if f"/farandole-{os.geteuid()}/" in line]
     links = set()
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def journal_in(folder: Path, key: str = "00") -> FileJournal:
-    return FileJournal(folder, f"@{key}", key, print, lambda: None)
+    return FileJournal(folder, f"/{key}", key, print, lambda: None)
 
 
 def asked(question: Callable[[], T]) -> T:
@@ -80,7 +80,7 @@ def test_terms_of_the_journal(tmp_path: Path) -> None:
     found = contact(folder)
     assert found is not None
     address, key, secret = found
-    assert (address, key, len(secret)) == ("@01", "01", 64)
+    assert (address, key, len(secret)) == ("/01", "01", 64)
     world = World(1, ("1.1", "1.2"))
     assert asked(lambda: first.write(record._replace(world=world)))
     assert second.take() == Record(2, world)
@@ -88,7 +88,7 @@ def test_terms_of_the_journal(tmp_path: Path) -> None:
         pass
     late = record._replace(world=World(2))
     assert not asked(lambda: first.write(late)), "another one has taken over"
-    assert contact(folder) == ("@02", "02", secret), "the ranks' secret outlives a supervisor"
+    assert contact(folder) == ("/02", "02", secret), "the ranks' secret outlives a supervisor"
     second.close()
     assert contact(folder) is None
     third = journal_in(folder, "03").take()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +24,10 @@ import farandole
 from farandole.c10d import meeting
 from farandole.c10d.meeting import StoreBootstrap, _name_of
 from farandole.errors import LibraryError, StallError
-from farandole.start import bootstrap, line
+from farandole.start import bootstrap, line, sockets
 from farandole.start.line import reach
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import job_secret, mac
-from farandole.start.server import listen_at
 from harness.process import Process
 
 LONG, SHORT = 60.0, 1.0  # seconds
@@ -359,7 +357,7 @@ def test_a_stranger_names_another_server(
         record = PrefixStore("farandole", other).get("rank 0 of 2")
         told = [*json.loads(record)[:2], job_of(store), json.loads(record)[3]]
     else:
-        address = "@farandole-nobody" if lie == "nobody" else server.address
+        address = "/nowhere/nobody" if lie == "nobody" else server.address
         told = ["far", "secret", job_of(store), address]
     text = {"no record": "{", "a word of 1 MB": "x" * (1 << 20)}.get(lie, json.dumps(told))
     inner.set("rank 0 of 2", text)
@@ -431,9 +429,9 @@ def test_a_stranger_names_many_silent_places(
 ) -> None:
     """The time that a rank waits is the setting's, however many they are."""
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
-    name = f"@farandole-silent-{os.getpid()}"
+    name = sockets.path_of()
     inner = PrefixStore("farandole", store)
-    with listen_at(name) as stranger:
+    with sockets.listen_at(name) as stranger:
         stranger.listen(1000)
         address = ",".join([name] * 100) + ":9"
         inner.set("rank 0 of 2", json.dumps(["far", "secret", job_of(store), address]))
@@ -445,7 +443,7 @@ def test_a_stranger_names_many_silent_places(
             assert caller.recv(1000).startswith(b"farandole session"), "it has reached the place"
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:{}", "@there,127.0.0.1:{}"])
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "/there,127.0.0.1:{}"])
 def test_a_stranger_plays_rank_0_of_a_job_without_a_secret(
     address: str, store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +469,7 @@ def test_a_stranger_plays_rank_0_of_a_job_without_a_secret(
 
 def test_a_rendezvous_without_a_secret_is_on_this_host() -> None:
     with pytest.raises(PermissionError, match="must be on this host"):
-        reach("@nobody,127.0.0.1:80", b"")
+        reach("/nobody,127.0.0.1:80", b"")
 
 
 def job_of(store: Store) -> str:
@@ -498,11 +496,10 @@ def test_a_recorded_meeting_cannot_be_used_again(
     monkeypatch.setattr(RendezvousServer, "_flush", flush)
     inner = PrefixStore("farandole", store)
     record = json.loads(inner.get("rank 0 of 2"))
-    name = f"farandole-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(f"\0{name}")
+    place = sockets.path_of()
+    with sockets.listen_at(place) as stranger:
         stranger.listen()
-        inner.set("rank 0 of 2", json.dumps([*record[:3], f"@{name}"]))
+        inner.set("rank 0 of 2", json.dumps([*record[:3], place]))
         victim = ranks.submit(StoreBootstrap, store, 1, 2, LONG)
         while not victim.done():
             stranger.settimeout(0.1)

@@ -43,7 +43,7 @@ ByteString PeerInfo::encode() const {
     Encoder e(out);
     e.put(build), e.put(job_wide), e.put(pid), e.put(start_time);
     e.put(pid_namespace), e.put(net_namespace), e.put(boot_id);
-    e.put(host), e.put(listener), e.put(static_cast<uint32_t>(tcp.hosts.size()));
+    e.put(host), e.put(listener), e.put(sockets), e.put(static_cast<uint32_t>(tcp.hosts.size()));
     for (const std::string& host : tcp.hosts) e.put(host);
     e.put(tcp.port);
   }
@@ -62,6 +62,7 @@ PeerInfo PeerInfo::decode(ByteView in) {
   c.boot_id = d.get_string();
   c.host = d.get_string();
   c.listener = d.get_string();
+  c.sockets = d.get_string();
   c.tcp.hosts.resize(d.get_count(sizeof(uint32_t)));
   for (std::string& host : c.tcp.hosts) host = d.get_string();
   c.tcp.port = d.get<uint16_t>();
@@ -79,6 +80,7 @@ PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const
   peer_info.boot_id = boot_id();
   peer_info.host = host_name();
   peer_info.listener = listener.name();
+  peer_info.sockets = listener.folder();
   peer_info.tcp = tcp;
   return peer_info;
 }
@@ -108,7 +110,7 @@ TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own) {
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos) {
   const auto place = [&](Rank rank) {
     const PeerInfo& peer_info = peer_infos[static_cast<size_t>(rank)];
-    return std::tie(node[static_cast<size_t>(rank)], peer_info.boot_id, peer_info.net_namespace);
+    return std::tie(node[static_cast<size_t>(rank)], peer_info.sockets, peer_info.net_namespace);
   };
   Rank lowest = 0;
   while (place(lowest) != place(own)) ++lowest;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every rank tells all others at init. The launcher (MPI or a rendezvous server) exchanges these bytes,
-// and every rank checks them. Nothing here has a name in the file system, and nothing is secret: the world's
-// key is derived from all of it.
+// and every rank checks them. Nothing here is secret: the world's key is derived from all of it.
 #pragma once
 
 #include <span>
@@ -25,7 +24,8 @@ struct PeerInfo {
   uint64_t net_namespace = 0;
   std::string boot_id;
   std::string host;      // for messages only, never to tell hosts apart
-  std::string listener;  // name of this rank's Unix socket
+  std::string listener;  // path of this rank's Unix socket; empty: none, where the rank is alone
+  std::string sockets;   // SocketFolder::identity
   TcpAddress tcp;        // its address for other hosts
 
   ByteString encode() const;
@@ -34,8 +34,8 @@ struct PeerInfo {
 
 PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp);
 
-// The lowest of the ranks that MPI places on this rank's host (`node`) and whose sockets and memory this rank
-// can reach: containers on one machine may be separated. That is this rank's leader.
+// This rank's leader: the lowest of the ranks that MPI places on its host (`node`) and whose sockets it can reach.
+// Containers on one machine may have a /tmp each; those with a network of their own count as other hosts, too.
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
 
 // Ranks of a host show it at `listener`, and nowhere else: it proves that they know the world's key.

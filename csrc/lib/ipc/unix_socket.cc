@@ -13,24 +13,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/own_file.h"
+#include "lib/ipc/socket_folder.h"
 
 namespace farandole {
 namespace {
 
 constexpr int kUnixBacklog = 256;
-constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // of unproved: one host's ranks
 
 [[noreturn]] void throw_timed_out(const char* what) {
   throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
 }
 
 [[noreturn]] void throw_failed(const char* what, int error_number) {
-  if (error_number == EPIPE || error_number == ECONNRESET || error_number == ECONNREFUSED) {
+  if (error_number == EPIPE || error_number == ECONNRESET || error_number == ECONNREFUSED ||
+      error_number == ENOENT) {
     throw Error(ErrorCode::kPeer, std::string("the peer is gone while ") + what);
   }
   throw_system_error(std::string("failed while ") + what, error_number);
@@ -43,26 +43,20 @@ Fd make_socket(int flags = 0) {
 }
 
 struct Address {
-  sockaddr_un storage{};
-  socklen_t size;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-
-// An abstract address: it starts with a zero byte, is in no directory and disappears with the socket.
-Address address_of(const std::string& name) {
-  Address address;
-  if (name.empty() || name.size() >= sizeof(address.storage.sun_path)) {
-    throw Error(ErrorCode::kInternal, "bad name of a Unix socket: " + name);
+  explicit Address(const std::string& path) {
+    if (path.empty() || path.size() >= sizeof(storage.sun_path)) {
+      throw Error(ErrorCode::kInternal, "bad name of a Unix socket: " + path);
+    }
+    storage.sun_family = AF_UNIX;
+    path.copy(storage.sun_path, path.size());
   }
-  address.storage.sun_family = AF_UNIX;
-  std::memcpy(address.storage.sun_path + 1, name.data(), name.size());
-  address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return address;
-}
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr_un storage{};
+};
 
 std::string random_name() {
   static constexpr char kDigits[] = "0123456789abcdef";
-  std::string name = "farandole-";
+  std::string name;
   for (const std::byte byte : random_key()) {
     name += kDigits[std::to_integer<int>(byte >> 4)];
     name += kDigits[std::to_integer<int>(byte & std::byte{15})];
@@ -153,10 +147,10 @@ bool equal_keys(std::span<const std::byte> shown, std::span<const std::byte> exp
 UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadline deadline) {
   constexpr const char* kWhat = "connecting to a rank of this host";
   UnixSocket connection(make_socket());
-  const Address address = address_of(name);
+  const Address address(name);
   do {
     set_send_timeout(connection.fd_, deadline);
-    if (::connect(connection.fd(), address.get(), address.size) == 0) {
+    if (::connect(connection.fd(), address.get(), sizeof address.storage) == 0) {
       if (!is_own_user(peer_user(connection.fd()))) {
         throw Error(ErrorCode::kPeer, "a process of another user listens in place of a rank");
       }
@@ -217,36 +211,51 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
   return message;
 }
 
-UnixListener::UnixListener()
-    : name_(random_name()), guarded_(make_socket(SOCK_NONBLOCK), kNoLimit) {
-  const Address address = address_of(name_);
-  const int fd = guarded_.fd();
-  if (bind(fd, address.get(), address.size) != 0 || listen(fd, kUnixBacklog) != 0) {
+SocketName::SocketName(std::string path) : path_(std::move(path)), maker_(getpid()) {}
+
+SocketName& SocketName::operator=(SocketName&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(maker_, other.maker_);
+  return *this;
+}
+
+SocketName::~SocketName() {
+  if (!path_.empty() && maker_ == getpid()) unlink(path_.c_str());
+}
+
+UnixListener::UnixListener() {
+  try {
+    listen();
+  } catch (const Error& error) {
+    trouble_ = error.what();
+  }
+}
+
+void UnixListener::listen() {
+  SocketFolder folder = socket_folder();
+  SocketName name(folder.prefix + random_name());
+  fd_ = make_socket(SOCK_NONBLOCK);
+  const Address address(name.path());
+  if (bind(fd_.get(), address.get(), sizeof address.storage) != 0 ||
+      ::listen(fd_.get(), kUnixBacklog) != 0) {
     throw_system_error("cannot listen on a Unix socket", errno);
   }
+  folder_ = std::move(folder.identity);
+  name_ = std::move(name);
 }
 
 UnixSocket UnixListener::accept(const JobKey& key, Deadline deadline) {
+  constexpr const char* kWhat = "waiting for a rank of this host to connect";
   for (;;) {
-    guarded_.admit([&](Unproved& unproved) { return undecided(unproved, key); });
-    if (!known_.empty()) {
-      UnixSocket first(std::move(known_.front()));
-      known_.pop_front();
-      return first;
+    const auto accepted = [&] { return accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC); };
+    UnixSocket peer(Fd(static_cast<int>(complete(fd_.get(), POLLIN, deadline, kWhat, accepted))));
+    if (!is_own_user(peer_user(peer.fd()))) continue;
+    try {
+      if (equal_keys(peer.receive(deadline).bytes, key)) return peer;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPeer) throw;  // else the peer has ended
     }
-    if (deadline.expired()) throw_timed_out("waiting for a rank of this host to connect");
-    guarded_.wait(deadline);
   }
-}
-
-bool UnixListener::undecided(Unproved& unproved, const JobKey& key) {
-  if (!is_own_user(peer_user(unproved.fd.get()))) return false;
-  std::array<std::byte, sizeof(JobKey) + 1> shown;  // one byte more, to detect longer messages
-  const ssize_t got = recv(unproved.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
-  if (got < 0) return errno == EAGAIN || errno == EINTR;
-  const bool knows = equal_keys({shown.data(), static_cast<size_t>(got)}, key);
-  if (knows) known_.push_back(std::move(unproved.fd));
-  return false;
 }
 
 }  // namespace farandole

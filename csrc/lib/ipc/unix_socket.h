@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages and file descriptors between the ranks of one host, over abstract Unix sockets (no file). Only
+// Messages and file descriptors between the ranks of one host, over Unix sockets in this user's folder. Only
 // processes of the same user that know the job's key are accepted.
 #pragma once
 
@@ -7,13 +7,12 @@
 
 #include <array>
 #include <cstddef>
-#include <deque>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "lib/ipc/guarded_listener.h"
 #include "lib/os/fd.h"
 
 namespace farandole {
@@ -51,26 +50,39 @@ class UnixSocket {
   Fd fd_;
 };
 
-class UnixListener {
-  struct Unproved {
-    Fd fd;
-  };
-
+// The name of a listening socket. It goes with its owner, but not with the copy in a forked child.
+class SocketName {
  public:
+  SocketName() = default;
+  explicit SocketName(std::string path);
+  SocketName(SocketName&& other) noexcept { *this = std::move(other); }
+  SocketName& operator=(SocketName&& other) noexcept;
+  ~SocketName();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  pid_t maker_ = 0;
+};
+
+class UnixListener {
+ public:
+  // Without a place to listen at it has no name, and trouble() says why: a rank that is alone needs none.
   UnixListener();
 
-  const std::string& name() const { return name_; }  // random; peers need it to connect
+  const std::string& name() const { return name_.path(); }  // random; peers need it to connect
+  const std::string& folder() const { return folder_; }     // SocketFolder::identity
+  const std::string& trouble() const { return trouble_; }
 
-  // The next peer that has sent the right key. Others are closed: at once if user or key is wrong, after
-  // GuardedListener::kPatience if they send nothing.
+  // The next peer that has sent the right key; others are hung up on.
   UnixSocket accept(const JobKey& key, Deadline deadline);
 
  private:
-  bool undecided(Unproved& unproved, const JobKey& key);
+  void listen();
 
-  std::string name_;
-  GuardedListener<Unproved> guarded_;
-  std::deque<Fd> known_;  // accepted, in the order in which their keys came
+  std::string folder_, trouble_;
+  Fd fd_;
+  SocketName name_;
 };
 
 }  // namespace farandole

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "lib/ipc/guarded_listener.h"
+#include "lib/net/guarded_listener.h"
 #include "lib/net/siphash.h"
 #include "lib/os/fd.h"
 

@@ -36,7 +36,7 @@ bool is_stopped(pid_t pid);
 // Inode of the PID namespace; ranks may compare process numbers only if theirs are equal. 0: unknown.
 uint64_t pid_namespace();
 
-// Inode of the calling thread's network namespace; abstract Unix sockets work only within one. 0: unknown.
+// Inode of the calling thread's network namespace; loopback addresses are those of one. 0: unknown.
 uint64_t net_namespace();
 
 std::string host_name();

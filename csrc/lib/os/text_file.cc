@@ -3,14 +3,12 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <optional>
 #include <sstream>
 
 #include "base/error.h"
@@ -21,13 +19,6 @@ namespace {
 
 constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kMode = 0600;
-
-std::optional<struct stat> look_at(int folder, const char* name) {
-  const Fd fd(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  struct stat found{};
-  if (!fd || fstat(fd.get(), &found) != 0) return std::nullopt;
-  return found;
-}
 
 // True if only this user or root can have chosen what is at the name `found` in `folder`. In a folder that others may
 // write to, they could have put it there, or moved a link of the user's own to this name. The sticky bit, as /tmp has
@@ -86,6 +77,13 @@ std::string unforeseen(const std::string& name) {
 }
 
 }  // namespace
+
+std::optional<struct stat> look_at(int folder, const char* name) {
+  const Fd fd(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat found{};
+  if (!fd || fstat(fd.get(), &found) != 0) return std::nullopt;
+  return found;
+}
 
 std::string read_text_file(const std::string& path) {
   std::ostringstream text;

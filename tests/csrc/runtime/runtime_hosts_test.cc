@@ -250,13 +250,16 @@ TEST(a_stall_names_the_rank_on_the_other_host) {
 }
 
 TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
-  std::vector<PeerInfo> peer_infos(6);
+  std::vector<PeerInfo> peer_infos(8);
   for (size_t r = 0; r < peer_infos.size(); ++r)
-    peer_infos[r].boot_id = r < 4 ? "one boot" : "another";
-  peer_infos[2].net_namespace = peer_infos[3].net_namespace = 7;  // in a container of their own
+    peer_infos[r].sockets = r == 4 || r == 5 ? "another boot 1 2" : "one boot 1 2";
+  peer_infos[2].net_namespace = peer_infos[3].net_namespace = 7;   // in a container of their own
+  peer_infos[6].sockets = peer_infos[7].sockets = "one boot 1 3";  // with a /tmp of its own
   std::vector<Rank> leaders;
-  for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, peer_infos));
-  CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
+  for (Rank r = 0; r < 8; ++r) {
+    leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5, 0, 0}, peer_infos));
+  }
+  CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5, 6, 6}));
 }
 
 TEST(ranks_of_other_networks_are_not_called_where_this_host_itself_listens) {

@@ -6,12 +6,16 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <thread>
 
@@ -34,6 +38,15 @@ bool same(const UnixMessage& message, const char* words) {
   return std::ranges::equal(message.bytes, text(words));
 }
 
+constexpr uid_t kStranger = 65534;
+
+struct Folder {
+  explicit Folder(mode_t mode) { CHECK_EQ(chmod(path.c_str(), mode), 0); }
+  ~Folder() { std::filesystem::remove_all(path); }
+  char pattern[40] = "/tmp/farandole-open-XXXXXX";
+  const std::string path = mkdtemp(pattern);
+};
+
 struct Pair {
   explicit Pair(const JobKey& key = random_key())
       : client(UnixSocket::connect(listener.name(), key, patience())),
@@ -43,14 +56,18 @@ struct Pair {
   UnixSocket server;
 };
 
+sockaddr_un address_of(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  name.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  return address;
+}
+
 // A connection that has not shown a key.
 Fd connect_silently(const std::string& name) {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  CHECK_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  const sockaddr_un address = address_of(name);
+  CHECK_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   return fd;
 }
 
@@ -168,21 +185,6 @@ TEST(only_the_right_key_gets_in) {
   CHECK(hung_up(long_key.get()));
 }
 
-TEST(a_silent_stranger_holds_up_nobody) {
-  const JobKey key = random_key();
-  UnixListener listener;
-  const Fd silent = connect_silently(listener.name());
-  UnixSocket client = UnixSocket::connect(listener.name(), key, patience());
-  UnixSocket server = listener.accept(key, patience());
-  client.send(text("hello"), {}, patience());
-  CHECK(same(server.receive(patience()), "hello"));
-  CHECK_THROWS(listener.accept(key, soon()), ErrorCode::kStall);
-  CHECK_EQ(send(silent.get(), key.data(), key.size(), 0), 16);  // late, but in time
-  UnixSocket accepted = listener.accept(key, patience());
-  CHECK_EQ(send(silent.get(), "me", 2, 0), 2);
-  CHECK(same(accepted.receive(patience()), "me"));
-}
-
 TEST(more_clients_than_the_backlog_holds_get_in) {
   const JobKey key = random_key();
   UnixListener listener;
@@ -199,19 +201,44 @@ TEST(more_clients_than_the_backlog_holds_get_in) {
   connecting.join();
 }
 
+// It sees the names in /proc/net/unix.
+TEST(another_user_can_neither_call_nor_take_a_name) {
+  if (geteuid() != 0) check::skip("changing the user needs root");
+  const UnixListener listener;
+  const std::string other = listener.name() + "0";
+  check::run_in_fork([&] {
+    std::ifstream seen("/proc/net/unix");
+    const std::string all{std::istreambuf_iterator<char>(seen), {}};
+    CHECK(all.find(listener.name()) != std::string::npos);
+    CHECK_EQ(setuid(kStranger), 0);
+    const Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const sockaddr_un there = address_of(listener.name());
+    CHECK_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&there), sizeof there), -1);
+    CHECK_EQ(errno, EACCES);
+    const sockaddr_un free = address_of(other);
+    CHECK_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&free), sizeof free), -1);
+    CHECK_EQ(errno, EACCES);
+  });
+}
+
+// One that has a way into the folder, all the same.
 TEST(a_process_of_another_user_is_refused) {
   if (geteuid() != 0) check::skip("changing the user needs root");
   const JobKey key = random_key();
+  const Folder open(0777);
   UnixListener listener;
+  const std::string way = open.path + "/way";
+  CHECK_EQ(link(listener.name().c_str(), way.c_str()), 0);
+  CHECK_EQ(chmod(way.c_str(), 0777), 0);
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    if (setuid(65534) != 0) _exit(2);
-    const Fd fd = connect_silently(listener.name());
+    if (setuid(kStranger) != 0) _exit(2);
+    const Fd fd = connect_silently(way);
     const bool refused = send(fd.get(), key.data(), key.size(), MSG_NOSIGNAL) < 0;  // already?
     if (refused && errno != EPIPE) _exit(3);
     try {
-      UnixSocket::connect(listener.name(), key, patience());
+      UnixSocket::connect(way, key, patience());
     } catch (const Error& error) {  // the client, too, looks who listens
       _exit(error.code() == ErrorCode::kPeer && hung_up(fd.get()) ? 0 : 4);
     }
@@ -248,7 +275,7 @@ TEST(a_peer_that_is_gone_is_an_error) {
   pair.server = UnixSocket(Fd());
   CHECK_THROWS(pair.client.receive(patience()), ErrorCode::kPeer);
   CHECK_THROWS(pair.client.send(text("anybody?"), {}, patience()), ErrorCode::kPeer);
-  CHECK_THROWS(UnixSocket::connect("farandole-nobody", random_key(), patience()), ErrorCode::kPeer);
+  CHECK_THROWS(UnixSocket::connect("/nowhere/nobody", random_key(), patience()), ErrorCode::kPeer);
 }
 
 TEST(keys_and_names_are_random) {

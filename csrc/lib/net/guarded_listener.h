@@ -2,7 +2,7 @@
 // A listening socket with the connections that have not yet proved who they are. It never blocks on one of
 // them: each is judged by the bytes received so far and dropped after 5 s without a proof. Where strangers take all
 // places, or all descriptors of the process, the oldest connection is judged once more, then dropped: an honest caller
-// calls again. Part of UnixListener and TcpListener.
+// calls again. Part of TcpListener.
 #pragma once
 
 #include <poll.h>

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/ipc/socket_folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/own_file.h"
+#include "lib/os/fd.h"
+#include "lib/os/process.h"
+#include "lib/os/text_file.h"
+
+namespace farandole {
+namespace {
+
+constexpr mode_t kOwnOnly = 0700;
+constexpr size_t kLongestName = 64;
+constexpr time_t kFresh = 2;  // seconds
+
+// The same for all processes of a user on a host, unless a stranger is in the way. The user's runtime folder is not the
+// first, because it goes when they log out, and their job may stay.
+std::vector<std::string> candidates() {
+  const std::string name = "/farandole-" + std::to_string(geteuid());
+  std::vector<std::string> all{"/tmp" + name};
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime == '/') all.push_back(std::string(runtime) + "/farandole");
+  all.push_back("/dev/shm" + name);
+  return all;
+}
+
+// Makes the folder if it is missing; returns why it can't be used, or an empty text.
+std::string trouble_with(const std::string& folder, std::optional<struct stat>& found) {
+  if (folder.size() + 1 + kLongestName >= sizeof(sockaddr_un::sun_path)) return "is too long";
+  if (folder.find_first_of(",: \t\n") != std::string::npos) return "has a comma, colon or blank";
+  if (mkdir(folder.c_str(), kOwnOnly) != 0 && errno != EEXIST) return std::strerror(errno);
+  found = look_at(AT_FDCWD, folder.c_str());
+  if (!found) return std::strerror(errno);
+  if (!is_own_user(found->st_uid)) return "belongs to user " + std::to_string(found->st_uid);
+  if (!S_ISDIR(found->st_mode)) return "is not a folder";
+  if ((found->st_mode & ACCESSPERMS) != kOwnOnly) return "must have mode 700";
+  return {};
+}
+
+// Asked by a kind of socket that nobody opens there: if a process has the other one, nothing is connected.
+bool has_process(const std::string& path) {
+  const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  return !fd || connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ||
+         errno != ECONNREFUSED;
+}
+
+// Removes the sockets of processes that were killed. New ones stay: bind() makes the name before the socket is there.
+void sweep(const std::string& folder, const std::string& beginning) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
+  if (!all) return;
+  while (const dirent* entry = readdir(all.get())) {
+    const std::string path = folder + "/" + entry->d_name;
+    const auto found = path.starts_with(beginning) ? look_at(AT_FDCWD, path.c_str()) : std::nullopt;
+    if (!found || !S_ISSOCK(found->st_mode)) continue;
+    const bool old = std::time(nullptr) - found->st_mtime >= kFresh;
+    if (old && !has_process(path)) unlink(path.c_str());
+  }
+}
+
+}  // namespace
+
+SocketFolder socket_folder() {
+  const std::string boot =
+      boot_id();  // hosts may share the folder, but see their own processes only
+  std::string why;
+  for (const std::string& folder : candidates()) {
+    std::optional<struct stat> found;
+    const std::string trouble = trouble_with(folder, found);
+    if (trouble.empty()) {
+      const std::string prefix = folder + "/" + boot.substr(0, 8) + "-";
+      sweep(folder, prefix);
+      return {prefix,
+              boot + " " + std::to_string(found->st_dev) + " " + std::to_string(found->st_ino)};
+    }
+    why += (why.empty() ? "" : "; ") + folder + ": " + trouble;
+  }
+  throw Error(ErrorCode::kLibrary, "there is no folder for this user's Unix sockets: " + why +
+                                       ". Remedy: set XDG_RUNTIME_DIR to a folder of yours in "
+                                       "which nobody else may write");
+}
+
+}  // namespace farandole
