@@ -70,19 +70,18 @@ def opened(path: Path, within: int | None = None) -> Iterator[int]:
 def out_of_reach() -> Iterator[None]:
     """A context in which the working folder is one that others can't write to, for libraries that
     read settings from there when they are loaded, such as UCX, which MPI loads, ucx.conf."""
-    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
-    try:
-        found = os.fstat(before)
-        if is_trusted_user(found.st_uid) and not found.st_mode & _OTHERS:
-            yield
-            return
-        os.chdir("/")
+    with contextlib.ExitStack() as stack:
         try:
-            yield
-        finally:
-            os.fchdir(before)
-    finally:
-        os.close(before)
+            before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+            stack.callback(os.close, before)
+            found = os.fstat(before)
+            reached = found.st_mode & _OTHERS or not is_trusted_user(found.st_uid)
+        except OSError:  # nobody can be obeyed in a folder that can't be opened
+            reached = False
+        if reached:
+            os.chdir("/")
+            stack.callback(os.fchdir, before)
+        yield
 
 
 def make_folder(path: Path) -> None:

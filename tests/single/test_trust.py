@@ -237,6 +237,31 @@ def test_folders_that_change_places_between_two_starts(tmp_path: Path) -> None:
     assert read_commit(kept / "call-1", {}) == {"step": 11}
 
 
+ELSEWHERE = """
+import os, sys
+from farandole.trust import out_of_reach  # before: this user may not read Python's files
+os.chdir(sys.argv[1])
+os.setuid(int(sys.argv[2]))
+for _ in range(2):
+    with out_of_reach():
+        print("works at", os.getcwd())
+    print("and again at", os.getcwd())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("user", [0, OTHER])
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777, 0o1777])
+def test_where_libraries_are_loaded(tmp_path: Path, mode: int, user: int) -> None:
+    """In / if others may write to the working folder; also by a user who may not enter it."""
+    tmp_path.chmod(mode)
+    words = [sys.executable, "-c", ELSEWHERE, str(tmp_path), str(user)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    place = "/" if mode & 0o022 else tmp_path
+    assert done.stdout.splitlines() == [f"works at {place}", f"and again at {tmp_path}"] * 2
+
+
 @pytest.fixture
 def rooted() -> Iterator[Path]:
     """A new folder below ones to which only root may write, unlike /tmp."""
