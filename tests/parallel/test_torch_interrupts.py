@@ -77,6 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # dropped ones
 @pytest.mark.parametrize("options", OPTIONS)
 def test_ctrl_c_at_random_moments_of_training(options: str) -> None:
     """Nothing hangs, and nobody writes to memory whose owner has gone."""
