@@ -239,7 +239,7 @@ test-nccl: $(if $(NCCL),venv programs) ## the GPU tests over NCCL's real host co
 	$(if $(NCCL),,$(error it needs NCCL=<a libnccl.so.2 that was built with its kernels by name only: docs/gpu.md>))
 	$(PYTEST) tests/csrc -k "nccl or gpu_runtime" $(ARGS)
 	$(PYTEST) tests/faults/test_gpu_deaths.py $(ARGS)
-	$(PYTEST) tests/parallel/test_gpu_table.py tests/parallel/test_gpu_arrays.py tests/parallel/test_gpu_bucket_view.py --ranks 2 $(ARGS)
+	$(PYTEST) tests/parallel/test_gpu_table.py tests/parallel/test_gpu_arrays.py --ranks 2 $(ARGS)
 
 .PHONY: test-gpu bench-gpu
 test-gpu: ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md

@@ -18,7 +18,7 @@ from pathlib import Path
 import gpu
 import torch
 from gpu_nets import RESNET
-from training import ALONE, DDP, OURS, VIEWS, Trainer
+from training import ALONE, DDP, OURS, Trainer
 
 import farandole.torch as hvd
 
@@ -47,7 +47,7 @@ def _save(path: Path | None, **found: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--who", choices=(ALONE, OURS, VIEWS, DDP), help="one, in this process")
+    parser.add_argument("--who", choices=(ALONE, OURS, DDP), help="one, in this process")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"{sys.argv[0]} needs an NVIDIA GPU", file=sys.stderr)
@@ -57,7 +57,7 @@ def main() -> int:
         return 0
     found: dict[str, int] = {}
     failures = 0
-    for who in (ALONE, OURS, VIEWS, DDP):
+    for who in (ALONE, OURS, DDP):
         command = [sys.executable, __file__, "--who", who]
         result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if result.returncode != 0:

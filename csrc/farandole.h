@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 15
+#define FARANDOLE_ABI_VERSION 16
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -97,11 +97,7 @@ typedef struct farandole_request {
   const char* group;
   int32_t group_size;
   uint64_t stream; /* CUDA stream on which the input is produced; 0 on CPU */
-  /* allreduce on a GPU: reduce at byte `place` of this window (farandole_open_window; 0: none), equal on all
-   * ranks. Buffers that are there already are not copied */
-  uint32_t window;
-  uint64_t place;
-  int64_t tag; /* send, receive: not negative */
+  int64_t tag;     /* send, receive: not negative */
   /* Where the program makes the call, "train.py:12"; NULL: not known. Calls that match by order, and in which all
    * ranks do the same, should come from one line: see FARANDOLE_CALL_SITES */
   const char* site;
@@ -266,13 +262,9 @@ int32_t farandole_device_of(uintptr_t address);
 /* Makes later work in `stream` wait for what is now in `before`. Does not block the caller. */
 int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream);
 
-/* For Adasum on a GPU; both block until it is done. dots[i * count + j]: dot product, in float64, of rows i
- * and j of a (count, elements) matrix of floats that is complete at this point of `stream`. */
-int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_t rows, int32_t count,
-                           uint64_t elements, uint64_t stream, double* dots);
-/* target = source * factor: floats of one dtype, or 16-bit floats and float32. */
-int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t target, int32_t from,
-                            uintptr_t source, uint64_t elements, double factor, uint64_t stream);
+/* Copies between GPU and host memory after the work that is now in this CUDA stream; returns when it is done. */
+int32_t farandole_copy(int32_t device, uintptr_t target, uintptr_t source, uint64_t bytes,
+                       uint64_t stream);
 
 /* Whom the call of a handle in flight waits for, and why, as text. Asks the coordinator, for at most
  * `seconds`. Returns the length of the text before it is cut to `capacity`, or -code. */
@@ -292,16 +284,6 @@ void* farandole_xla_collective_on(void* call_frame);
 int32_t farandole_allocate(uint64_t bytes, void** memory);
 /* No call on the memory may be in flight. */
 void farandole_deallocate(void* memory);
-
-/* The same on a GPU: memory that NCCL reduces in place (ncclMemAlloc), not zeroed. The members of a process
- * set must open its windows in the same order and sizes within one job. *window: its number, for the set's
- * requests. If NCCL can't register memory, it is ordinary memory, which a warning says once. */
-int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes, void** memory,
-                              uint32_t* window);
-/* No call on the memory may be under way; it may outlive the job. Returns at once, and may be called while a graph is
- * captured: streams of calls that had a place in a window, and that waited for them, may use the memory to the end
- * of what is now in them. These streams must live until this call. */
-void farandole_close_window(void* memory);
 
 /* The ranks of a process set: returns their number, or -code; fills at most `capacity`. */
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);

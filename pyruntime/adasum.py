@@ -6,6 +6,8 @@ Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, along a binary tree whos
 ranks in their order. Every node is a linear combination of the ranks' tensors, and its coefficients
 depend only on the tensors' dot products. So each rank takes the dot products of one stripe of
 all tensors, a small allreduce adds them up, and an allreduce of scaled tensors gives the result.
+
+Tensors on a GPU are copied to the host for this, and the results back.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import numpy as np
 from farandole import ops
 from farandole._library import check, ffi, lib
 from farandole.arrays.buffers import DTYPES, Buffer, check_apart, dtype_of
-from farandole.arrays.cuda_array import CudaArray
 from farandole.calls.handles import Handle, stall
 from farandole.calls.requests import Call, Op, count_unnamed, submit
 from farandole.errors import FarandoleError
@@ -75,13 +76,7 @@ def adasum_async(
         _combine(inputs, outputs, label, factors, process_set)
         return results if in_place else starts.sealed(kinds, results, tensors)
 
-    def order() -> None:
-        for kind, x, buffer in zip(kinds, tensors, inputs, strict=True):
-            now = kind.stream(x) if buffer.device >= 0 else buffer.stream
-            if now != buffer.stream:
-                check(lib.farandole_order_streams(buffer.device, buffer.stream, now))
-
-    return _Working(work, order, str(call), timeout)
+    return _Working(work, str(call), timeout)
 
 
 starts.composed[ops.Adasum] = adasum_async
@@ -93,16 +88,8 @@ class _Working(Handle[list[T]]):
     So the rounds of several calls proceed in whatever order their handles are waited for.
     """
 
-    def __init__(
-        self,
-        work: Callable[[], list[T]],
-        order: Callable[[], None],
-        what: str,
-        timeout: float | None,
-    ) -> None:
-        """`order` makes the waiting caller's stream wait for the work."""
+    def __init__(self, work: Callable[[], list[T]], what: str, timeout: float | None) -> None:
         super().__init__(ffi.new("int64_t[]", 0), lambda _: self._results, what, timeout)
-        self._order = order
         self._results: list[T] = []
         self._failure: Exception | None = None
         self._finished = threading.Event()
@@ -114,12 +101,6 @@ class _Working(Handle[list[T]]):
         except Exception as reason:
             self._failure = reason
         self._finished.set()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until the work is done and returns the results, or raises its error."""
-        results = super().wait(timeout)
-        self._order()
-        return results
 
     def _outcome(self, _numbers: Any, limit: float | None) -> Exception | None:
         return self._failure if self._finished.wait(limit) else stall(str(self._what), limit)
@@ -139,10 +120,16 @@ def _combine(
     """Writes the Adasum of all members' inputs to the outputs; collective, every name is given."""
     own = process_set.rank()
     assert own is not None
-    grams = _dot_products([_flat(buffer) for buffer in inputs], label, process_set)
-    scaled: list[Array | CudaArray] = []
+    sources = [_flat(buffer) for buffer in inputs]
+    grams = _dot_products(sources, label, process_set)
+    # Where the results are made: a GPU's in the copies of its inputs.
+    targets = [
+        source if output.device >= 0 else _raw(output)
+        for source, output in zip(sources, outputs, strict=True)
+    ]
+    scaled: list[Array] = []
     with np.errstate(all="ignore"):  # infinities and NaN pass into the result
-        for source, target, gram in zip(inputs, outputs, grams, strict=True):
+        for source, target, gram in zip(sources, targets, grams, strict=True):
             scaled.append(_scaled(source, coefficients(gram)[own], target))
         ops.grouped_allreduce_(
             scaled,
@@ -152,11 +139,13 @@ def _combine(
             name=f"{label}.sum",
             process_set=process_set,
         )
-        for wide, target in zip(scaled, outputs, strict=True):
+        for wide, target, output in zip(scaled, targets, outputs, strict=True):
             _store(wide, target)
+            if output.device >= 0:
+                _copy(output, output.pointer, _address(target), target.nbytes)
 
 
-def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: ProcessSet) -> Float64:
+def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
     """(tensors, p, p): the dot products of all members' tensors."""
     members = process_set.size()
     assert members is not None
@@ -181,10 +170,8 @@ def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: Pro
     return grams
 
 
-def _gram(stripes: Array | CudaArray, members: int) -> Float64:
+def _gram(stripes: Array, members: int) -> Float64:
     """(p, p) dot products of the rows of (p * n,), in float64."""
-    if isinstance(stripes, CudaArray):
-        return _gram_on_gpu(stripes, members)
     stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
@@ -220,18 +207,31 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
     return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
 
 
-# ---- memory: NumPy's view of it, or the core's arrays on a GPU
+# ---- memory
 
 
-def _flat(buffer: Buffer) -> Array | CudaArray:
-    return _raw(buffer) if buffer.device < 0 else CudaArray.over(buffer)
+def _flat(buffer: Buffer) -> Array:
+    """The numbers as a flat array: the buffer's memory, or a copy if it is on a GPU."""
+    if buffer.device < 0:
+        return _raw(buffer)
+    copy = np.empty(prod(buffer.shape), dtype_of(buffer.dtype))
+    _copy(buffer, _address(copy), buffer.pointer, copy.nbytes)
+    return copy
 
 
-def _scaled(source: Buffer, factor: float, target: Buffer) -> Array | CudaArray:
-    """The source times a factor, in the target's memory; 16-bit floats in new float32 memory."""
-    if source.device >= 0:
-        return _scaled_on_gpu(source, factor, target)
-    x, y = _widened(_raw(source)), _raw(target)
+def _address(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+def _copy(on_gpu: Buffer, target: int, source: int, nbytes: int) -> None:
+    """Copies to or from a buffer on a GPU, in the order of its stream; returns when it is done."""
+    if nbytes > 0:
+        check(lib.farandole_copy(on_gpu.device, target, source, nbytes, on_gpu.stream))
+
+
+def _scaled(x: Array, factor: float, y: Array) -> Array:
+    """`x` times a factor, in the memory of `y`; 16-bit floats in new float32 memory."""
+    x = _widened(x)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
     return wide
@@ -264,57 +264,11 @@ def _widened(raw: Array) -> Array:
     return raw.astype(np.float32) if raw.dtype == np.float16 else raw
 
 
-def _store(wide: Array | CudaArray, target: Buffer) -> None:
-    """Writes numbers to the buffer, rounded to nearest even."""
-    if isinstance(wide, CudaArray):
-        _store_on_gpu(wide, target)
-        return
-    raw = _raw(target)
+def _store(wide: Array, raw: Array) -> None:
+    """Writes numbers to `raw`, rounded to nearest even."""
     if raw.dtype == np.uint16:
         bits = wide.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         raw[:] = np.where(np.isnan(wide), 0x7FC0, rounded)
-    elif raw.__array_interface__["data"] != wide.__array_interface__["data"]:
+    elif _address(raw) != _address(wide):
         raw[:] = wide
-
-
-# ---- on a GPU, by the core's kernels
-
-
-def _gram_on_gpu(stripes: CudaArray, members: int) -> Float64:
-    """(members, members) dot products of the rows of (members * n,), in float64; it waits."""
-    dots = np.zeros((members, members))
-    elements = stripes.shape[0] // members
-    if elements > 0:
-        rows, dtype = stripes.address, DTYPES.index(stripes.dtype)
-        out = ffi.from_buffer("double[]", dots, require_writable=True)
-        check(
-            lib.farandole_gpu_dots(
-                stripes.device, dtype, rows, members, elements, stripes.stream, out
-            )
-        )
-    return dots
-
-
-def _scaled_on_gpu(source: Buffer, factor: float, target: Buffer) -> CudaArray:
-    """The flat source times a factor, in the target's memory; 16-bit floats as new float32."""
-    wide = CudaArray.over(target)
-    if DTYPES[source.dtype] in ("float16", "bfloat16"):  # added in float32
-        count = prod(source.shape)
-        wide = CudaArray.empty(DTYPES.index("float32"), (count,), target.device, target.stream)
-    _scale_on_gpu(wide, CudaArray.over(source), factor)
-    return wide
-
-
-def _store_on_gpu(wide: CudaArray, target: Buffer) -> None:
-    """Writes what _scaled_on_gpu() gave to the target, rounded to nearest even."""
-    if wide.dtype != DTYPES[target.dtype]:
-        _scale_on_gpu(CudaArray.over(target), wide, 1.0)
-
-
-def _scale_on_gpu(target: CudaArray, source: CudaArray, factor: float) -> None:
-    count = source.shape[0]
-    if count > 0:
-        to, of = (DTYPES.index(x.dtype) for x in (target, source))
-        addresses = (to, target.address, of, source.address)
-        check(lib.farandole_gpu_scale(target.device, *addresses, count, factor, source.stream))

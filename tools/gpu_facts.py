@@ -107,22 +107,6 @@ class Rank:
         self.cuda.cuEventRecord(event, None)
         self.cuda.cuEventSynchronize(event)
 
-    def memory(self) -> ctypes.c_void_p:
-        """Of NCCL's own; never given back."""
-        found = ctypes.c_void_p()
-        self.nccl.ncclMemAlloc(ctypes.byref(found), ctypes.c_size_t(BYTES))
-        return found
-
-    def register(self, window: ctypes.c_void_p) -> int:
-        """One window of new memory; -1 where this NCCL has none."""
-        if not hasattr(self.nccl, "ncclCommWindowRegister"):
-            return -1
-        size = ctypes.c_size_t(BYTES)
-        result: int = self.nccl.ncclCommWindowRegister(
-            self.comm, self.memory(), size, ctypes.byref(window), 1
-        )
-        return result
-
     def run(self) -> dict[str, object]:
         """All facts that this rank sees."""
         self.open()
@@ -132,15 +116,6 @@ class Rank:
         self.reduce("the second group_end returns")
         self.synchronize()
         self.meet("reduced")
-        window = ctypes.c_void_p()
-        self.facts["window_register returns"] = self.register(window)
-        self.meet("registered")
-        part = ctypes.c_void_p()
-        self.facts["split returns"] = self.nccl.ncclCommSplit(
-            self.comm, 0, self.rank, ctypes.byref(part), None
-        )
-        self.facts["part when split returns"] = bool(part)
-        self.meet("split")
         return self.facts
 
 

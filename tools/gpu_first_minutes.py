@@ -50,9 +50,6 @@ FACTS = {
     "group_end returns": 0,
     "state after group_end": 0,
     "the second group_end returns": 0,
-    "window_register returns": 0,
-    "split returns": 0,
-    "part when split returns": True,
 }
 
 

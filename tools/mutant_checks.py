@@ -38,9 +38,9 @@ CHECKS: dict[str, Sequence[str]] = {
     ),
     "csrc/data/hierarchical/mpi": ("mpi_test",),
     "csrc/data/hierarchical/tcp": ("tcp_wire_test", "runtime_test"),
-    "csrc/data/gpu": ("gpu_adasum_test", "gpu_lane_test", "nccl_backend_test", "gpu_runtime_test"),
-    "csrc/data/gpu/gpu_module": ("kernel_cache_test", "gpu_adasum_test"),
-    "csrc/data/nccl": ("nccl_split_test", "nccl_backend_test", "gpu_runtime_test"),
+    "csrc/data/gpu": ("gpu_lane_test", "nccl_backend_test", "gpu_runtime_test"),
+    "csrc/data/gpu/gpu_module": ("kernel_cache_test",),
+    "csrc/data/nccl": ("nccl_backend_test", "gpu_runtime_test"),
     "csrc/runtime": ("runtime_test", "gpu_runtime_test", CALLS),
     "csrc/runtime/calls/request_checks": (
         *("runtime_test", "finite_test"),

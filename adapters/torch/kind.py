@@ -5,7 +5,6 @@ Importing this module registers it."""
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Memory
+from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
@@ -240,19 +239,12 @@ def describe(x: Tensor, in_place: bool = False) -> Buffer:
     return _kind.describe(x, in_place)
 
 
-def prepare(
-    call: Call,
-    x: Tensor,
-    group: tuple[str | None, int],
-    in_place: bool,
-    place: tuple[int, int] = NOWHERE,
-) -> PreparedCall:
+def prepare(call: Call, x: Tensor, group: tuple[str | None, int], in_place: bool) -> PreparedCall:
     """Prepares a call on tensors such as `x`.
 
-    `group`: the group's name in calls and its number of members; `place`: as in Buffer. Errors as
-    in Kind.describe.
+    `group`: the group's name in calls and its number of members. Errors as in Kind.describe.
     """
-    buffer = replace(describe(x, in_place), place=place)
+    buffer = describe(x, in_place)
     current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
     return PreparedCall(call, buffer, *group, current=current)
 

@@ -75,11 +75,11 @@ def DistributedOptimizer(
       is Horovod's older form of that number.
     - sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
       uncompressed; Average and Sum only.
-    - gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy: on
-      the CPU the arena, which all ranks of the host map, on a GPU windows registered with NCCL. A
-      `.grad` that torch has newly allocated (after zero_grad(), which sets None) is copied there on
-      the CPU; on a GPU its result is written there. The tensor there becomes `.grad`. A tensor kept
-      from `.grad` changes with the next step; clone it. Not with Adasum.
+    - gradient_as_bucket_view: gradients on the CPU lie in memory in which they are reduced without
+      a copy: the arena, which all ranks of the host map. A `.grad` that torch has newly allocated
+      (after zero_grad(), which sets None) is copied there. The tensor there becomes `.grad`. A
+      tensor kept from `.grad` changes with the next step; clone it. It changes nothing for
+      gradients on a GPU. Not with Adasum.
     - verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers in
       `param_groups`, and of the state its names and numbers, as the count of steps, are compared,
       in the first backward pass that reduces, with op Adasum in step(); 0: never. Default:

@@ -50,8 +50,7 @@ struct Process {
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
   std::mutex on_gpu_mutex;
-  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;   // memory taken by callers
-  std::unordered_map<void*, std::shared_ptr<GpuWindow>> windows;  // by address
+  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;  // memory taken by callers
   StackSource stacks;
   ArenaPool arenas;
 

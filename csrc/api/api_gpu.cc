@@ -8,11 +8,6 @@ namespace {
 
 cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(number); }
 
-DType float_of(int32_t dtype) {
-  if (dtype >= 0 && dtype < kDTypeCount) return static_cast<DType>(dtype);
-  throw Error(ErrorCode::kInvalidArgument, "unknown dtype " + std::to_string(dtype));
-}
-
 }  // namespace
 
 FARANDOLE_API void farandole_library_folders(const char* folders) {
@@ -69,42 +64,13 @@ FARANDOLE_API int32_t farandole_free_on(void* memory, uint64_t stream) {
   return 0;
 }
 
-FARANDOLE_API int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes,
-                                            void** memory, uint32_t* number) {
+FARANDOLE_API int32_t farandole_copy(int32_t device, uintptr_t target, uintptr_t source,
+                                     uint64_t bytes, uint64_t stream) {
   return guarded([&] {
-    auto window = runtime()->gpus().open_window(device, process_set, static_cast<size_t>(bytes));
-    *memory = window->data();
-    *number = window->number();
-    std::lock_guard lock(process().on_gpu_mutex);
-    process().windows[*memory] = std::move(window);
-  });
-}
-
-FARANDOLE_API void farandole_close_window(void* memory) {
-  guarded([&] {
-    std::unique_lock lock(process().on_gpu_mutex);
-    auto window = process().windows.extract(memory);
-    lock.unlock();
-    if (window) window.mapped()->close();
-  });
-}
-
-FARANDOLE_API int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_t rows,
-                                         int32_t count, uint64_t elements, uint64_t stream,
-                                         double* dots) {
-  return guarded([&] {
-    auto here = runtime();
-    here->gpus().adasum(device).dots(float_of(dtype), rows, static_cast<size_t>(std::max(count, 0)),
-                                     elements, stream_of(stream), dots);
-  });
-}
-
-FARANDOLE_API int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t target,
-                                          int32_t from, uintptr_t source, uint64_t elements,
-                                          double factor, uint64_t stream) {
-  return guarded([&] {
-    auto here = runtime();
-    here->gpus().adasum(device).scale(float_of(to), target, float_of(from), source, elements,
-                                      factor, stream_of(stream));
+    const std::shared_ptr<GpuDevice> gpu = runtime()->gpus().open(device);
+    const GpuDevice::Scope scope(*gpu);
+    gpu->api().check(gpu->api().copy_async(target, source, bytes, stream_of(stream)),
+                     "cuMemcpyAsync between GPU and host memory");
+    gpu->recorded(stream_of(stream))->wait();
   });
 }

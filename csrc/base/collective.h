@@ -66,7 +66,6 @@ struct CollectiveTraits {
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
   bool rides_along = false;  // small inputs travel in the report, the result in the log; no backend
-  bool windowed = false;     // on GPUs it may work in a window (memory registered with NCCL)
   bool changes_sets = false;  // adds or removes a process set: all ranks of the world take part
   End end = End::kNone;
 
@@ -108,8 +107,7 @@ struct CollectiveTraits {
 
 // clang-format off
 inline constexpr std::array<CollectiveTraits, 13> kCollectives = {{
-    {.name = "allreduce", .pattern = Pattern::kReduceToAll,
-     .rides_along = true, .windowed = true},
+    {.name = "allreduce", .pattern = Pattern::kReduceToAll, .rides_along = true},
     {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kSource, .rides_along = true},
     {.name = "allgather", .pattern = Pattern::kEachToAll, .rows = Rows::kBrought, .rides_along = true},
     {.name = "reducescatter", .pattern = Pattern::kReduceToOwners, .rows = Rows::kKept},

@@ -15,12 +15,6 @@ std::string text_of(std::span<const int64_t> shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string text_of(const WindowRange& range) {
-  if (range.window == 0) return "none";
-  return "byte " + std::to_string(range.offset) + " of window " + std::to_string(range.window) +
-         " of " + std::to_string(range.window_bytes) + " bytes";
-}
-
 std::string text_of_ranks(const std::vector<Rank>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size();) {

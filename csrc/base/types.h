@@ -67,16 +67,6 @@ constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1)
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
 
-// Where in a window a GPU tensor is reduced: the same place on all ranks. See csrc/lib/gpu/gpu_window.h.
-struct WindowRange {
-  uint32_t window = 0;  // number; equal on all members, as they open windows in one order; 0: none
-  uint64_t window_bytes = 0;
-  uint64_t offset = 0;  // bytes
-
-  bool operator==(const WindowRange&) const = default;
-};
-std::string text_of(const WindowRange& range);
-
 // What all ranks must agree on for one name. It travels once per name; later its id stands for it. If ranks
 // may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
@@ -89,7 +79,6 @@ struct Signature {
   double postscale = 1.0;
   Dimensions shape;
   int32_t group_size = 1;  // members of the atomic group this request belongs to
-  WindowRange window_range;
 
   const CollectiveTraits& traits() const { return traits_of(op); }
   int64_t elements() const;

@@ -26,19 +26,4 @@ struct Chunk {
 };
 static_assert(sizeof(Chunk) == 40, "an array of these is uploaded as it is");
 
-constexpr unsigned kDotThreads = 256;
-
-// Dot products of all pairs of rows of a matrix. Pair (i, j), j <= i, is number i * (i + 1) / 2 + j. `blocks`
-// blocks share a pair's columns; block b of pair p writes its sum to partials[p * blocks + b].
-struct DotTask {
-  unsigned long long rows;      // address of (count, elements) numbers
-  unsigned long long partials;  // address of doubles
-  unsigned long long elements;
-  unsigned count;
-  unsigned blocks;
-  unsigned char type;  // a DType of floats
-  unsigned char unused[7];
-};
-static_assert(sizeof(DotTask) == 40, "it is passed as it is");
-
 }  // namespace farandole::gpu

@@ -8,7 +8,6 @@ namespace farandole::gpu {
 
 const char* kernel_source();
 constexpr const char* kMoveKernel = "farandole_move";
-constexpr const char* kDotsKernel = "farandole_dots";
 constexpr unsigned kMoveThreads = 512;
 // Bytes per thread block: small enough to occupy every multiprocessor, large enough to keep the list short.
 constexpr unsigned kChunkBytes = 64 * 1024;

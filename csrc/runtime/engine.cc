@@ -66,15 +66,10 @@ void GpuBuckets::push(SetId set, BegunRun run) {
   gpu().lane().push(std::move(launched));
 }
 
-void GpuBuckets::set_up(const SetUp& step, const ProcessSet& set) {
-  if (RankGpu* gpu = gpu_) gpu->set_up(step, set.member, set.members());
-}
-
-bool GpuBuckets::ask_for_steps() {
-  gpu().windows().drop_past();
-  const auto wanted = gpu().lane().wants_step();
-  if (wanted) calls_.report(SetUp{wanted->first, wanted->second.name, wanted->second.bytes});
-  return wanted.has_value();
+bool GpuBuckets::send_key() {
+  const auto key = gpu().lane().new_key();
+  if (key) calls_.report(SetUp{key->first, key->second});
+  return key.has_value();
 }
 
 void GpuBuckets::want(std::span<const Handle> handles) {
@@ -105,7 +100,7 @@ bool GpuBuckets::may_launch() const {
 
 bool GpuBuckets::step() {
   RankGpu* gpu = gpu_;
-  return gpu && (ask_for_steps() || gpu->lane().step(may_launch()));
+  return gpu && (send_key() || gpu->lane().step(may_launch()));
 }
 
 bool GpuBuckets::ready() const {
@@ -198,8 +193,8 @@ Deadline Engine::next_tick() const {
 }
 
 void Engine::use_gpu(RankGpu& gpu) {
-  calls_.report(gpu.describe(setup_.topology.leader()));
   gpu_.use(gpu);
+  calls_.report(gpu.describe(setup_.topology.leader()));
 }
 
 void Engine::apply(const Entry& entry) {
@@ -260,9 +255,9 @@ void Engine::on(const CloseSet& close) {
 
 void Engine::on(const SetUp& step) {
   const std::optional<ProcessSet> set = calls_.find_set(step.set);
-  if (!set || calls_.job.broken()) return;
-  if (step.backend == BackendKind::kLibrary) return gpu_.set_up(step, *set);
-  if (set->member < 0) return;
+  if (!set || set->member < 0 || calls_.job.broken()) return;
+  if (step.backend == BackendKind::kLibrary)
+    return gpu_.gpu().set_up(step, set->member, set->members());
   Segment& staging = gpu_.staging(step.set);
   staging = take_staging(step.set);
   gpu_.gpu().open_staged(step.set, lanes_.make(step.set, *set, staging), set->member,

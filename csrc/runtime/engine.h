@@ -70,8 +70,6 @@ class GpuBuckets {
   RankGpu& gpu() const { return *gpu_.load(); }
   // Host memory of a set whose GPU tensors travel through it.
   Segment& staging(SetId set) { return staging_[set]; }
-  // A step of the set's backend, by the library.
-  void set_up(const SetUp& step, const ProcessSet& set);
   void push(SetId set, BegunRun run);
   bool step();
   bool ready() const;
@@ -81,7 +79,7 @@ class GpuBuckets {
 
  private:
   bool may_launch() const;
-  bool ask_for_steps();
+  bool send_key();
 
   RankCalls& calls_;
   std::atomic<RankGpu*> gpu_{nullptr};

@@ -30,17 +30,12 @@ class GpuAccess {
   // Opens the GPU that the requests name, if any.
   void open(std::span<const farandole_request> requests);
   int device_of(uint64_t address);
-  const GpuAdasum& adasum(int ordinal);
-  // See RankGpu::open_window().
-  std::shared_ptr<GpuWindow> open_window(int ordinal, SetId set, size_t bytes);
   // Makes `stream` wait for the results of these launched calls.
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
   // ---- For requests whose GPU is open
-  WindowRange window_range_of(const Request& request) const;
-  // An event in the stream: work that waits for it sees what is queued there now. `has_place`: of a call that has one in
-  // a window.
-  std::shared_ptr<GpuEvent> event_in(uint64_t stream, bool has_place) const;
+  // An event in the stream: work that waits for it sees what is queued there now.
+  std::shared_ptr<GpuEvent> event_in(uint64_t stream) const;
   // Records one event per stream: the bucket waits for work queued there before this call.
   void mark_produced(std::span<CheckedCall> calls) const;
 

@@ -179,7 +179,6 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
 CheckedCall Runtime::check(const farandole_request& request, bool repeats) {
   const ProcessSet set = calls_->set_of(name_of_request(request));
   CheckedCall call = check_request(request, set, topology_.rank);
-  call.request.signature.window_range = gpus_->window_range_of(call.request);
   if (repeats) return call;
   check_buffers(call.request, call.submission, set);
   Failure unsound;
@@ -222,7 +221,7 @@ CheckedCall Runtime::prepare(const farandole_request& request) {
   return call;
 }
 
-// What is wrong with its input, or its place in a window. Marks when that has been produced.
+// What is wrong with its input. Marks when that has been produced.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
@@ -231,8 +230,7 @@ Failure Runtime::fault_of(PreparedSubmission& prepared) {
   }
   if (prepared.call->submission.device == kCpuDevice) return {};
   try {
-    const bool has_place = gpus_->window_range_of(request).window != 0;
-    prepared.produced = gpus_->event_in(prepared.stream, has_place);
+    prepared.produced = gpus_->event_in(prepared.stream);
     return {};
   } catch (const Error& e) {
     return {e.code(), e.what()};

@@ -28,7 +28,6 @@ _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not i
 # The address of all tensors without elements; a null pointer would mean "no contribution".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
-NOWHERE = (0, 0)  # (window, byte): in no window
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
@@ -48,8 +47,7 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
 class Buffer:
     """An array as the core needs it: always C-contiguous; device -1 is the CPU.
 
-    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy. `place`:
-    (number of the window in which a tensor on a GPU is reduced, byte in it).
+    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy.
     """
 
     pointer: int
@@ -58,7 +56,6 @@ class Buffer:
     owner: object
     device: int = -1
     stream: int = 0
-    place: tuple[int, int] = NOWHERE
 
 
 def check_apart(buffers: Sequence[Buffer]) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from farandole._library import check_count, ffi, lib
-from farandole.arrays.buffers import NOWHERE, Buffer
+from farandole.arrays.buffers import Buffer
 from farandole.calls import leases, sites
 from farandole.calls.leases import lend, lend_all
 from farandole.calls.sites import UNKNOWN, Site, here
@@ -198,8 +198,6 @@ def _fill(
     request.prescale = call.prescale
     request.postscale = call.postscale
     request.stream = buffer.stream
-    if buffer.place is not NOWHERE:
-        request.window, request.place = buffer.place
     request.input = _cast(_void, buffer.pointer)
     request.output = _cast(_void, output)
     request.ndim = len(buffer.shape)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.gpu_double import need_windows
-
 TESTS = Path(__file__).parents[1]
 
 START = f"""
@@ -51,45 +49,13 @@ def reduce(**more):
     fd.barrier()
 """
 
-# The array is reduced at its place in a window.
-WINDOW = """
-from dataclasses import replace
-from farandole.arrays.buffers import DTYPES, Buffer
-from farandole.arrays.cuda_array import CudaArray
-from farandole.arrays.kinds import kind_of
-from farandole.arrays.window import Window
-
-window = Window(0, rank, 20_000)
-memory = window.part(0, 20_000, gpu.stream)
-x = CudaArray.over(
-    Buffer(memory.address, DTYPES.index("float32"), (5000,), memory, rank, gpu.stream)
-)
-kind = kind_of(x)
-describe = kind.describe
-def describe_placed(x, in_place=False):
-    return replace(describe(x, in_place), place=(window.number, 0))
-"""
-
-SYMMETRIC = f"""{WINDOW}
-kind.describe = describe_placed
-warm()
-assert gpu.placed_bytes() == 20_000
-if rank == victim:
-    gpu.gate(x.stream)
-    fd.allreduce_(x)
-    die_after(SECONDS)
-await_error(reduce)
-"""
-
-DEAF = "symmetric, deaf"
-
 PHASES = {
     "connect": """
 if rank == victim:
     threading.Thread(target=die_after, args=(SECONDS,)).start()
 await_error(reduce)
 """,
-    "split": """
+    "connect a set": """
 warm()
 part = fd.add_process_set(range(size - 2, size))
 if rank == victim:
@@ -98,19 +64,6 @@ if rank in part.ranks:
     await_error(lambda: reduce(process_set=part))
 else:
     await_error(fd.barrier)
-""",
-    # Parts share the world's resources: they must outlive that of the rank outside of the set.
-    "shared split": """
-os.environ["NCCL_COMM_SPLIT_SHARE_RESOURCES"] = "1"
-warm()
-part = fd.add_process_set(range(size - 2, size))
-if rank in part.ranks:
-    fd.allreduce_(x, process_set=part)
-fd.barrier()
-reduce()
-if rank == victim:
-    threading.Thread(target=die_after, args=(SECONDS,)).start()
-await_error(reduce)
 """,
     # The victim's kernel does not begin, so that those of the others wait for it.
     "collective": """
@@ -129,32 +82,20 @@ if rank == victim:
 fd.shutdown()
 print(f"rank {rank}: it has left.", flush=True)
 """,
-    # The victim is within NCCL's call, the others wait for it in theirs.
-    "register": WINDOW
-    + """
-warm()
-kind.describe = describe_placed
-if rank == victim:
-    gpu.die_registering()
-await_error(reduce)
-""",
-    # As "collective", in a symmetric kernel.
-    "symmetric": SYMMETRIC,
-    # And it never looks at the abort flag, as before 2.29.7, so ncclCommAbort never returns.
-    DEAF: SYMMETRIC.replace(
-        "assert",
-        "gpu.lib.gpu_double_hold_aborts(True)\ngpu.synchronize = lambda stream: None\nassert",
-    ),
 }
-ONCE = ("shared split", "register", DEAF)
+# ncclCommAbort never returns.
+DEAF = "collective, deaf"
+PHASES[DEAF] = PHASES["collective"].replace(
+    "await_error",
+    "gpu.lib.gpu_double_hold_aborts(True)\ngpu.synchronize = lambda stream: None\nawait_error",
+)
+ONCE = (DEAF,)
 CASES = [(phase, seconds) for phase in PHASES if phase not in ONCE for seconds in (0.0, 0.05, 0.5)]
 CASES += [(phase, 0.05) for phase in ONCE]
 
 
 @pytest.mark.parametrize(("phase", "seconds"), CASES)
 def test_a_death(fork_ranks, tmp_path, phase, seconds):
-    if WINDOW in PHASES[phase]:
-        need_windows()
     ranks = 3
     source = START + PHASES[phase].replace("SECONDS", str(seconds))
     job = fork_ranks(source, ranks, {"FARANDOLE_TEST_FOLDER": str(tmp_path)})

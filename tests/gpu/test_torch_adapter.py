@@ -18,8 +18,6 @@ from harness.gpu_toys import (  # noqa: E402
     train,
 )
 
-VIEWS = [{}, {"gradient_as_bucket_view": True}]
-
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 2}])
 def test_as_one_rank_on_the_joined_batch(options):
@@ -43,10 +41,9 @@ def test_backward_on_one_stream_and_step_on_another():
     assert_same(net, reference())
 
 
-@pytest.mark.parametrize("options", VIEWS)
-def test_compiled_blocks(options):
+def test_compiled_blocks():
     net = network()
-    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)
+    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
     try:
         train(net, opt, own_batch, run=torch.compile)
     except RuntimeError as reason:  # no compiler for the machine that this runs on
@@ -106,10 +103,9 @@ def test_a_capture_while_a_bucket_is_held_up():
     assert z.tolist() == [2.0] * 10
 
 
-@pytest.mark.parametrize("options", VIEWS)
-def test_grad_scaler_skips_on_all_ranks_alike(options):
+def test_grad_scaler_skips_on_all_ranks_alike():
     net = network().float()
-    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)
+    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
     before = [p.detach().clone() for p in net.parameters()]
     for step in range(3):

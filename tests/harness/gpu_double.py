@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-__all__ = ["REAL_NCCL", "Array", "Gpu", "need_windows", "use_double"]
+__all__ = ["REAL_NCCL", "Array", "Gpu", "use_double"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 REAL_NCCL = os.environ.get("FARANDOLE_TEST_NCCL")  # its host code: make test-nccl
-_FIRST_WINDOWS = 22907  # csrc/lib/gpu/nccl.h
 _Raw = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -28,15 +26,6 @@ def use_double() -> None:
     if REAL_NCCL:
         os.environ["FARANDOLE_NCCL_LIBRARY"] = REAL_NCCL
     os.environ["GPU_DOUBLE_FOLDER"] = os.environ["FARANDOLE_TEST_FOLDER"]
-
-
-def need_windows() -> None:
-    """Skips the test over NCCL's real host code that is too old for windows."""
-    version = ctypes.c_int()
-    if REAL_NCCL:
-        _call(ctypes.CDLL(REAL_NCCL).ncclGetVersion, ctypes.byref(version))
-    if 0 < version.value < _FIRST_WINDOWS:
-        pytest.skip("needs NCCL 2.29.7, whose windows farandole uses, or a later one")
 
 
 def _call(function: Any, *arguments: Any) -> None:
@@ -120,18 +109,6 @@ class Gpu:
         if REAL_NCCL:
             pytest.skip("it steers or counts the calls of NCCL's double")
         return self.lib
-
-    def die_registering(self) -> None:
-        """This process ends itself when NCCL next registers memory."""
-        name = b"cuMemRetainAllocationHandle" if REAL_NCCL else b"ncclCommWindowRegister"
-        self.lib.gpu_double_fail(name, 0, -int(signal.SIGKILL))
-
-    def placed_bytes(self) -> int:
-        """What NCCL has been given in registered memory so far, by this process."""
-        need_windows()
-        placed = self.lib.gpu_double_placed_bytes
-        placed.restype = ctypes.c_uint64
-        return int(placed())
 
     def capture(self, stream: int) -> None:
         """Begins the capture of a graph, by this thread."""

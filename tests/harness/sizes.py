@@ -48,7 +48,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (2, 4),
-        "gpu_bucket_view gpu_table",
+        "gpu_table",
         "NCCL rounds a third in its own way; sets and uneven parts need more than two",
     ),
     ((2,), "gpu_torch", "NCCL rounds a third in its own way"),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.arrays.buffers import NOWHERE
 from farandole.calls.arguments import divisor_of
 from farandole.calls.requests import Call, Op, PreparedCall
 from farandole.ops import Average, Sum
@@ -148,9 +147,7 @@ class Encoding:
         if prepared is None or key != self._key:
             if prepared is not None:
                 prepared.close()
-            view = self.view if self._compressor is Compression.none else None
-            at = view.at if view and view.fits(encoded) else NOWHERE  # by its form: on all ranks
-            prepared = prepare(self.call, encoded, self._group, in_place=True, place=at)
+            prepared = prepare(self.call, encoded, self._group, in_place=True)
             self._prepared, self._key, self.form = prepared, key, _NOT_PLAIN
             self.submit, self.weight = prepared.submit, 0
         return prepared

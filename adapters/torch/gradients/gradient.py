@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from farandole.arrays.buffers import NOWHERE
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.torch.gradients.encoding import Encoding
@@ -150,8 +149,7 @@ class Gradient:
         away = view is not None and self.grad is not None and not view.holds(self.grad)
         if view is not None and away and self.encoding.carries(sent) and view.fits(sent):
             encoded = view.ready()
-            if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-                self.grad = sent = encoded.copy_(sent)
+            self.grad = sent = encoded.copy_(sent)  # frees torch's memory for the next gradient
         self.encoded = encoded
         memory = encoded.untyped_storage(), sent.untyped_storage()
         self.handle = self.encoding.submit(address_of(sent), address_of(encoded), memory)
@@ -220,8 +218,7 @@ class Gradient:
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""
-        view = self.encoding.view
-        if view is not None and view.at == NOWHERE and self.handle is not None:
+        if self.encoding.view is not None and self.handle is not None:
             self.encoding.use_view(None)  # peers may still read and write there
         self.base = None
         self.forget()

@@ -191,7 +191,7 @@ class Reducer:
             self.gradients.append(gradient)
             gradient.hook()
         if self.settings.views:
-            lay_out(self.gradients[begin:], self.settings.process_set)
+            lay_out(self.gradients[begin:])
 
     def _encoding(self, parameter: Tensor, name: str) -> Encoding:
         s, scope = self.settings, self.consensus.scope
@@ -277,7 +277,7 @@ class Reducer:
         for gradient in self.gradients:
             gradient.encoding = self._encoding(gradient.parameter, gradient.name)
         if self.settings.views:  # an earlier job's memory may no longer be shared
-            lay_out(self.gradients, self.settings.process_set)
+            lay_out(self.gradients)
 
     # ---- rounds
 

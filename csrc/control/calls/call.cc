@@ -36,7 +36,6 @@ constexpr Field kFields[] = {
      [](const Request& r) {
        return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
      }},
-    {"place in GPU memory", [](const Request& r) { return text_of(r.signature.window_range); }},
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
 };
 

@@ -121,7 +121,7 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
                  [&](const UseGpu& r) { publisher_.backends().describe(from, r); },
                  [&](const SetUp& r) {
                    if (SetState* set = shared_.sets.of(r.set, from))
-                     publisher_.backends().ask(*set, from, r);
+                     publisher_.backends().connect(*set, from, r);
                  },
                  [](const Expedite&) {},  // for leaders on the way
                  [&](const Post& r) { messages_.post(from, r, now_ns); },

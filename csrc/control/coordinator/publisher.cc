@@ -124,26 +124,13 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
 }
 
 void BackendPolicy::open(const SetState& set) {
-  const BackendKind backend = backend_of(set);
-  // The other ranks don't know a pair, so they can't take part.
-  const bool all_here = shared_.sets.world().left.empty() && !is_pair(set.id);
-  // Members that differ in this would call the library with different operators.
-  constexpr size_t kFewestOnSwitch = 3;
-  const bool plain_sums =
-      set.ranks.size() >= kFewestOnSwitch &&
-      std::ranges::all_of(set.ranks, [&](Rank rank) { return gpus_.at(rank).multicast; });
-  shared_.outbox.write(SetUp{set.id, "", "", backend, all_here, plain_sums, set.ranks});
-  open_[set.id];
+  shared_.outbox.write(SetUp{set.id, "", backend_of(set), set.ranks});
+  open_.insert(set.id);
 }
 
-// Every member is told before it may have to launch by it.
-void BackendPolicy::ask(const SetState& set, Rank from, const SetUp& step) {
-  std::map<std::string, PendingStep>& steps = open_[set.id];
-  PendingStep& pending = steps[step.step];
-  if (from == set.ranks.front()) pending.bytes = step.bytes;
-  if (++pending.members < set.members()) return;
-  shared_.outbox.write(SetUp{set.id, step.step, std::move(pending.bytes)});
-  steps.erase(step.step);
+void BackendPolicy::connect(const SetState& set, Rank from, const SetUp& key) {
+  if (!is_open(set.id) || from != set.ranks.front() || key.key.empty()) return;
+  shared_.outbox.write(SetUp{set.id, key.key});
 }
 
 Failure CallSites::judge(const SetState& set, const Call& call) {

@@ -15,8 +15,8 @@
 
 namespace farandole {
 
-// Decides, once per process set and before its first GPU bucket, how its GPU tensors travel; then passes on the
-// steps of its backend's set-up, each when all members have asked for it.
+// Decides, once per process set and before its first GPU bucket, how its GPU tensors travel; then passes on the key by
+// which its members connect.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
@@ -26,21 +26,16 @@ class BackendPolicy {
   bool is_open(SetId set) const { return open_.contains(set); }
   // Throws Error with the reason if the set can't use GPUs together.
   void open(const SetState& set);
-  void ask(const SetState& set, Rank from, const SetUp& step);
+  void connect(const SetState& set, Rank from, const SetUp& key);
   void close(SetId set) { open_.erase(set); }
 
  private:
-  struct PendingStep {
-    int members = 0;
-    std::string bytes;
-  };
   BackendKind backend_of(const SetState& set);
   std::optional<std::pair<Rank, Rank>> sharing(const SetState& set) const;
 
   Shared& shared_;
   std::map<Rank, UseGpu> gpus_;
-  std::map<SetId, std::map<std::string, PendingStep>>
-      open_;  // steps that some members have asked for
+  std::set<SetId> open_;
 };
 
 // Unnamed calls that ranks make from different lines of the program. Calls without a name match by their order, so if one

@@ -84,7 +84,6 @@ void visit(V& v, auto& x) {
     v.enumeration(x.reduce_op, kReduceOpCount);
     v.enumeration(x.dtype, kDTypeCount);
     v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
-    v(x.window_range.window), v(x.window_range.window_bytes), v(x.window_range.offset);
   } else if constexpr (std::is_same_v<T, Request>) {
     v(x.set), v(x.name), v(x.group), visit(v, x.signature), v(x.peer), v(x.tag), v(x.site);
   } else if constexpr (std::is_same_v<T, CallKey>) {
@@ -140,10 +139,9 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, CloseSet>) {
     v(x.set), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, UseGpu>) {
-    v(x.uuid), v(x.host), v(x.library), v(x.name), v(x.multicast);
+    v(x.uuid), v(x.host), v(x.library), v(x.name);
   } else if constexpr (std::is_same_v<T, SetUp>) {
-    v(x.set), v(x.step), v(x.bytes), v.enumeration(x.backend, kBackendKindCount), v(x.all_here),
-        v(x.plain_sums), v(x.ranks);
+    v(x.set), v(x.key), v.enumeration(x.backend, kBackendKindCount), v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyMany>) {

@@ -138,22 +138,17 @@ struct UseGpu {
   Rank host = 0;        // the lowest rank of its host
   std::string library;  // of GPU collectives, with its version; empty: it has none that works
   std::string name;
-  bool multicast = false;  // it hangs on a switch that can add
 };
 // How a set's tensors on GPUs travel: through host memory, or by the library that all its members have.
 enum class BackendKind : int32_t { kStaged, kLibrary };
 constexpr int32_t kBackendKindCount = 2;
-// A step in setting up a set's backend, which all ranks take at this point of the log. The coordinator writes the
-// first, which has no name, before the set's first GPU bucket. It writes the others when all members have
-// asked for them in a report; only the backend knows what they mean.
+// Opens a set's backend on all its members, before the set's first GPU bucket. If the backend is a library, its lowest
+// member reports the key by which the members connect, and the coordinator writes it to the log.
 struct SetUp {
   SetId set = kWorldSet;
-  std::string step = {};
-  std::string bytes = {};  // the lowest member's
-  // ---- of the first step
+  std::string key = {};  // empty: the set's backend is to be opened
+  // ---- without a key
   BackendKind backend = BackendKind::kLibrary;
-  bool all_here = false;         // no rank of the world has left, and all know the set
-  bool plain_sums = false;       // the library gets unweighted sums only: its switch may add them
   std::vector<Rank> ranks = {};  // of the set
 };
 // The rank's user waits: leaders forward its reports at once, until the rank's next Ready. Consumed by

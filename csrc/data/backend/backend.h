@@ -65,16 +65,6 @@ struct PhaseWatch {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // A step that all members take at one point of the log. Once they all want it, set_up() is called on each,
-  // with the lowest member's bytes.
-  struct Step {
-    std::string name;
-    std::string bytes = {};
-  };
-  virtual std::optional<Step> wants_step() { return std::nullopt; }
-  virtual void set_up(const Step&) {}
-  // Whether it can carry buckets, or will soon: later steps are taken between two buckets.
-  virtual bool is_set_up() const { return true; }
   // Starts a bucket; the previous one must be finished. `parts` stay valid until kFinished or abort().
   virtual void begin(std::span<const Part> parts) = 0;
   // Moves at most one block; never blocks. Only between begin() and kFinished.

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,9 @@ class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
+  // On the lowest member, once: a key, by which all members' connect() find each other. Not all backends have one.
+  virtual std::optional<std::string> new_key() { return std::nullopt; }
+  virtual void connect(const std::string&) {}
   // Of the bucket for which step() has just said kFinished.
   GpuWork take_work() { return std::move(work_); }
   // Launched work may no longer come to its end (NCCL found an error, or time is up): throws

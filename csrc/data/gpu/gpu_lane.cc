@@ -15,20 +15,11 @@ constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace
 
-std::optional<std::pair<SetId, Backend::Step>> GpuLane::wants_step() {
+std::optional<std::pair<SetId, std::string>> GpuLane::new_key() {
   for (const auto& [set, backend] : backends_) {
-    if (auto step = backend->wants_step()) return std::pair{set, std::move(*step)};
+    if (auto key = backend->new_key()) return std::pair{set, std::move(*key)};
   }
   return std::nullopt;
-}
-
-void GpuLane::set_up(SetId set, const Backend::Step& step) {
-  GpuBackend& backend = *backends_.at(set);
-  if (!backend.is_set_up()) return backend.set_up(step);
-  push(GpuTurn{set, set, [&backend, step](bool) {
-                 backend.set_up(step);
-                 return true;
-               }});
 }
 
 bool GpuLane::step(bool may_launch) {
@@ -36,30 +27,22 @@ bool GpuLane::step(bool may_launch) {
   check();
   bool moved = retire();
   if (!may_launch || !next_may_go()) return moved;
-  const auto* bucket = std::get_if<GpuBucket>(&waiting_.front());
-  if (!bucket) return take_turn() || moved;
-  GpuBackend& backend = *backends_.at(bucket->set);
+  const GpuBucket& bucket = waiting_.front();
+  GpuBackend& backend = *backends_.at(bucket.set);
   if (!begun_) {
-    backend.begin(bucket->parts);
+    backend.begin(bucket.parts);
     begun_ = true;
   }
   if (!backend.ready()) return moved;
-  const nvtx::Range range(ranges_.get(), bucket->label);
+  const nvtx::Range range(ranges_.get(), bucket.label);
   const Progress progress = backend.step();
   if (progress == Progress::kFinished) launched();
   return moved || progress != Progress::kWaiting;
 }
 
-bool GpuLane::take_turn() {
-  auto& turn = std::get<GpuTurn>(waiting_.front());
-  if (!backends_.at(turn.set)->ready()) return false;
-  if (turn.take(turn.wanted)) waiting_.pop_front();
-  return true;
-}
-
 void GpuLane::launched() {
   begun_ = false;
-  GpuBucket bucket = std::move(std::get<GpuBucket>(waiting_.front()));
+  GpuBucket bucket = std::move(waiting_.front());
   waiting_.pop_front();
   GpuWork work = backends_.at(bucket.set)->take_work();
   completions_.watch(work.past, [state = state_](Failure failure) {
@@ -99,17 +82,9 @@ void GpuLane::check() const {
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
-SetId GpuLane::set_of(const Waiting& waiting) {
-  return std::visit([](const auto& one) { return one.set; }, waiting);
-}
-
-// A bucket may come before the key with which its set's communicator is opened, or before its communicator is split
-// off another; a turn also waits for what its set has under way.
+// A bucket may come before the key with which its set's communicator is opened.
 bool GpuLane::next_may_go() const {
-  if (waiting_.empty() || !backends_.contains(set_of(waiting_.front()))) return false;
-  const auto* turn = std::get_if<GpuTurn>(&waiting_.front());
-  return !turn || std::ranges::none_of(
-                      in_flight_, [&](const InFlight& one) { return one.bucket.set == turn->set; });
+  return !waiting_.empty() && backends_.contains(waiting_.front().set);
 }
 
 bool GpuLane::ready(bool may_launch) const {
@@ -119,8 +94,7 @@ bool GpuLane::ready(bool may_launch) const {
     if (backend->failed()) return true;
   }
   if (!may_launch || !next_may_go()) return false;
-  const bool starts = !begun_ && std::holds_alternative<GpuBucket>(waiting_.front());
-  return starts || backends_.at(set_of(waiting_.front()))->ready();
+  return !begun_ || backends_.at(waiting_.front().set)->ready();
 }
 
 void GpuLane::drain() {
@@ -138,23 +112,20 @@ void GpuLane::drain() {
 void GpuLane::close(SetId set, const Failure& failure) {
   drain();
   check();
-  if (begun_ && set_of(waiting_.front()) == set) {
+  if (begun_ && waiting_.front().set == set) {
     GpuBackend& backend = *backends_.at(set);
     backend.abort();
     backend.synchronize();
     begun_ = false;
   }
   std::vector<GpuBucket> left;
-  std::deque<Waiting> rest;
-  for (Waiting& one : std::exchange(waiting_, {})) {
-    if (auto* turn = std::get_if<GpuTurn>(&one); turn && turn->opens == set) turn->wanted = false;
-    if (set_of(one) != set) {
-      rest.push_back(std::move(one));
-    } else if (auto* bucket = std::get_if<GpuBucket>(&one)) {
-      left.push_back(std::move(*bucket));
+  for (GpuBucket& one : std::exchange(waiting_, {})) {
+    if (one.set == set) {
+      left.push_back(std::move(one));
+    } else {
+      waiting_.push_back(std::move(one));
     }
   }
-  waiting_ = std::move(rest);
   backends_.erase(set);
   for (const GpuBucket& bucket : left) bucket.done(&failure);
 }
@@ -167,9 +138,7 @@ void GpuLane::abort(const Failure& failure, bool together) {
     if (!backends_.empty()) backends_.begin()->second->synchronize();  // one stream for all
   }
   begun_ = false;
-  for (Waiting& one : std::exchange(waiting_, {})) {
-    if (auto* bucket = std::get_if<GpuBucket>(&one)) bucket->done(&failure);
-  }
+  for (GpuBucket& one : std::exchange(waiting_, {})) one.done(&failure);
   for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);
   backends_.clear();
 }

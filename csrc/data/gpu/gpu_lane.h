@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <variant>
 
 #include "data/backend/backend.h"
 #include "data/gpu/gpu_backend.h"
@@ -27,15 +26,6 @@ struct GpuBucket {
   std::function<void(const Failure*)> done;
 };
 
-// Work that must come between two buckets of a set and may open another set. `take` is called while the set's backend is
-// ready and has nothing under way, again and again until it returns true.
-struct GpuTurn {
-  SetId set = kWorldSet;
-  SetId opens = kWorldSet;
-  std::function<bool(bool wanted)> take;  // `wanted`: the other set has not been closed meanwhile
-  bool wanted = true;
-};
-
 class GpuLane {
  public:
   // `ring`: wakes the driver; from other threads. `ranges`: nullptr: no profiler listens.
@@ -46,15 +36,14 @@ class GpuLane {
 
   // Buckets of this set may come from here on.
   void open(SetId set, std::unique_ptr<GpuBackend> backend) { backends_[set] = std::move(backend); }
-  // As Backend's.
-  std::optional<std::pair<SetId, Backend::Step>> wants_step();
-  void set_up(SetId set, const Backend::Step& step);
+  // As GpuBackend's.
+  std::optional<std::pair<SetId, std::string>> new_key();
+  void connect(SetId set, const std::string& key) { backends_.at(set)->connect(key); }
   // Ends the set's backend. Buckets that were not launched fail with `failure`.
   void close(SetId set, const Failure& failure);
-  void push(GpuBucket bucket) { waiting_.emplace_back(std::move(bucket)); }
-  void push(GpuTurn turn) { waiting_.emplace_back(std::move(turn)); }
+  void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Finishes what the GPU is past, then launches one bucket or takes one turn at most. False: there was nothing to do.
+  // Finishes what the GPU is past, then launches one bucket at most. False: there was nothing to do.
   // Throws what a backend or the device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
@@ -77,18 +66,15 @@ class GpuLane {
     GpuBucket bucket;
     GpuWork work;
   };
-  using Waiting = std::variant<GpuBucket, GpuTurn>;
-  static SetId set_of(const Waiting& waiting);
   bool retire();
   bool next_may_go() const;
-  bool take_turn();
   void launched();
   void check() const;
 
   std::shared_ptr<State> state_;
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
-  std::deque<Waiting> waiting_;
+  std::deque<GpuBucket> waiting_;
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;
   uint64_t retired_ = 0;

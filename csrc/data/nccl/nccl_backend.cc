@@ -9,64 +9,32 @@
 #include "base/error.h"
 
 namespace farandole {
-namespace {
-
-constexpr uint32_t kKey = 0;  // a step's name, where others have the number of a window
-
-}  // namespace
-
-NcclBackend::NcclBackend(const GpuMover& mover, const GpuWindows& windows, SetId set,
-                         NcclCommunicator::Setup setup, bool plain_sums)
+NcclBackend::NcclBackend(const GpuMover& mover, NcclCommunicator::Setup setup)
     : GpuBackend(setup.device),
       mover_(mover),
-      windows_(windows),
-      set_(set),
       setup_(setup),
       api_(setup.api),
-      plan_(setup.member, setup.members, &windows, plain_sums) {}
+      plan_(setup.member, setup.members) {}
 
-std::optional<Backend::Step> NcclBackend::wants_step() {
-  if (!communicator_)
-    return requested_.insert(kKey).second ? std::optional(new_key()) : std::nullopt;
-  for (const uint32_t window : communicator_->closed_windows()) {
-    if (requested_.insert(window).second) return Step{std::to_string(window)};
-  }
-  return std::nullopt;
-}
-
-Backend::Step NcclBackend::new_key() const {
-  Step key{std::to_string(kKey)};
-  if (setup_.member == 0) {
-    nccl::UniqueId id;
-    api_->check(api_->unique_id(&id), "ncclGetUniqueId");
-    key.bytes.assign(id.bytes, sizeof id.bytes);
-  }
-  return key;
-}
-
-void NcclBackend::set_up(const Step& step) {
-  if (communicator_) {
-    const auto window = static_cast<uint32_t>(std::stoul(step.name));
-    communicator_->forget(window);
-    requested_.erase(window);
-    return;
-  }
+std::optional<std::string> NcclBackend::new_key() {
+  if (setup_.member != 0 || std::exchange(has_key_, true)) return std::nullopt;
   nccl::UniqueId id;
-  if (step.bytes.size() != sizeof id.bytes) {
-    throw Error(ErrorCode::kInternal,
-                "an NCCL key of " + std::to_string(step.bytes.size()) + " bytes");
-  }
-  std::memcpy(id.bytes, step.bytes.data(), sizeof id.bytes);
-  communicator_ = std::make_unique<NcclCommunicator>(setup_, id);
+  api_->check(api_->unique_id(&id), "ncclGetUniqueId");
+  return std::string(id.bytes, sizeof id.bytes);
 }
 
-void NcclBackend::connect(nccl::Comm part) {
-  communicator_ = std::make_unique<NcclCommunicator>(setup_, part);
+void NcclBackend::connect(const std::string& key) {
+  nccl::UniqueId id;
+  if (key.size() != sizeof id.bytes) {
+    throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
+  }
+  std::memcpy(id.bytes, key.data(), sizeof id.bytes);
+  communicator_ = std::make_unique<NcclCommunicator>(setup_, id);
 }
 
 void NcclBackend::begin(std::span<const Part> parts) {
   parts_ = parts;
-  known_ = launched_ = false;
+  launched_ = false;
 }
 
 bool NcclBackend::ready() const {
@@ -80,11 +48,6 @@ Progress NcclBackend::step() {
   communicator_->check();
   if (!communicator_->ready()) return Progress::kWaiting;
   GpuDevice::Scope scope(*device_);
-  if (!known_) {
-    look_up_windows();
-    known_ = true;
-    if (!communicator_->ready()) return Progress::kMoved;
-  }
   if (!launched_) {
     launch_pack();
     communicator_->launch(plan_.calls);
@@ -96,32 +59,13 @@ Progress NcclBackend::step() {
   return finish();
 }
 
-// An agreed point of the log: registering may be collective.
-void NcclBackend::look_up_windows() {
-  bases_.clear();
-  std::vector<std::shared_ptr<GpuWindow>> fresh;
-  for (const Part& part : parts_) {
-    const uint32_t number = part.signature.window_range.window;
-    if (!api_->registers_memory() || !may_be_placed(part) || bases_.contains(number)) continue;
-    const std::shared_ptr<GpuWindow> window = windows_.find(set_, number);
-    if (!window) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "window " + std::to_string(number) +
-                      " was closed on this rank while others reduce tensors in it");
-    }
-    bases_[number] = window->address();
-    if (!communicator_->knows(number)) fresh.push_back(window);
-  }
-  if (!fresh.empty()) communicator_->know(fresh);
-}
-
 void NcclBackend::launch_pack() {
   const cuda::Stream stream = device_->stream();
-  plan_.make(parts_, 0, bases_);
+  plan_.make(parts_, 0);
   const size_t tables = plan_.pack.bytes() + plan_.unpack.bytes();
   const size_t bytes = plan_.scratch_bytes() + tables;
   scratch_ = bytes > 0 ? device_->allocate(bytes, stream) : 0;
-  plan_.make(parts_, scratch_, bases_);
+  plan_.make(parts_, scratch_);
   table_ = scratch_ + plan_.scratch_bytes();
   wait_for_inputs();
   if (tables > 0) upload();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,19 +17,11 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{100};  // at NCCL's asynchronous error and at deadlines
-constexpr size_t kMostOperators = 32;  // one for each weight, until a bucket comes with more
 // NCCL may notice before we do that a peer has died, by whatever error; then we wait for the peer's name.
 constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::milliseconds kClosingLook{1};
 constexpr std::chrono::seconds kAbortTimeout{5};
-
-// What NCCL returned for a window: one of the two handles, or neither where this hardware has no use for registration.
-struct Registration {
-  std::shared_ptr<GpuWindow> window;
-  nccl::Window as_window = nullptr;
-  void* as_buffer = nullptr;
-};
 
 }  // namespace
 
@@ -43,24 +34,18 @@ class NcclCommunicator::Shared {
     const char* what;
     std::function<nccl::Result()> calls;
   };
-  Shared(Setup its, nccl::Comm part) : setup(std::move(its)), comm(part) {}
+  explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
   bool begin(Job job);  // false: it is not ready, or no longer
   void tell();          // the watcher
   nccl::Result call(const NcclCall& call);
-  nccl::Result add_operators(std::span<const NcclCall> calls);
-  nccl::Result add(Registration& known);
-  void drop(const Registration& known);
 
   const Setup setup;
   const nccl::Api& api = *setup.api;
   std::atomic<State> state{State::kReady};
 
   std::mutex mutex;
-  nccl::Comm comm;            // nullptr: it was destroyed, or never made
-  nccl::Comm part = nullptr;  // until taken
-  std::map<uint32_t, Registration> windows;
-  std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted;
+  nccl::Comm comm = nullptr;  // nullptr: it was destroyed, or never made
   int launches = 0;
   Deadline done_by = Deadline::never();
   std::string failure;
@@ -85,20 +70,17 @@ class NcclCommunicator::Shared {
 };
 
 NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
-    : NcclCommunicator(std::move(setup), nullptr) {
+    : shared_(std::make_shared<Shared>(std::move(setup))),
+      state_(shared_->state),
+      watcher_("farandole-nccl", [shared = shared_] { shared->watch(); }) {
   shared_->begin({"ncclCommInitRankConfig", [&s = *shared_, id] {
                     nccl::ConfigV21400 config;
                     return s.api.init_rank(&s.comm, s.setup.members, id, s.setup.member, &config);
                   }});
 }
 
-NcclCommunicator::NcclCommunicator(Setup setup, nccl::Comm part)
-    : shared_(std::make_shared<Shared>(std::move(setup), part)),
-      state_(shared_->state),
-      watcher_("farandole-nccl", [shared = shared_] { shared->watch(); }) {}
-
 NcclCommunicator::~NcclCommunicator() {
-  if (ready() && shared_->launches == 0 && !shared_->part) close();
+  if (ready() && shared_->launches == 0) close();
   abort();
   watcher_.join_or_leave(given_up_by_);
 }
@@ -110,11 +92,7 @@ void NcclCommunicator::close() {
     if (!s.begin({what, std::move(calls)})) return;
     while (state_ == State::kBusy && !deadline.expired()) std::this_thread::sleep_for(kClosingLook);
   };
-  do_now("ncclCommFinalize", [&s] {
-    for (const auto& [number, known] : s.windows) s.drop(known);
-    s.windows.clear();
-    return s.api.finalize(s.comm);
-  });
+  do_now("ncclCommFinalize", [&s] { return s.api.finalize(s.comm); });
   do_now("ncclCommDestroy", [&s] { return s.api.destroy(std::exchange(s.comm, nullptr)); });
 }
 
@@ -135,7 +113,7 @@ void NcclCommunicator::begin(const char* what, std::function<nccl::Result()> cal
 
 void NcclCommunicator::launch(std::span<const NcclCall> calls) {
   begin("a launch of NCCL", [&s = *shared_, calls = std::vector(calls.begin(), calls.end())] {
-    nccl::Result result = s.add_operators(calls);
+    nccl::Result result = nccl::kSuccess;
     for (const NcclCall& one : calls) {
       if (result == nccl::kSuccess) result = s.call(one);
     }
@@ -144,60 +122,6 @@ void NcclCommunicator::launch(std::span<const NcclCall> calls) {
     }
     return result;
   });
-}
-
-void NcclCommunicator::know(std::span<const std::shared_ptr<GpuWindow>> windows) {
-  std::vector<Registration*> added;
-  for (const std::shared_ptr<GpuWindow>& window : windows) {
-    added.push_back(&shared_->windows[window->number()]);
-    added.back()->window = window;
-  }
-  begin("registering memory", [&s = *shared_, added] {
-    nccl::Result result = nccl::kSuccess;
-    for (Registration* known : added) {
-      if (result == nccl::kSuccess) result = s.add(*known);
-    }
-    return result;
-  });
-}
-
-bool NcclCommunicator::knows(uint32_t window) const { return shared_->windows.contains(window); }
-
-std::vector<uint32_t> NcclCommunicator::closed_windows() const {
-  std::vector<uint32_t> closed;
-  for (const auto& [number, known] : shared_->windows) {
-    if (known.window->closed() && known.window->is_past()) closed.push_back(number);
-  }
-  return closed;
-}
-
-void NcclCommunicator::forget(uint32_t window) {
-  begin("deregistering memory", [&s = *shared_, known = shared_->windows.at(window)] {
-    s.drop(known);
-    return nccl::kSuccess;
-  });
-  shared_->windows.erase(window);
-}
-
-// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say. Who is
-// not in it makes a part of its own: without one NCCL crashes if a peer dies meanwhile (2.30.7 src/init.cc, as in 2.18:
-// ncclCommInitRankFunc notes the error in a communicator that is not there).
-void NcclCommunicator::split(int member) {
-  is_in_part_ = member >= 0;
-  begin("ncclCommSplit", [&s = *shared_, member] {
-    return s.api.split(s.comm, member >= 0 ? 0 : 1 + s.setup.member, std::max(member, 0), &s.part,
-                       /*config=*/nullptr);
-  });
-}
-
-nccl::Comm NcclCommunicator::take_part() {
-  check();
-  const nccl::Comm part = std::exchange(shared_->part, nullptr);
-  if (is_in_part_) return part;
-  GpuDevice::Scope scope(*shared_->setup.device);
-  // Not abort: with NCCL_COMM_SPLIT_SHARE_RESOURCES that aborts the world's too.
-  shared_->api.destroy(part);
-  return nullptr;
 }
 
 void NcclCommunicator::check() const {
@@ -263,14 +187,14 @@ nccl::Result NcclCommunicator::Shared::call(const NcclCall& call) {
   const cuda::Stream stream = setup.device->stream();
   const auto* const in = reinterpret_cast<const void*>(call.input);
   auto* const out = reinterpret_cast<void*>(call.output);
-  const nccl::RedOp op = call.weight == 1.0 ? call.op : weighted.at({call.weight, call.type});
   using Kind = NcclCall::Kind;
   switch (call.kind) {
-    case Kind::kAllReduce: return api.all_reduce(in, out, call.count, call.type, op, comm, stream);
+    case Kind::kAllReduce:
+      return api.all_reduce(in, out, call.count, call.type, call.op, comm, stream);
     case Kind::kReduceScatter:
-      return api.reduce_scatter(in, out, call.count, call.type, op, comm, stream);
+      return api.reduce_scatter(in, out, call.count, call.type, call.op, comm, stream);
     case Kind::kReduce:
-      return api.reduce(in, out, call.count, call.type, op, call.peer, comm, stream);
+      return api.reduce(in, out, call.count, call.type, call.op, call.peer, comm, stream);
     case Kind::kAllGather: return api.all_gather(in, out, call.count, call.type, comm, stream);
     case Kind::kBroadcast:
       return api.broadcast(in, out, call.count, call.type, call.peer, comm, stream);
@@ -278,39 +202,6 @@ nccl::Result NcclCommunicator::Shared::call(const NcclCall& call) {
     case Kind::kReceive: return api.receive(out, call.count, call.type, call.peer, comm, stream);
   }
   return nccl::kSuccess;
-}
-
-// Those that sum weight * input. Kept for the next time.
-nccl::Result NcclCommunicator::Shared::add_operators(std::span<const NcclCall> calls) {
-  if (weighted.size() >= kMostOperators) {  // calls that were made with them keep what they need
-    for (const auto& [of, made] : weighted) api.operator_destroy(made, comm);
-    weighted.clear();
-  }
-  for (const NcclCall& call : calls) {
-    if (call.weight == 1.0 || weighted.contains({call.weight, call.type})) continue;
-    double weight = call.weight;
-    float single = static_cast<float>(weight);
-    void* scalar = call.type == nccl::kFloat32 ? static_cast<void*>(&single) : &weight;
-    nccl::RedOp made = 0;
-    if (const auto error = api.weighted_sum(&made, scalar, call.type, nccl::kScalarHost, comm)) {
-      return error;
-    }
-    weighted[{call.weight, call.type}] = made;
-  }
-  return nccl::kSuccess;
-}
-
-nccl::Result NcclCommunicator::Shared::add(Registration& known) {
-  GpuWindow& window = *known.window;
-  return api.window_register
-             ? api.window_register(comm, window.data(), window.bytes(), &known.as_window,
-                                   nccl::kWindowSymmetric)
-             : api.buffer_register(comm, window.data(), window.bytes(), &known.as_buffer);
-}
-
-void NcclCommunicator::Shared::drop(const Registration& known) {
-  if (known.as_window) api.window_deregister(comm, known.as_window);
-  if (known.as_buffer) api.buffer_deregister(comm, known.as_buffer);
 }
 
 void NcclCommunicator::Shared::note(const char* what, nccl::Result error) {
@@ -383,8 +274,6 @@ void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   job_.reset();
   lock.unlock();
   api.group_end();
-  if (part) api.abort(part);
-  windows.clear();  // NCCL has let go of all of them
 }
 
 }  // namespace farandole

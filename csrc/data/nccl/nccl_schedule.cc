@@ -18,18 +18,6 @@ DType integer_form(DType type, bool scaled) {
   return scaled || traits.nccl < 0 ? traits.carrier : type;
 }
 
-// Average natively; other weights by NCCL where it takes them exactly, else by our kernel in float32.
-void weigh_floats(NcclForm& form, double prescale, int64_t divisor, int members) {
-  if (divisor != 1 && divisor == members && prescale == 1.0) {
-    form.op = nccl::kAverage;
-  } else if (traits_of(form.type).carrier == form.type) {
-    form.weight = prescale / static_cast<double>(divisor);
-  } else {
-    form.factor_in = prescale;
-    form.divisor_in = divisor;
-  }
-}
-
 void scale_floats(NcclForm& form, const Signature& s, int64_t divisor) {
   if (form.type == DType::kFloat16) {
     form.factor_in = s.prescale;
@@ -47,23 +35,16 @@ cuda::Address address_of(const std::byte* pointer) {
   return static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(pointer));
 }
 
-// The second place begins where the first ends: nothing but padding is between them.
-bool are_neighbours(const Part& first, const Part& second) {
-  const WindowRange &a = first.signature.window_range, &b = second.signature.window_range;
-  return a.window == b.window &&
-         round_up(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
-}
-
 NcclCall call_of(const Part& part, const NcclForm& form, cuda::Address input, cuda::Address output,
                  size_t count) {
   const Rank target = part.signature.target();
   const auto kind = target < 0 ? NcclCall::Kind::kAllReduce : NcclCall::Kind::kReduce;
-  return {kind, input, output, count, nccl_type(form.type), form.op, form.weight, target};
+  return {kind, input, output, count, nccl_type(form.type), form.op, target};
 }
 
 }  // namespace
 
-NcclForm form_of(const Part& part, int members, bool plain_sums) {
+NcclForm form_of(const Part& part) {
   const Signature& s = part.signature;
   const ReduceOpTraits& reduction = traits_of(s.reduce_op);
   const int64_t divisor = factors_of(part).divisor;
@@ -75,11 +56,7 @@ NcclForm form_of(const Part& part, int members, bool plain_sums) {
   form.identity = reduction.sums ? ReduceOp::kSum : s.reduce_op;
   form.factor_out = s.postscale;
   if (is_float && reduction.sums) {
-    if (plain_sums) {
-      scale_floats(form, s, divisor);
-    } else {
-      weigh_floats(form, s.prescale, divisor, members);
-    }
+    scale_floats(form, s, divisor);
     return form;
   }
   form.factor_in = s.prescale;
@@ -95,33 +72,17 @@ nccl::DataType nccl_type(DType type) {
   return found;
 }
 
-bool may_be_placed(const Part& part) {
-  return part.signature.window_range.window != 0 &&
-         std::ranges::all_of(part.present, [](bool present) { return present; });
-}
-
-void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch,
-                        const Windows& windows) {
+void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch) {
   pack.clear();
   unpack.clear();
   calls.clear();
   scratch_ = scratch;
   used_ = 0;
-  std::vector<Reduction> allreduces, placed;
+  std::vector<Reduction> allreduces;
   for (const Part& part : parts) {
     switch (part.signature.traits().pattern) {
-      case Pattern::kReduceToAll: {
-        // By what all members know alike, as everything that decides which calls are made.
-        const bool has_place =
-            may_be_placed(part) && windows.contains(part.signature.window_range.window);
-        const NcclForm form = form_of(part, members_, plain_sums_ || has_place);
-        const bool in_place = has_place && form.type == form.element;
-        (in_place ? placed : allreduces).push_back({&part, form});
-        break;
-      }
-      case Pattern::kReduceToOwners:
-        plan_reducescatter({&part, form_of(part, members_, plain_sums_)});
-        break;
+      case Pattern::kReduceToAll: allreduces.push_back({&part, form_of(part)}); break;
+      case Pattern::kReduceToOwners: plan_reducescatter({&part, form_of(part)}); break;
       case Pattern::kOneToAll: plan_broadcast(part); break;
       case Pattern::kEachToAll: plan_allgather(part); break;
       case Pattern::kEachToEach: plan_alltoall(part); break;
@@ -129,7 +90,6 @@ void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch,
       case Pattern::kNone: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
     }
   }
-  plan_placed(std::move(placed), windows);
   plan_allreduces(std::move(allreduces));
 }
 
@@ -137,26 +97,6 @@ cuda::Address NcclSchedule::take(size_t bytes) {
   const cuda::Address address = scratch_ + used_;
   used_ += round_up(bytes, kAlignment);
   return address;
-}
-
-bool NcclSchedule::in_window(const std::byte* buffer) const {
-  return buffer && open_windows_ && open_windows_->holds(address_of(buffer));
-}
-
-// Where NCCL may read a buffer: elsewhere if it lies in a window, though not at a place agreed upon.
-cuda::Address NcclSchedule::read(const std::byte* input, size_t bytes) {
-  if (!in_window(input)) return address_of(input);
-  const cuda::Address copy = take(bytes);
-  pack.copy(copy, address_of(input), bytes);
-  return copy;
-}
-
-// Where NCCL may write it.
-cuda::Address NcclSchedule::write(std::byte* output, size_t bytes) {
-  if (!in_window(output)) return address_of(output);
-  const cuda::Address copy = take(bytes);
-  unpack.copy(address_of(output), copy, bytes);
-  return copy;
 }
 
 // By shapes and factors alone: every member must make the same calls, whether or not it has buffers.
@@ -198,46 +138,17 @@ void NcclSchedule::bring_in(const Reduction& one, cuda::Address target) {
   }
 }
 
-// A member whose tensor lies elsewhere, or that has none, brings it in: NCCL must meet registered memory at the
-// same place on all members, or on none.
-void NcclSchedule::plan_placed(std::vector<Reduction> reductions, const Windows& windows) {
-  std::ranges::stable_sort(reductions, {}, [](const Reduction& one) {
-    const WindowRange& range = one.part->signature.window_range;
-    return std::pair(range.window, range.offset);
-  });
-  for (size_t i = 0; i < reductions.size(); ++i) {
-    const Reduction& one = reductions[i];
-    const Part& part = *one.part;
-    const NcclForm& form = one.form;
-    const cuda::Address at =
-        windows.at(part.signature.window_range.window) + part.signature.window_range.offset;
-    bring_in(one, at);
-    if (part.output) {
-      unpack.convert(address_of(part.output), form.element, at, form.type, one.numbers(),
-                     form.factor_out, form.divisor_out);
-    }
-    const bool joins = i > 0 && are_neighbours(*reductions[i - 1].part, part) &&
-                       reductions[i - 1].form.same_call(form);
-    if (joins) {
-      calls.back().count = (at - calls.back().input) / size_of(form.type) + one.numbers();
-    } else {
-      calls.push_back({NcclCall::Kind::kAllReduce, at, at, one.numbers(), nccl_type(form.type),
-                       form.op, form.weight});
-    }
-  }
-}
-
 void NcclSchedule::plan_direct(const Reduction& one) {
   const NcclForm& form = one.form;
   const Part& part = *one.part;
   const size_t bytes = one.numbers() * size_of(form.type);
   cuda::Address input = address_of(part.input);
   cuda::Address output = address_of(part.output);
-  if (!part.input || form.converts_in() || in_window(part.input)) {
+  if (!part.input || form.converts_in()) {
     input = take(bytes);
     bring_in(one, input);
   }
-  const bool through_scratch = !part.output || form.type != form.element || in_window(part.output);
+  const bool through_scratch = !part.output || form.type != form.element;
   if (!gets_result(part.signature, member_)) {
     output = 0;
   } else if (through_scratch) {
@@ -281,19 +192,18 @@ void NcclSchedule::plan_reducescatter(const Reduction& one) {
   };
   const size_t mine = numbers_of(member_);
   cuda::Address input = address_of(part.input);
-  if (!part.input || form.converts_in() || in_window(part.input)) {
+  if (!part.input || form.converts_in()) {
     input = take(one.numbers() * size);
     bring_in(one, input);
   }
   const cuda::Address target = address_of(part.output);
   const bool overlaps = overlap(target, mine * size, input, one.numbers() * size);
-  const bool through_scratch =
-      !part.output || form.type != form.element || overlaps || in_window(part.output);
+  const bool through_scratch = !part.output || form.type != form.element || overlaps;
   const cuda::Address output = through_scratch ? take(mine * size) : target;
   const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
   if (even) {
-    calls.push_back({NcclCall::Kind::kReduceScatter, input, output, mine, nccl_type(form.type),
-                     form.op, form.weight});
+    calls.push_back(
+        {NcclCall::Kind::kReduceScatter, input, output, mine, nccl_type(form.type), form.op});
   }
   size_t before = 0;
   for (int member = 0; member < members_ && !even; ++member) {
@@ -301,7 +211,7 @@ void NcclSchedule::plan_reducescatter(const Reduction& one) {
     if (count > 0) {
       calls.push_back({NcclCall::Kind::kReduce, input + before * size,
                        member == member_ ? output : 0, count, nccl_type(form.type), form.op,
-                       form.weight, member});
+                       member});
     }
     before += count;
   }
@@ -314,11 +224,11 @@ void NcclSchedule::plan_reducescatter(const Reduction& one) {
 void NcclSchedule::plan_broadcast(const Part& part) {
   const size_t bytes = part.signature.bytes();
   const bool root = part.signature.root == member_;
-  const cuda::Address source = root ? read(part.input, bytes) : 0;
-  cuda::Address output = write(part.output, bytes);
+  const cuda::Address source = root ? address_of(part.input) : 0;
+  cuda::Address output = address_of(part.output);
   if (!output) output = root ? source : take(bytes);
   const cuda::Address input = root ? source : output;
-  calls.push_back({NcclCall::Kind::kBroadcast, input, output, bytes, nccl::kInt8, nccl::kSum, 1.0,
+  calls.push_back({NcclCall::Kind::kBroadcast, input, output, bytes, nccl::kInt8, nccl::kSum,
                    part.signature.root});
 }
 
@@ -326,8 +236,8 @@ void NcclSchedule::plan_allgather(const Part& part) {
   const size_t row = part.signature.row_bytes();
   const auto rows = std::accumulate(part.rows.begin(), part.rows.end(), int64_t{0});
   const size_t mine = static_cast<size_t>(part.rows[static_cast<size_t>(member_)]) * row;
-  const cuda::Address input = read(part.input, mine);
-  cuda::Address output = write(part.output, static_cast<size_t>(rows) * row);
+  const cuda::Address input = address_of(part.input);
+  cuda::Address output = address_of(part.output);
   if (!output) output = take(static_cast<size_t>(rows) * row);
   const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
   if (even) {
@@ -348,18 +258,17 @@ void NcclSchedule::plan_allgather(const Part& part) {
 void NcclSchedule::plan_alltoall(const Part& part) {
   const PartLayout layout(part, members_);
   const size_t received = layout.output_bytes(member_);
-  cuda::Address input = read(part.input, layout.input_bytes(member_));
-  cuda::Address output = write(part.output, received);
+  cuda::Address input = address_of(part.input);
+  cuda::Address output = address_of(part.output);
   if (!output) output = take(received);
   for (int peer = 0; peer < members_; ++peer) {
     const size_t gives = layout.bytes_between(member_, peer);
     const size_t gets = layout.bytes_between(peer, member_);
     if (gives > 0) {
-      calls.push_back({NcclCall::Kind::kSend, input, 0, gives, nccl::kInt8, nccl::kSum, 1.0, peer});
+      calls.push_back({NcclCall::Kind::kSend, input, 0, gives, nccl::kInt8, nccl::kSum, peer});
     }
     if (gets > 0) {
-      calls.push_back(
-          {NcclCall::Kind::kReceive, 0, output, gets, nccl::kInt8, nccl::kSum, 1.0, peer});
+      calls.push_back({NcclCall::Kind::kReceive, 0, output, gets, nccl::kInt8, nccl::kSum, peer});
     }
     input += gives;
     output += gets;

@@ -3,14 +3,12 @@
 // two passes over the same code: the first measures the scratch memory, the second knows its address.
 #pragma once
 
-#include <map>
 #include <span>
 #include <vector>
 
 #include "base/types.h"
 #include "data/backend/backend.h"
 #include "data/gpu/gpu_mover.h"
-#include "lib/gpu/gpu_window.h"
 #include "lib/gpu/nccl.h"
 
 namespace farandole {
@@ -23,7 +21,6 @@ struct NcclForm {
   DType type;              // what NCCL adds
   nccl::RedOp op = nccl::kSum;
   ReduceOp identity = ReduceOp::kSum;  // whose identity a member without input brings
-  double weight = 1.0;  // not 1: a sum of weight * input, not op; float32, float64 only
   // target = source * factor / divisor, before and after
   double factor_in = 1.0, factor_out = 1.0;
   int64_t divisor_in = 1, divisor_out = 1;
@@ -32,16 +29,14 @@ struct NcclForm {
   bool converts_out() const { return type != element || factor_out != 1.0 || divisor_out != 1; }
   // Calls that may share one packed buffer.
   bool same_call(const NcclForm& other) const {
-    return type == other.type && op == other.op && weight == other.weight &&
-           identity == other.identity;
+    return type == other.type && op == other.op && identity == other.identity;
   }
 };
 
-// Of an allreduce or a reducescatter. `plain_sums`: a sum of floats has no weight, and our kernel scales it afterwards,
-// because NCCL's symmetric kernels, which reduce windows in place (2.28.9 src/sym_kernels.cc:269), and the adders of a switch
-// take no weighted sums. One division also rounds less than a factor for each input. float16 would overflow: our kernel
-// scales it first.
-NcclForm form_of(const Part& part, int members, bool plain_sums);
+// Of an allreduce or a reducescatter. A sum of floats is a plain one, which our kernel scales afterwards, because the adders
+// of a switch take no weighted sums, and one division rounds less than a factor for each input. float16 would overflow: our
+// kernel scales it first.
+NcclForm form_of(const Part& part);
 
 nccl::DataType nccl_type(DType type);  // of a NcclForm's type
 
@@ -53,28 +48,17 @@ struct NcclCall {
   size_t count = 0;
   nccl::DataType type = nccl::kInt8;
   nccl::RedOp op = nccl::kSum;
-  double weight = 1.0;  // other than 1: the operator is a weighted sum
-  int peer = 0;         // or the root
+  int peer = 0;  // or the root
 };
-
-// Whether a part has a place that all members can use: NCCL must meet registered memory on all of them or on
-// none, and who has no input may have no window either, having joined.
-bool may_be_placed(const Part& part);
 
 class NcclSchedule {
  public:
   // Small parts share one call; larger ones are reduced where they are.
   static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
 
-  // `windows`: this rank's; nullptr: none. `plain_sums`: as form_of()'s, equal on all members.
-  NcclSchedule(int member, int members, const GpuWindows* windows = nullptr,
-               bool plain_sums = false)
-      : member_(member), members_(members), open_windows_(windows), plain_sums_(plain_sums) {}
+  NcclSchedule(int member, int members) : member_(member), members_(members) {}
 
-  // Where windows begin, by number: all that may be used, and more. Tensors with a place there are reduced there,
-  // in one call with those that lie beside them. What lies in a window otherwise goes through scratch memory.
-  using Windows = std::map<uint32_t, cuda::Address>;
-  void make(std::span<const Part> parts, cuda::Address scratch, const Windows& windows = {});
+  void make(std::span<const Part> parts, cuda::Address scratch);
 
   MoveList pack, unpack;
   std::vector<NcclCall> calls;
@@ -90,10 +74,6 @@ class NcclSchedule {
   };
 
   cuda::Address take(size_t bytes);
-  bool in_window(const std::byte* buffer) const;
-  cuda::Address read(const std::byte* input, size_t bytes);
-  cuda::Address write(std::byte* output, size_t bytes);
-  void plan_placed(std::vector<Reduction> reductions, const Windows& windows);
   void plan_allreduces(std::vector<Reduction> reductions);
   bool goes_direct(const Reduction& one) const;
   void plan_direct(const Reduction& one);
@@ -106,8 +86,6 @@ class NcclSchedule {
 
   const int member_;
   const int members_;
-  const GpuWindows* const open_windows_;
-  const bool plain_sums_;
   cuda::Address scratch_ = 0;
   size_t used_ = 0;
 };

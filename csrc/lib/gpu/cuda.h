@@ -44,7 +44,6 @@ constexpr unsigned kHostPortable = 1;
 constexpr int kComputeMajor = 75;
 constexpr int kComputeMinor = 76;
 constexpr int kMemoryPoolsSupported = 115;
-constexpr int kMulticastSupported = 132;
 constexpr int kPoolReleaseThreshold = 4;
 constexpr int kAllocationPinned = 1;
 constexpr int kLocationDevice = 1;

@@ -77,10 +77,6 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
   api_->check(api_->device_attribute(&pools, cuda::kMemoryPoolsSupported, device_),
               "cuDeviceGetAttribute");
   capability_ = 10 * major + minor;
-  int multicast = 0;  // an attribute that drivers before CUDA 12.1 do not know
-  has_multicast_ =
-      api_->device_attribute(&multicast, cuda::kMulticastSupported, device_) == cuda::kSuccess &&
-      multicast != 0;
   api_->check(api_->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
   if (pools == 0) {
     throw Error(ErrorCode::kLibrary, name() +

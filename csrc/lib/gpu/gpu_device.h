@@ -75,8 +75,6 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   const cuda::Api& api() const { return *api_; }
   int ordinal() const { return ordinal_; }
   int capability() const { return capability_; }  // 90: sm_90
-  // Whether it hangs on a switch that can add.
-  bool has_multicast() const { return has_multicast_; }
   const cuda::Uuid& uuid() const { return uuid_; }
   std::string name() const;
   // Of high priority; does not wait for the default stream.
@@ -112,7 +110,6 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   cuda::Pool pool_ = nullptr;
   cuda::Uuid uuid_{};
   int capability_ = 0;
-  bool has_multicast_ = false;
 
   std::mutex mutex_;
   std::vector<cuda::Event> events_;

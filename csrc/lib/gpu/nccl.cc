@@ -26,16 +26,6 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.receive, "ncclRecv");
   library.fill(api.group_start, "ncclGroupStart");
   library.fill(api.group_end, "ncclGroupEnd");
-  library.fill(api.weighted_sum, "ncclRedOpCreatePreMulSum");
-  library.fill(api.operator_destroy, "ncclRedOpDestroy");
-  library.fill_if_there(api.split, "ncclCommSplit");
-  library.fill_if_there(api.memory_allocate, "ncclMemAlloc");
-  library.fill_if_there(api.memory_free, "ncclMemFree");
-  library.fill_if_there(api.buffer_register, "ncclCommRegister");
-  library.fill_if_there(api.buffer_deregister, "ncclCommDeregister");
-  if (api.version < kFirstAbortableWindows) return;
-  library.fill_if_there(api.window_register, "ncclCommWindowRegister");
-  library.fill_if_there(api.window_deregister, "ncclCommWindowDeregister");
 }
 
 }  // namespace

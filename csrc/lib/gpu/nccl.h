@@ -12,7 +12,6 @@
 #include "lib/gpu/cuda.h"
 
 struct ncclComm;
-struct ncclWindow_vidmem;  // NVIDIA's name
 
 namespace farandole::nccl {
 
@@ -20,19 +19,13 @@ using Result = int;
 using Comm = ncclComm*;
 using DataType = int;
 using RedOp = int;
-using Window = ncclWindow_vidmem*;
 
 constexpr Result kSuccess = 0;
 constexpr Result kInProgress = 7;  // of a communicator that does not block
 
 // All types and operators are in the rows of base/dtype.h and base/reduce_op.h.
 constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
-constexpr DataType kFloat32 = traits_of(DType::kFloat32).nccl;
 constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
-constexpr RedOp kAverage = 4;  // of its own: it divides by the number of ranks
-constexpr int kScalarHost = 1;
-constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets
-constexpr size_t kWindowAlignment = 4096;
 
 struct UniqueId {
   char bytes[128];
@@ -47,8 +40,6 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // the oldest version that we use
-// Before, symmetric kernels do not look at the abort flag: with a peer that dies within one, ncclCommAbort never returns.
-constexpr int kFirstAbortableWindows = 22907;
 // Before, ncclCommAbort frees the communicator also within a group, before that ends (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
@@ -81,19 +72,6 @@ struct Api {
                     cuda::Stream stream);
   Result (*group_start)();
   Result (*group_end)();
-  Result (*weighted_sum)(RedOp* op, void* weight, DataType type, int residence, Comm comm);
-  Result (*operator_destroy)(RedOp op, Comm comm);
-  // ---- nullptr where NCCL is too old: from 2.18,
-  Result (*split)(Comm comm, int color, int key, Comm* part, ConfigV21400* config);
-  // from 2.19,
-  Result (*memory_allocate)(void** memory, size_t bytes);
-  Result (*memory_free)(void* memory);
-  Result (*buffer_register)(const Comm comm, void* memory, size_t bytes, void** handle);
-  Result (*buffer_deregister)(const Comm comm, void* handle);
-  // and from 2.29.7, though NCCL has them from 2.27
-  Result (*window_register)(Comm comm, void* memory, size_t bytes, Window* window, int flags);
-  Result (*window_deregister)(Comm comm, Window window);
-  bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }
 
   // "text (NCCL's last words)", with the remedy for what CUDA refuses during a capture, and for a user's setting.
   std::string text_of(Result result, Comm comm) const;

@@ -56,7 +56,6 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   Outcome outcome;
   outcome.shape = std::move(shape);
   outcome.output = output;
-  outcome.had_place = signature.window_range.window != 0;
   auto own = static_cast<size_t>(member);
   switch (signature.traits().rows) {
     case Rows::kBrought:

@@ -79,7 +79,6 @@ struct Outcome {
   std::vector<int64_t> received;  // as in farandole_result
   int64_t value = 0;
   std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
-  bool had_place = false;          // in a window
 };
 
 // The rows of a call, as Part::rows, from those in its log entry.

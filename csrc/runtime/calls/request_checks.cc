@@ -207,11 +207,6 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
     s.reduce_op = ReduceOp::kSum;
   }
 
-  s.window_range = {raw.window, 0, raw.place};
-  if (raw.window != 0 && (!traits.windowed || raw.device < 0)) {
-    refuse(request, "only allreduce of a tensor on a GPU has a place in a window");
-  }
-
   if (!traits.moves_bytes()) {
     s.shape = mine.shape;
     if (traits.changes_sets) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See rank_gpu.h. Made by GpuAccess in the thread of the first GPU tensor; then the driver's, but for windows and
-// Adasum.
+// See rank_gpu.h. Made by GpuAccess in the thread of the first GPU tensor; then the driver's.
 #include "runtime/gpu/rank_gpu.h"
 
 #include <unistd.h>
@@ -88,7 +87,6 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
       device_(GpuDevice::open(open_cuda(config), ordinal)),
       module_(std::make_shared<GpuModule>(device_, *open_nvrtc(config))),
       mover_(module_),
-      adasum_(module_, mover_),
       ranges_(open_ranges(config)),
       lane_(ring_, ranges_) {
   if (config.gpu_backend == "host") return;
@@ -103,66 +101,19 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
 UseGpu RankGpu::describe(Rank host) const {
   const cuda::Uuid& uuid = device_->uuid();
   return {std::string(uuid.bytes, sizeof uuid.bytes), host, nccl_ ? name_of(*nccl_) : "",
-          device_->name(), device_->has_multicast()};
-}
-
-std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
-  const bool registers = nccl_ && nccl_->registers_memory();
-  if (!registers && !told_of_copies_.exchange(true)) {
-    log(LogLevel::kWarning, nccl_ ? nccl_->path +
-                                        " registers no memory: gradients are copied; NCCL 2.19 or "
-                                        "newer reduces them in place"
-                                  : "without NCCL gradients on GPUs are copied");
-  }
-  bytes = (std::max<size_t>(bytes, 1) + nccl::kWindowAlignment - 1) / nccl::kWindowAlignment *
-          nccl::kWindowAlignment;
-  auto window = std::make_shared<GpuWindow>(device_, registers ? nccl_ : nullptr,
-                                            windows_.next_number(set), bytes);
-  windows_.add(set, window);
-  return window;
-}
-
-std::unique_ptr<NcclBackend> RankGpu::new_backend(const SetUp& step, int member,
-                                                  int members) const {
-  return std::make_unique<NcclBackend>(
-      mover_, windows_, step.set,
-      NcclCommunicator::Setup{nccl_, device_, member, members, nanoseconds(config_.init_timeout),
-                              nanoseconds(config_.stall_abort), ring_},
-      step.plain_sums);
-}
-
-// Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
-// their launches wait for what the program does, nor with ranks that are about to end.
-bool RankGpu::may_split(const SetUp& step) const {
-  return step.all_here && !holds_launches_ && nccl_->split && world_ && world_->is_set_up();
+          device_->name()};
 }
 
 void RankGpu::set_up(const SetUp& step, int member, int members) {
-  if (!step.step.empty()) {
-    if (member >= 0) lane_.set_up(step.set, {step.step, step.bytes});
-  } else if (may_split(step)) {
-    split_off(step, member, members);
-  } else if (member >= 0) {
-    auto backend = new_backend(step, member, members);
-    if (step.set == kWorldSet) world_ = backend.get();
-    lane_.open(step.set, std::move(backend));
-  }
-}
-
-void RankGpu::split_off(const SetUp& step, int member, int members) {
-  const auto take = [this, step, member, members, begun = false](bool wanted) mutable {
-    if (!std::exchange(begun, true)) {
-      world_->split(member);
-      return false;
-    }
-    const nccl::Comm part = world_->take_part();
-    if (member < 0) return true;
-    auto backend = new_backend(step, member, members);
-    backend->connect(part);
-    if (wanted) lane_.open(step.set, std::move(backend));
-    return true;
-  };
-  lane_.push(GpuTurn{kWorldSet, step.set, take});
+  if (!step.key.empty()) return lane_.connect(step.set, step.key);
+  const NcclCommunicator::Setup setup{nccl_,
+                                      device_,
+                                      member,
+                                      members,
+                                      nanoseconds(config_.init_timeout),
+                                      nanoseconds(config_.stall_abort),
+                                      ring_};
+  lane_.open(step.set, std::make_unique<NcclBackend>(mover_, setup));
 }
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members) {

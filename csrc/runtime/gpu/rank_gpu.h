@@ -3,17 +3,15 @@
 // tensor, because scripts choose their device after init().
 #pragma once
 
-#include <atomic>
 #include <memory>
 
 #include "base/config.h"
 #include "control/protocol/message.h"
 #include "data/backend/backend.h"
-#include "data/gpu/gpu_adasum.h"
 #include "data/gpu/gpu_lane.h"
+#include "data/gpu/gpu_module.h"
 #include "data/gpu/gpu_mover.h"
 #include "lib/gpu/cuda.h"
-#include "lib/gpu/gpu_window.h"
 #include "lib/gpu/nccl.h"
 #include "lib/gpu/nvrtc.h"
 #include "lib/gpu/nvtx.h"
@@ -29,8 +27,6 @@ std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);
 std::shared_ptr<const nvtx::Api> open_nvtx(const Config& config);
 
-class NcclBackend;
-
 class RankGpu {
  public:
   // Throws Error(kLibrary).
@@ -40,24 +36,16 @@ class RankGpu {
   const std::shared_ptr<GpuDevice>& device() const { return device_; }
   // Describes it to the coordinator. `host`: the lowest rank of this host.
   UseGpu describe(Rank host) const;
-  // For zero copy; ordinary memory where NCCL registers none, said once in the log. Any thread.
-  std::shared_ptr<GpuWindow> open_window(SetId set, size_t bytes);
-  GpuWindows& windows() { return windows_; }
-  const GpuAdasum& adasum() const { return adasum_; }
 
   // ---- The driver
   GpuLane& lane() { return lane_; }
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
-  // A step in setting up the backend of a set, by the library; `member`: -1: not in the set.
+  // Opens the backend of a set by the library, or connects it, if `step` has the key.
   void set_up(const SetUp& step, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members);
 
  private:
-  std::unique_ptr<NcclBackend> new_backend(const SetUp& step, int member, int members) const;
-  bool may_split(const SetUp& step) const;
-  void split_off(const SetUp& step, int member, int members);
-
   const Config& config_;
   const std::function<void()> ring_;
   const bool holds_launches_;
@@ -65,11 +53,7 @@ class RankGpu {
   const std::shared_ptr<GpuDevice> device_;
   const std::shared_ptr<const GpuModule> module_;
   const GpuMover mover_;
-  const GpuAdasum adasum_;
   const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr: no profiler is attached
-  GpuWindows windows_;
-  std::atomic<bool> told_of_copies_{false};
-  NcclBackend* world_ = nullptr;  // owned by lane_
   GpuLane lane_;
 };
 

@@ -21,7 +21,6 @@ static_assert(cuda::kHostPortable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(cuda::kComputeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(cuda::kComputeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(cuda::kMemoryPoolsSupported == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
-static_assert(cuda::kMulticastSupported == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
 static_assert(cuda::kPoolReleaseThreshold == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
 static_assert(cuda::kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(cuda::kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);

@@ -21,8 +21,6 @@ static_assert(number(DType::kFloat32) == ncclFloat32 && number(DType::kFloat64) 
 constexpr int number(ReduceOp op) { return farandole::traits_of(op).nccl; }
 static_assert(number(ReduceOp::kSum) == ncclSum && number(ReduceOp::kProduct) == ncclProd);
 static_assert(number(ReduceOp::kMax) == ncclMax && number(ReduceOp::kMin) == ncclMin);
-static_assert(nccl::kAverage == ncclAvg);
-static_assert(nccl::kScalarHost == ncclScalarHostImmediate);
 static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 static_assert(std::is_same_v<nccl::Comm, ncclComm_t>);
 using Config = nccl::ConfigV21400;
@@ -51,15 +49,3 @@ static_assert(alike(&Api::send, &ncclSend));
 static_assert(alike(&Api::receive, &ncclRecv));
 static_assert(alike(&Api::group_start, &ncclGroupStart));
 static_assert(alike(&Api::group_end, &ncclGroupEnd));
-static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
-
-static_assert(alike(&Api::split, &ncclCommSplit));
-static_assert(alike(&Api::memory_allocate, &ncclMemAlloc));
-static_assert(alike(&Api::memory_free, &ncclMemFree));
-static_assert(alike(&Api::buffer_register, &ncclCommRegister));
-static_assert(alike(&Api::buffer_deregister, &ncclCommDeregister));
-static_assert(alike(&Api::operator_destroy, &ncclRedOpDestroy));
-static_assert(alike(&Api::window_register, &ncclCommWindowRegister));
-static_assert(alike(&Api::window_deregister, &ncclCommWindowDeregister));
-static_assert(nccl::kWindowSymmetric == NCCL_WIN_COLL_SYMMETRIC);
-static_assert(nccl::kWindowAlignment == NCCL_WIN_REQUIRED_ALIGNMENT);

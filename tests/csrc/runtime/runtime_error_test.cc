@@ -79,7 +79,6 @@ constexpr Wrong kWrong[] = {
     {[](Ask& a) { a.device = -2; }, "no such device"},
     {[](Ask& a) { a.name.assign(5000, 'x'); }, "longer than 4096 bytes"},
     {[](Ask& a) { a.group = "g", a.group_size = 0; }, "a group needs at least one member"},
-    {[](Ask& a) { a.window = 1; }, "only allreduce of a tensor on a GPU"},
     {[](Ask& a) { a.shape = {-1}; }, "negative length in shape"},
     {[](Ask& a) { a.shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "is too large"},
     {[](Ask& a) { a.shape.assign(65, 1); }, "more than 64 dimensions"},

@@ -41,8 +41,6 @@ struct Ask {
   std::vector<int64_t> splits = {};
   int32_t device = -1;
   uint64_t stream = 0;
-  uint32_t window = 0;
-  uint64_t place = 0;
 
   farandole_request request() const {
     farandole_request r{};
@@ -52,7 +50,7 @@ struct Ask {
     r.input = input, r.output = output;
     r.n_splits = static_cast<int32_t>(splits.size()), r.splits = splits.data();
     r.name = name.empty() ? nullptr : name.c_str();
-    r.stream = stream, r.window = window, r.place = place;
+    r.stream = stream;
     r.group = group.empty() ? nullptr : group.c_str(), r.group_size = group_size;
     return r;
   }

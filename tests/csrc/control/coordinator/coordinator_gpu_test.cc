@@ -106,49 +106,14 @@ TEST(neither_kind_of_memory_waits_for_the_other) {
   CHECK(only<Run>(job.publish()).gpu);
 }
 
-TEST(sums_are_plain_where_all_of_three_gpus_hang_on_a_switch) {
-  for (int ranks : {2, 3}) {
-    for (int without : {-1, 0, ranks - 1}) {
-      Job job(ranks);
-      for (Rank r = 0; r < ranks; ++r) {
-        UseGpu gpu = gpu_of(r);
-        gpu.multicast = r != without;
-        job.report(r, gpu);
-      }
-      job.submit_all(on_gpu("a"));
-      CHECK_EQ(only<SetUp>(job.publish()).plain_sums, ranks == 3 && without < 0);
-    }
-  }
-}
-
-TEST(a_step_is_taken_when_all_members_have_asked_for_it) {
+TEST(the_key_of_the_lowest_member_reaches_all) {
   Job job(3);
   use_gpus(job, 3);
+  job.report(0, SetUp{kWorldSet, "before the set is open"});
   job.submit_all(on_gpu("a"));
-  job.publish();
-  for (Rank r : {2, 0}) {
-    job.report(r, SetUp{kWorldSet, "one", "by " + std::to_string(r)});
-    job.report(r, SetUp{kWorldSet, "other " + std::to_string(r)});
-  }
+  CHECK_EQ(only<SetUp>(job.publish()).key, "");
+  job.report(1, SetUp{kWorldSet, "of another member"});
   CHECK(job.publish().empty());
-  job.report(1, SetUp{kWorldSet, "one", "by 1"});
-  const SetUp taken = only<SetUp>(job.publish());
-  CHECK_EQ(taken.step, "one");
-  CHECK_EQ(taken.bytes, "by 0");
-  for (Rank r = 0; r < 3; ++r) job.report(r, SetUp{kWorldSet, "one"});  // and again
-  CHECK_EQ(only<SetUp>(job.publish()).bytes, "");
-}
-
-TEST(a_set_up_says_whether_all_ranks_are_still_here) {
-  for (bool one_leaves : {false, true}) {
-    Job job(3);
-    use_gpus(job, 3);
-    job.submit_all(add_set_of({0, 1}), no_input());
-    const SetId set = only<OpenSet>(job.publish()).set;
-    if (one_leaves) job.report(2, Leave{false, ""});
-    for (Rank r = 0; r < 2; ++r) job.submit(r, in_set(on_gpu("inside"), set));
-    const SetUp open = only<SetUp>(job.publish());
-    CHECK(open.ranks == (std::vector<Rank>{0, 1}));
-    CHECK_EQ(open.all_here, !one_leaves);
-  }
+  job.report(0, SetUp{kWorldSet, "the key"});
+  CHECK_EQ(only<SetUp>(job.publish()).key, "the key");
 }

@@ -24,8 +24,8 @@ class LaneRank {
         lane_([] {}) {
     const NcclCommunicator::Setup setup{gpu_library().nccl, device_,   member, 2,
                                         kPatience,          kPatience, [] {}};
-    auto backend = std::make_unique<NcclBackend>(mover_, windows_, kWorldSet, setup, false);
-    backend->set_up({"key", std::string(id.bytes, sizeof id.bytes)});
+    auto backend = std::make_unique<NcclBackend>(mover_, setup);
+    backend->connect(std::string(id.bytes, sizeof id.bytes));
     lane_.open(kWorldSet, std::move(backend));
   }
 
@@ -57,7 +57,6 @@ class LaneRank {
  private:
   std::shared_ptr<GpuDevice> device_;
   GpuMover mover_;
-  GpuWindows windows_;
   GpuLane lane_;
 };
 
@@ -83,8 +82,7 @@ TEST(after_an_abort_nobody_writes_to_buffers) {
   CHECK_EQ(gpu_library().alive(), 0);
 }
 
-// So NCCL before 2.29.7 does, with a peer that dies within a symmetric kernel: the calls fail, and everything of ours ends
-// but the thread that is in NCCL.
+// The calls fail, and everything of ours ends but the thread that is in NCCL.
 TEST(an_abort_that_never_returns_holds_nobody_up) {
   const nccl::UniqueId id = new_nccl_id();
   auto rank = std::make_unique<LaneRank>(id, 0), late = std::make_unique<LaneRank>(id, 1);

@@ -19,20 +19,16 @@ class Member {
  public:
   Member(const nccl::UniqueId& id, int member, int members,
          std::chrono::nanoseconds patience = kPatience,
-         std::shared_ptr<const nccl::Api> api = gpu_library().nccl, bool plain_sums = false)
+         std::shared_ptr<const nccl::Api> api = gpu_library().nccl)
       : wakeup_(reinterpret_cast<EventCount*>(segment_.data())),
         device_(GpuDevice::open(gpu_library().cuda, member)),
         mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
-        backend_(mover_, windows_, kWorldSet,
-                 {std::move(api), device_, member, members, patience, patience,
-                  [this] { wakeup_->notify(); }},
-                 plain_sums) {
-    backend_.set_up({"key", std::string(id.bytes, sizeof id.bytes)});
+        backend_(mover_, {std::move(api), device_, member, members, patience, patience,
+                          [this] { wakeup_->notify(); }}) {
+    backend_.connect(std::string(id.bytes, sizeof id.bytes));
   }
 
   GpuBackend& backend() { return backend_; }
-  const std::shared_ptr<GpuDevice>& device() const { return device_; }
-  GpuWindows& windows() { return windows_; }
 
   // As the engine does.
   GpuWork launch(std::span<const Part> parts) {
@@ -56,14 +52,13 @@ class Member {
   EventCount* wakeup_;
   std::shared_ptr<GpuDevice> device_;
   GpuMover mover_;
-  GpuWindows windows_;
   NcclBackend backend_;
 };
 
-void run_all(int members, const std::vector<BucketSpec>& buckets, bool plain_sums = false) {
+void run_all(int members, const std::vector<BucketSpec>& buckets) {
   const nccl::UniqueId id = new_nccl_id();
   in_threads(members, [&](int me) {
-    Member member(id, me, members, kPatience, gpu_library().nccl, plain_sums);
+    Member member(id, me, members);
     for (const BucketSpec& specs : buckets) member.run(specs, me, members);
   });
   CHECK_EQ(gpu_library().alive(), 0);
@@ -112,11 +107,9 @@ TEST(every_dtype_and_operator_alone_and_packed) {
   for (int members : {1, 2, 3}) run_all(members, buckets_of_all_types(members));
 }
 
-// An average, a weighted sum, a reducescatter; packed, and large ones in place.
-TEST(on_a_switch_that_adds_every_average_is_a_plain_sum) {
-  gpu_library().needs_nccl_double();
+TEST(averages_in_place_and_apart) {
   constexpr int kMembers = 3;
-  std::vector<BucketSpec> buckets = buckets_of_all_types(kMembers);
+  std::vector<BucketSpec> buckets;
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kInt32}) {
     for (Op op : {Op::kAllreduce, Op::kReducescatter}) {
       PartSpec spec = whole(op, ReduceOp::kAverage, dtype, 600'000);
@@ -128,19 +121,15 @@ TEST(on_a_switch_that_adds_every_average_is_a_plain_sum) {
       }
     }
   }
-  gpu_library().weighted_calls();
-  run_all(kMembers, buckets, /*plain_sums=*/true);
-  CHECK_EQ(gpu_library().weighted_calls(), 0);
   run_all(kMembers, buckets);
-  CHECK(gpu_library().weighted_calls() > 0);
 }
 
-TEST(a_plain_sum_of_float16_does_not_overflow) {
+TEST(an_average_of_float16_does_not_overflow) {
   using Half = reference::SmallFloat<10, -14>;
   constexpr float kValues[] = {30016, 40000, 49984};  // their sum is no float16
   const nccl::UniqueId id = new_nccl_id();
   in_threads(3, [&](int me) {
-    Member member(id, me, 3, kPatience, gpu_library().nccl, /*plain_sums=*/true);
+    Member member(id, me, 3);
     for (int64_t rows : {int64_t{5}, int64_t{1} << 20}) {  // packed alone; where it is
       std::vector<uint16_t> data(static_cast<size_t>(rows), Half::encode(kValues[me]));
       Part part;
@@ -170,7 +159,7 @@ TEST(random_buckets_of_all_collectives) {
         });
         for (PartSpec& spec : buckets.back()) spec.whole = true;
       }
-      run_all(members, buckets, /*plain_sums=*/its % 3 == 0);
+      run_all(members, buckets);
     });
   }
 }
@@ -186,77 +175,6 @@ TEST(large_parts_are_reduced_where_they_are) {
   CHECK(plan.pack.empty() && plan.unpack.empty());
   CHECK_EQ(plan.scratch_bytes(), size_t{0});
   CHECK_EQ(plan.calls.size(), size_t{1});
-  part.signature.reduce_op = ReduceOp::kAverage;
-  part.divisor = 2;
-  plan.make(std::span(&part, 1), 0);
-  CHECK(plan.pack.empty() && plan.unpack.empty());
-  CHECK_EQ(plan.calls[0].op, nccl::kAverage);
-}
-
-TEST(neighbours_in_a_window_are_one_call) {
-  NcclSchedule plan(0, 2);
-  std::vector<std::byte> memory(4096);
-  std::vector<Part> parts(4);
-  const uint64_t offsets[] = {0, 16, 64,
-                              80};  // floats: 3 and padding, 4; a gap; 4, 4 of another kind
-  for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i].signature.shape = {i == 0 ? 3 : 4};
-    parts[i].signature.window_range = {1, memory.size(), offsets[i]};
-    parts[i].input = parts[i].output = memory.data() + offsets[i];
-  }
-  parts[3].signature.reduce_op = ReduceOp::kMax;
-  std::swap(parts[0], parts[1]);  // their order in the bucket does not matter
-  const auto base = static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(memory.data()));
-  plan.make(parts, 0, {{1, base}});
-  CHECK(plan.pack.empty() && plan.unpack.empty());
-  CHECK_EQ(plan.scratch_bytes(), size_t{0});
-  CHECK_EQ(plan.calls.size(), size_t{3});
-  CHECK_EQ(plan.calls[0].input, base);
-  CHECK_EQ(plan.calls[0].count, size_t{8});
-  CHECK_EQ(plan.calls[1].input, base + 64);
-  CHECK_EQ(plan.calls[2].count, size_t{4});
-}
-
-// A program may scale each step by another factor.
-TEST(operators_do_not_pile_up) {
-  gpu_library().needs_nccl_double();
-  std::vector<BucketSpec> buckets;
-  for (int step = 0; step < 200; ++step) {
-    BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-    specs[0].part.signature.prescale = 2.0 + step;
-    buckets.push_back(specs);
-  }
-  run_all(2, buckets);
-  CHECK(gpu_library().most_operators() > 0);
-  CHECK(gpu_library().most_operators() <= 40);
-}
-
-// From 2.19 on; before windows whose kernels an abort ends.
-TEST(an_older_nccl_registers_buffers) {
-  gpu_library().needs_nccl_double();
-  CHECK(gpu_library().nccl->window_register);
-  setenv("GPU_DOUBLE_NCCL", "22906", 1);
-  const std::shared_ptr<const nccl::Api> old = nccl::open({gpu_library().path});
-  unsetenv("GPU_DOUBLE_NCCL");
-  CHECK(!old->window_register);
-  const nccl::UniqueId id = new_nccl_id();
-  in_threads(2, [&](int me) {
-    Member member(id, me, 2, kPatience, old);
-    const auto window = std::make_shared<GpuWindow>(member.device(), old,
-                                                    member.windows().next_number(kWorldSet), 4096);
-    member.windows().add(kWorldSet, window);
-    auto* const data = static_cast<float*>(window->data());
-    std::fill_n(data, 100, static_cast<float>(me + 1));
-    Part part;
-    part.signature.shape = {100};
-    part.signature.window_range = {window->number(), window->bytes(), 0};
-    part.input = part.output = static_cast<std::byte*>(window->data());
-    member.run(std::span(&part, 1));
-    CHECK_EQ(data[0], 3.0F);
-    CHECK_EQ(data[99], 3.0F);
-    window->close();
-  });
-  CHECK_EQ(gpu_library().alive(), 0);
 }
 
 TEST(a_lone_member_gives_up_in_time) {

@@ -34,9 +34,6 @@ struct GpuLibrary {
   decltype(&gpu_double_capture) capture;
   decltype(&gpu_double_end_capture) end_capture;
   decltype(&gpu_double_algorithm) algorithm;
-  decltype(&gpu_double_most_operators) most_operators;
-  decltype(&gpu_double_weighted_calls) weighted_calls;
-  decltype(&gpu_double_splits) splits;
   decltype(&gpu_double_ranges) ranges;
   decltype(&gpu_double_alive) alive;
 
@@ -67,9 +64,6 @@ inline const GpuLibrary& gpu_library() {
     steering.fill(made->capture, "gpu_double_capture");
     steering.fill(made->end_capture, "gpu_double_end_capture");
     steering.fill(made->algorithm, "gpu_double_algorithm");
-    steering.fill(made->most_operators, "gpu_double_most_operators");
-    steering.fill(made->weighted_calls, "gpu_double_weighted_calls");
-    steering.fill(made->splits, "gpu_double_splits");
     steering.fill(made->ranges, "gpu_double_ranges");
     steering.fill(made->alive, "gpu_double_alive");
     made->has_real_nccl = real != nullptr;

@@ -338,109 +338,6 @@ T read_at(const std::byte* from) {
   return value;
 }
 
-// By its meaning: each rank reduces its share of everybody's input, and writes it to everybody's output.
-class SymmetricRun {
- public:
-  SymmetricRun(const std::string& name, const std::vector<std::byte>& arguments)
-      : arguments_(arguments.data()),
-        layout_(row_of(kSymmetricLayouts)),
-        reduction_(function_of(name), 0),
-        rank_(read_at<int>(arguments_ + layout_.rank)),
-        ranks_(read_at<int>(arguments_ + layout_.rank + sizeof(int))),
-        abort_(layout_.abort ? read_at<volatile uint32_t*>(arguments_ + layout_.abort) : nullptr) {
-    auto lock = Hardware::instance().lock();
-    if (Hardware::instance().aborts_held) abort_ = nullptr;
-  }
-
-  void run() const {
-    const auto channels = read_at<uint32_t>(arguments_ + layout_.channels);
-    const std::byte* const ranges = arguments_ + layout_.bytes;
-    const std::byte* const works = ranges + (channels * sizeof(SymmetricRange) + 15) / 16 * 16;
-    size_t last = 0;
-    for (size_t i = 0; i < channels; ++i) {
-      const auto range = read_at<SymmetricRange>(ranges + i * sizeof(SymmetricRange));
-      last = std::max<size_t>(last, range.last_work);
-    }
-    meet();
-    for (size_t i = 0; i <= last; ++i) {
-      all_reduce(read_at<SymmetricWork>(works + i * sizeof(SymmetricWork)));
-    }
-    meet();
-  }
-
- private:
-  // "AllReduce_RSxLD_AGxST_sum_f32"
-  static Function function_of(const std::string& name) {
-    const size_t at = name.rfind("_sum_");
-    if (!name.starts_with("AllReduce_") || at == std::string::npos) unknown("kernel " + name);
-    return Function("AllReduce_Sum_" + name.substr(at + 5));
-  }
-
-  static std::byte* at(const SymmetricWindow& window, int rank) {
-    return window.start + (uint64_t{window.stride} << 32) * static_cast<size_t>(rank);
-  }
-
-  // Every rank tells every other one how often it has been here.
-  void meet() const {
-    const auto resources = read_at<SymmetricWindow>(arguments_ + layout_.resources);
-    const auto barrier = read_at<SymmetricBarrier>(arguments_ + layout_.barrier);
-    const auto cells_of = [&](int rank) {
-      return reinterpret_cast<uint32_t*>(at(resources, rank) + size_t{barrier.place} * 128);
-    };
-    const auto inbox = [&](int of, int from) {
-      return std::atomic_ref(cells_of(of)[3 * barrier.count + from]);
-    };
-    uint32_t& times = cells_of(rank_)[barrier.count];
-    ++times;
-    for (int peer = 0; peer < ranks_; ++peer) {
-      inbox(peer, rank_).store(times, std::memory_order_release);
-    }
-    for (int peer = 0; peer < ranks_; ++peer) {
-      const auto is_here = [&] {
-        return static_cast<int32_t>(inbox(rank_, peer).load(std::memory_order_acquire) - times) >=
-               0;
-      };
-      await(is_here, abort_);
-    }
-  }
-
-  void all_reduce(const SymmetricWork& work) const {
-    if (!work.input || !work.output) unknown("symmetric kernel outside of windows");
-    const auto input = read_at<SymmetricWindow>(work.input);
-    const auto output = read_at<SymmetricWindow>(work.output);
-    const auto n = static_cast<size_t>(ranks_);
-    const size_t share = (work.count + n - 1) / n;
-    const size_t start = std::min(static_cast<size_t>(rank_) * share, work.count);
-    const size_t count = std::min(share, work.count - start);
-    const size_t from = start * reduction_.size();
-    std::vector<std::byte> sum(count * reduction_.size());
-    {
-      auto lock = Hardware::instance().lock();
-      Hardware::instance().placed_bytes += work.count * reduction_.size();
-    }
-    for (int peer = 0; peer < ranks_; ++peer) {
-      reduction_.apply(sum.data(), at(input, peer) + work.input_offset + from,
-                       peer > 0 ? sum.data() : nullptr, count, false);
-    }
-    for (int peer = 0; peer < ranks_; ++peer) {
-      std::memcpy(at(output, peer) + work.output_offset + from, sum.data(), sum.size());
-    }
-  }
-
-  const std::byte* const arguments_;
-  const SymmetricLayout& layout_;
-  const Reduction reduction_;
-  const int rank_, ranks_;
-  const volatile uint32_t* abort_;
-};
-
-void run_symmetric(const std::string& name, const std::vector<std::byte>& arguments) {
-  try {
-    SymmetricRun(name, arguments).run();
-  } catch (const Aborted&) {
-  }
-}
-
 // NCCL's kernel for a communicator of one rank.
 struct OneRank {
   std::byte* output;
@@ -514,15 +411,11 @@ cuda::Result launch_nccl(Hardware& hardware, cuda::Function function, cuda::Stre
     push_thread(hardware, stream, [=] { run_one_rank(name, work); });
     return 0;
   }
-  constexpr std::string_view kSymmetric = "ncclSymkDevKernel_";
-  const bool is_symmetric = name.starts_with(kSymmetric);
-  if (!is_symmetric && !name.starts_with("ncclDevKernel_")) unknown("kernel " + name);
+  if (!name.starts_with("ncclDevKernel_")) unknown("kernel " + name);
   const auto* const first =
       static_cast<const std::byte*>(extra[1]);  // behind CU_LAUNCH_PARAM_BUFFER_POINTER
   const size_t bytes = *static_cast<const size_t*>(extra[3]);
-  push_thread(hardware, stream, [=, kept = std::vector(first, first + bytes)] {
-    is_symmetric ? run_symmetric(name.substr(kSymmetric.size()), kept) : run_channels(kept);
-  });
+  push_thread(hardware, stream, [kept = std::vector(first, first + bytes)] { run_channels(kept); });
   return 0;
 }
 

@@ -122,40 +122,6 @@ struct Layout {
 };
 constexpr Layout kLayouts[] = {{22800, 96, 8, 56, 88, 16}, {23000, 128, 24, 80, 112, 24}};
 
-// A symmetric kernel gets a description of its windows' communicator, a range of each channel and the works.
-struct SymmetricWork {
-  uint64_t scale;
-  size_t count;
-  std::byte *input, *output;  // the windows' descriptions
-  size_t input_offset, output_offset;
-  int root;
-  uint64_t channels;
-};
-struct SymmetricRange {
-  uint16_t last_work, fraction;
-};
-struct SymmetricBarrier {
-  uint32_t place;  // in pieces of 128 bytes
-  int count;
-};
-struct SymmetricWindow {  // of all ranks, one behind the other
-  void* handle;
-  std::byte* start;
-  int ranks[2];
-  uint32_t stride;  // in pieces of 4 GiB
-  uint32_t unused;
-};
-
-struct SymmetricLayout {
-  int from;  // the first version
-  size_t bytes, channels;
-  size_t rank, resources, barrier;
-  size_t abort;  // 0: before 2.29.7 there is none
-};
-constexpr SymmetricLayout kSymmetricLayouts[] = {{22800, 224, 208, 12, 40, 120, 0},
-                                                 {23000, 304, 288, 20, 48, 128, 208}};
-
-static_assert(sizeof(SymmetricWork) == 64 && sizeof(SymmetricWindow) == 32);
 static_assert(sizeof(Connection) == 152 && sizeof(Transfers) == 48 && sizeof(Arguments) == 32);
 
 }  // namespace farandole::check::device

@@ -21,7 +21,7 @@ struct CUctx_st {
 
 namespace {
 
-constexpr const char* kKernels[] = {gpu::kMoveKernel, gpu::kDotsKernel};
+constexpr const char* kKernels[] = {gpu::kMoveKernel};
 constexpr Result kInvalidValue = 1;
 constexpr int kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_...
 constexpr int kSharedMemoryOptIn = 97;
@@ -92,7 +92,6 @@ Result cuDeviceGetName(char* name, int capacity, cuda::Device device) {
   std::snprintf(name, static_cast<size_t>(capacity), "double %d", device);
   return 0;
 }
-// GPU_DOUBLE_SWITCH: it hangs on one that can add.
 Result cuDeviceGetAttribute(int* value, int attribute, cuda::Device) {
   switch (attribute) {
     case cuda::kComputeMajor: *value = 9; break;
@@ -101,7 +100,6 @@ Result cuDeviceGetAttribute(int* value, int attribute, cuda::Device) {
     case kDescriptorHandles: *value = 1; break;
     case kSharedMemoryOptIn: *value = 227 << 10; break;
     case kMultiprocessors: *value = 132; break;
-    case cuda::kMulticastSupported: *value = std::getenv("GPU_DOUBLE_SWITCH") ? 1 : 0; break;
     default: *value = 0;
   }
   return 0;
@@ -335,11 +333,6 @@ Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsign
     if (Result wrong = may_use(hardware, stream)) return wrong;
     if (reinterpret_cast<uintptr_t>(function) > std::size(kKernels)) {
       return check::launch_nccl(hardware, function, stream, parameters, extra);
-    }
-    if (kKernels[reinterpret_cast<uintptr_t>(function) - 1] == gpu::kDotsKernel) {
-      const auto task = *static_cast<const gpu::DotTask*>(parameters[0]);
-      hardware.push(stream, [=] { check::dots_on_host(task, blocks); });
-      return 0;
     }
     const Address chunks = *static_cast<const Address*>(parameters[0]);
     hardware.push(stream, [=] { check::move_on_host(pointer<void>(chunks), blocks); });

@@ -27,8 +27,7 @@ void gpu_double_heal();
 void gpu_double_break_rank(int rank, int result);
 // ncclGroupEnd blocks, and launches nothing, until this is false again.
 void gpu_double_hold_launches(bool held);
-// ncclCommAbort does not return until this is false again, as that of NCCL before 2.29.7 with a peer that is dead within a
-// symmetric kernel; over the real host code such a kernel that begins meanwhile does not look at the abort flag.
+// ncclCommAbort does not return until this is false again.
 void gpu_double_hold_aborts(bool held);
 // The calling thread begins to capture the stream into a graph, in global mode.
 void gpu_double_capture(cuda::Stream stream);
@@ -36,16 +35,8 @@ void gpu_double_capture(cuda::Stream stream);
 int gpu_double_end_capture(cuda::Stream stream);
 // What NCCL_ALGO was when the last communicator was made.
 const char* gpu_double_algorithm();
-// The most operators that a communicator has had at once.
-int gpu_double_most_operators();
-// Averages and weighted sums that NCCL was called with since the last time.
-int gpu_double_weighted_calls();
-// Calls of ncclCommSplit since the last time.
-int gpu_double_splits();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.
 const char* gpu_double_ranges();
-// Bytes that NCCL's calls have found in registered memory so far; of its real host code: its symmetric kernels, in windows.
-uint64_t gpu_double_placed_bytes();
 // What a library of NCCL's real host code says when it is loaded, instead of registering device code: its version, the
 // names of its device functions in the order of their table, one a line, and of each kernel the host's address.
 void gpu_double_nccl_code(int version, const char* functions);

@@ -104,7 +104,7 @@ class Hardware {
   bool launches_held = false;  // ncclGroupEnd launches nothing meanwhile
   bool aborts_held = false;
   int alive = 0;
-  uint64_t placed_bytes = 0;  // that NCCL was given in registered memory
+
   Random random{1};
 
  private:
@@ -136,8 +136,7 @@ constexpr int kDevices = 16;
 std::optional<int> current_device();  // that of this thread's context
 void set_current_device(int device);
 
-// The host's versions of the kernels.
+// The host's version of the kernel.
 void move_on_host(const void* chunks, unsigned count);
-void dots_on_host(const gpu::DotTask& task, unsigned blocks);
 
 }  // namespace farandole::check

@@ -38,8 +38,6 @@ namespace {
 std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 uint64_t next_id = 1;
 std::string algorithm;
-int most_operators = 0;
-int weighted_calls = 0;
 
 }  // namespace
 
@@ -59,7 +57,7 @@ Comm check::make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, in
 
 namespace {
 
-// 2.29.7 is the first one whose windows we use. GPU_DOUBLE_NCCL names another one.
+// GPU_DOUBLE_NCCL names another one.
 int version() {
   const char* const wanted = std::getenv("GPU_DOUBLE_NCCL");
   return wanted ? std::atoi(wanted) : 22907;
@@ -74,13 +72,6 @@ Result state_of(Comm comm) {
 
 Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   if (const Result early = state_of(comm)) return early;
-  weighted_calls += call.op >= nccl::kAverage ? 1 : 0;
-  if (call.op > nccl::kAverage) {
-    call.weight = comm->weights.at(static_cast<size_t>(call.op - 5)).value();
-  }
-  const void* const buffer = call.output ? call.output : call.input;
-  if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
-  if (call.place != 0) hardware.placed_bytes += call.count * size_of(dtype_of(call.type));
   open_group.calls.push_back({comm, stream, call});
   return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
 }
@@ -92,7 +83,7 @@ Result collective(const char* name, What what, const void* input, void* output, 
   return check::call(name, [&](Hardware& hardware) -> int {
     return enqueue(hardware, comm, stream,
                    {what, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
-                    count, type, op, 1.0, peer});
+                    count, type, op, peer});
   });
 }
 
@@ -118,21 +109,6 @@ void gpu_double_hold_aborts(bool held) {
   auto lock = Hardware::instance().lock();
   Hardware::instance().aborts_held = held;
   Hardware::instance().changed();
-}
-
-uint64_t gpu_double_placed_bytes() {
-  auto lock = Hardware::instance().lock();
-  return Hardware::instance().placed_bytes;
-}
-
-int gpu_double_most_operators() {
-  auto lock = Hardware::instance().lock();
-  return most_operators;
-}
-
-int gpu_double_weighted_calls() {
-  auto lock = Hardware::instance().lock();
-  return std::exchange(weighted_calls, 0);
 }
 
 const char* gpu_double_algorithm() {
@@ -195,7 +171,6 @@ Result ncclCommAbort(Comm comm) {
       const check::OneThread back(comm);
       hardware.wait([&] { return !hardware.aborts_held; });
       *comm->aborted = true;
-      comm->registered.drop_all();
       --hardware.alive;
       delete comm;
       hardware.changed();
@@ -213,87 +188,11 @@ Result ncclCommDestroy(Comm comm) {
   const check::OneThread alone(comm);
   return check::call("ncclCommDestroy", [&](Hardware& hardware) -> int {
     if (const Result early = state_of(comm)) return early;
-    if (!comm->registered.empty()) return kInvalidUsage;  // a leak: alive() tells
     return check::at_end(hardware, comm, [&hardware, comm]() -> Result {
       --hardware.alive;
       delete comm;
       return nccl::kSuccess;
     });
-  });
-}
-
-Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int residence, Comm comm) {
-  const check::OneThread alone(comm);
-  return check::call("ncclRedOpCreatePreMulSum", [&](Hardware&) -> int {
-    if (const Result early = state_of(comm)) return early;
-    if (residence != nccl::kScalarHost) return kInvalidArgument;
-    const DType dtype = dtype_of(type);
-    double value = 0;
-    float single = 0;
-    uint16_t half = 0;
-    if (dtype == DType::kFloat64) {
-      std::memcpy(&value, weight, sizeof value);
-    } else if (dtype == DType::kFloat32) {
-      std::memcpy(&single, weight, sizeof single);
-      value = single;
-    } else if (dtype == DType::kBFloat16) {
-      std::memcpy(&half, weight, sizeof half);
-      const uint32_t bits = uint32_t{half} << 16;
-      std::memcpy(&single, &bits, sizeof single);
-      value = single;
-    } else {
-      return kInvalidArgument;  // the core scales these in float32, or in its own kernel
-    }
-    auto slot = std::ranges::find_if_not(comm->weights, &std::optional<double>::has_value);
-    if (slot == comm->weights.end()) slot = comm->weights.insert(slot, std::nullopt);
-    *slot = value;
-    *op = 5 + static_cast<int>(slot - comm->weights.begin());
-    most_operators = std::max(most_operators, *op - 4);
-    return 0;
-  });
-}
-
-Result ncclRedOpDestroy(RedOp op, Comm comm) {
-  const check::OneThread alone(comm);
-  return check::call("ncclRedOpDestroy", [&](Hardware&) -> int {
-    const auto slot = static_cast<size_t>(op - 5);
-    if (slot >= comm->weights.size() || !comm->weights[slot]) return kInvalidArgument;
-    comm->weights[slot].reset();
-    return 0;
-  });
-}
-
-// Local, and the only one that asks for no readiness (2.28.9 src/register/register.cc:27).
-Result ncclCommRegister(const Comm comm, void* memory, size_t bytes, void** handle) {
-  const check::OneThread alone(comm);
-  return check::call("ncclCommRegister", [&](Hardware&) -> int {
-    *handle = comm->registered.add(memory, bytes);
-    return *handle ? 0 : kInvalidArgument;
-  });
-}
-Result ncclCommDeregister(const Comm comm, void* handle) {
-  const check::OneThread alone(comm);
-  return check::call("ncclCommDeregister", [&](Hardware&) -> int {
-    return comm->registered.drop(handle) ? 0 : kInvalidArgument;
-  });
-}
-// A collective call; in a group the window is there at its end.
-Result ncclCommWindowRegister(Comm comm, void* memory, size_t bytes, nccl::Window* window,
-                              int flags) {
-  if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
-  const check::OneThread alone(comm);
-  return check::call("ncclCommWindowRegister", [&](Hardware& hardware) -> int {
-    if (const Result early = state_of(comm)) return early;
-    if (flags != nccl::kWindowSymmetric) return kInvalidArgument;
-    *window = nullptr;
-    open_group.windows.push_back({comm, memory, bytes, window});
-    return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
-  });
-}
-Result ncclCommWindowDeregister(Comm comm, nccl::Window window) {
-  const check::OneThread alone(comm);
-  return check::call("ncclCommWindowDeregister", [&](Hardware&) -> int {
-    return comm->registered.drop(window) ? 0 : kInvalidArgument;
   });
 }
 

@@ -14,7 +14,6 @@
 #include "lib/gpu/gpu_double/hardware.h"
 #include "lib/gpu/gpu_double/nccl_files.h"
 #include "lib/gpu/gpu_double/nccl_launch.h"
-#include "lib/gpu/gpu_double/nccl_memory.h"
 #include "lib/gpu/nccl.h"
 
 namespace farandole::check {
@@ -29,15 +28,11 @@ struct Group {
   int joined = 0;
   std::map<uint64_t, std::shared_ptr<Launch>> launches;
   std::map<std::tuple<int, int, uint64_t>, std::shared_ptr<Transfer>>
-      transfers;                                       // from, to, number
-  std::map<uint64_t, std::map<int, NcclPart>> splits;  // by number, then rank
-  std::map<uint64_t, std::set<int>> registrations;     // which ranks are in this one
+      transfers;  // from, to, number
 };
 
 // A rank's place in a new communicator.
 nccl::Comm make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, int ranks);
-// Whether all ranks are in the split of this number; then its part is made.
-bool split_ends(Hardware& hardware, nccl::Comm comm, uint64_t number, nccl::Comm* part);
 
 // What a call does at the end of its group, or at once outside of one (2.28.9 src/group.cc:20).
 nccl::Result at_end(Hardware& hardware, nccl::Comm comm, std::function<nccl::Result()> job);
@@ -67,13 +62,8 @@ struct ncclComm {
   farandole::nccl::Result state = farandole::nccl::kSuccess;      // what ncclCommGetAsyncError says
   bool abort_raised = false;                                      // calls of the host look at it
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);  // kernels look at it
-  std::vector<std::optional<double>> weights;                     // of operators; empty: destroyed
   std::shared_ptr<farandole::check::NcclFiles> files;             // null: all ranks are threads
-  farandole::check::Registrations registered;
   farandole::nccl::UniqueId id;
-  std::shared_ptr<uint64_t> under_way = std::make_shared<uint64_t>(0);  // launches
-  uint64_t splits = 0;
-  uint64_t registrations = 0;  // groups that register windows
   std::shared_ptr<std::atomic<std::thread::id>> user =
       std::make_shared<std::atomic<std::thread::id>>();
 };

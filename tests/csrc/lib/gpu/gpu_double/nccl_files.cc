@@ -87,27 +87,6 @@ bool NcclFiles::all_joined() const {
   return true;
 }
 
-void NcclFiles::tell(uint64_t number, const NcclPart& part) const {
-  write(path("split" + std::to_string(number), rank_),
-        {reinterpret_cast<const char*>(&part), sizeof part});
-}
-
-void NcclFiles::hear(uint64_t number, std::map<int, NcclPart>& said) const {
-  for (int r = 0; r < ranks_; ++r) {
-    std::ifstream file(path("split" + std::to_string(number), r), std::ios::binary);
-    NcclPart part;
-    if (file.read(reinterpret_cast<char*>(&part), sizeof part)) said[r] = part;
-  }
-}
-
-bool NcclFiles::meet_at(const std::string& point) const {
-  if (access(path(point, rank_).c_str(), F_OK) != 0) write(path(point, rank_), "");
-  for (int r = 0; r < ranks_; ++r) {
-    if (access(path(point, r).c_str(), F_OK) != 0) return false;
-  }
-  return true;
-}
-
 bool NcclFiles::send(int to, uint64_t number, Transfer& transfer) const {
   const std::string name = "-" + std::to_string(to) + "-" + std::to_string(number);
   if (!transfer.sent) {

@@ -13,13 +13,6 @@
 
 namespace farandole::check {
 
-// What a rank says in a split of its communicator.
-struct NcclPart {
-  int color;
-  int key;
-  uint64_t launches;  // before it
-};
-
 class NcclFiles {
  public:
   // Null where ranks are threads.
@@ -29,16 +22,10 @@ class NcclFiles {
   // in `launch`.
   bool meet(uint64_t number, Launch& launch);
 
-  // The own rank has come to `point`; true once all have.
-  bool meet_at(const std::string& point) const;
   // One transfer, from one rank to another: the sender leaves its bytes, the receiver takes them away. True once
   // both have come.
   bool send(int to, uint64_t number, Transfer& transfer) const;
   bool receive(int from, uint64_t number, Transfer& transfer) const;
-
-  // In the split of this number: what this rank says, and what all that have come say.
-  void tell(uint64_t number, const NcclPart& part) const;
-  void hear(uint64_t number, std::map<int, NcclPart>& said) const;
 
  private:
   NcclFiles(std::string stem, int rank, int ranks);

@@ -94,31 +94,13 @@ void start(Hardware& hardware, Comm comm, cuda::Stream stream, const std::vector
     for (bool arrived : launch->arrived) all &= arrived;
     return all;
   };
-  ++*comm->under_way;
-  hardware.push(stream, ready, [launch, ends, aborted = comm->aborted, left = comm->under_way] {
-    --*left;
+  hardware.push(stream, ready, [launch, ends, aborted = comm->aborted] {
     if (*aborted) return;
     for (const End& end : ends) deliver(end);
     if (!launch) return;
     run(*launch);
     launch->kept.clear();
   });
-}
-
-// The windows of one group: it ends when all ranks are in theirs.
-Result register_all(Hardware& hardware, Comm comm, const std::vector<PendingWindow>& windows) {
-  const uint64_t number = ++comm->registrations;
-  comm->group->registrations[number].insert(comm->rank);
-  const auto all_in = [comm, number] {
-    if (comm->files) return comm->files->meet_at("windows" + std::to_string(number));
-    return static_cast<int>(comm->group->registrations[number].size()) == comm->group->ranks;
-  };
-  if (const Result error = block(hardware, comm, all_in)) return error;
-  for (const PendingWindow& one : windows) {
-    *one.window = static_cast<nccl::Window>(comm->registered.add(one.memory, one.bytes));
-    if (!*one.window) return kInvalidArgument;
-  }
-  return nccl::kSuccess;
 }
 
 }  // namespace
@@ -141,19 +123,12 @@ Result block(Hardware& hardware, Comm comm, const std::function<bool()>& ready) 
 
 // What a group, or a call alone, has gathered: in the caller's thread (2.28.9 src/group.cc:726).
 Result finish_group(Hardware& hardware) {
-  std::map<Comm, std::vector<PendingWindow>> windows;
-  for (const PendingWindow& one : std::exchange(open_group.windows, {})) {
-    windows[one.comm].push_back(one);
-  }
   std::map<std::pair<Comm, cuda::Stream>, std::vector<Call>> launches;
   for (const Pending& one : std::exchange(open_group.calls, {})) {
     launches[{one.comm, one.stream}].push_back(one.call);
   }
   for (const auto& job : std::exchange(open_group.jobs, {})) {
     if (const Result error = job()) return error;
-  }
-  for (const auto& [comm, some] : windows) {
-    if (const Result error = register_all(hardware, comm, some)) return error;
   }
   for (const auto& [key, calls] : launches) {
     const auto [comm, stream] = key;

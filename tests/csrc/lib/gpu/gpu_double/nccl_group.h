@@ -14,16 +14,9 @@ struct Pending {
   cuda::Stream stream;
   Call call;
 };
-struct PendingWindow {
-  nccl::Comm comm;
-  void* memory;
-  size_t bytes;
-  nccl::Window* window;
-};
 struct OpenGroup {
   int depth = 0;
   std::vector<Pending> calls;
-  std::vector<PendingWindow> windows;
   std::vector<std::function<nccl::Result()>> jobs;
   std::map<nccl::Comm, OneThread> used;
 };

@@ -7,48 +7,18 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
-#include "kernels/kernels_reference.h"
 
 namespace farandole::check {
 namespace {
 
-using Half = reference::SmallFloat<10, -14>;
-using Brain = reference::SmallFloat<7, -126>;
-
-double rounded(DType type, double value) {
-  const auto single = static_cast<float>(value);
-  switch (type) {
-    case DType::kFloat64: return value;
-    case DType::kFloat16: return Half::decode(Half::encode(single));
-    case DType::kBFloat16: return Brain::decode(Brain::encode(single));
-    default: return single;
-  }
-}
-
-// Average and weighted sums of floats as NCCL has them: a factor in the type, and every product rounded to it (2.28.9
-// src/enqueue.cc:2304, src/device/reduce_kernel.h); integers are divided at the end.
 void reduce(const std::vector<std::vector<Call>>& calls, size_t index, size_t offset,
             std::byte* out, size_t count) {
   const Call& call = calls[0][index];
   std::vector<const void*> inputs;
   for (const auto& of_rank : calls) inputs.push_back(of_rank[index].input + offset);
   constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin};
-  const int n = static_cast<int>(inputs.size());
-  const DType type = dtype_of(call.type);
-  const bool is_float = traits_of(type).is_float();
-  const bool average = call.op == nccl::kAverage;
-  const ReduceOp op = call.op < nccl::kAverage ? kOps[call.op] : ReduceOp::kSum;
-  const double weight = average && is_float ? rounded(type, 1.0 / n) : call.weight;
-  std::vector<std::vector<std::byte>> products;
-  if (weight != 1.0) {
-    for (const void*& input : inputs) {
-      products.emplace_back(count * size_of(type));
-      kernels::reduce(type, ReduceOp::kSum, products.back().data(), &input, 1, count,
-                      {weight, 1.0, 1});
-      input = products.back().data();
-    }
-  }
-  kernels::reduce(type, op, out, inputs.data(), n, count, {1.0, 1.0, average && !is_float ? n : 1});
+  kernels::reduce(dtype_of(call.type), kOps[call.op], out, inputs.data(),
+                  static_cast<int>(inputs.size()), count, {1.0, 1.0, 1});
 }
 
 std::vector<std::byte> result_of(const Launch& launch, int rank, size_t index) {

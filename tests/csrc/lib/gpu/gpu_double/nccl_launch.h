@@ -23,12 +23,11 @@ struct Call {
   size_t count;
   DataType type;
   RedOp op;
-  double weight;
-  int peer;            // or the root
-  uint64_t place = 0;  // of registered memory: its number and offset; 0: not registered
+  int peer;  // or the root
+
   bool matches(const Call& other) const {
     return what == other.what && count == other.count && type == other.type && op == other.op &&
-           weight == other.weight && peer == other.peer && place == other.place;
+           peer == other.peer;
   }
 };
 
