@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library found at run time. It is never unloaded, since its own threads may still run its code.
+// A shared library found at run time. It is never unloaded, since its own threads may still run its code. Who owns the
+// file is not checked: the user chose it by settings, the loader's paths or the folders that Python imports from.
 #pragma once
 
 #include <optional>
