@@ -248,15 +248,17 @@ def read_secret(path: Path, most: int) -> bytes:
         os.close(descriptor)
 
 
-def read_text(path: Path, most: int) -> str:
+def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
     """The text of a regular file of at most `most` bytes, whoever owns it; never waits for a pipe's
-    writer.
+    writer. `owners`: gets the file's owner; then no link is followed to it.
 
     Raises ValueError for any other kind of file and for a larger one, OSError.
     """
-    descriptor = os.open(path, _READ)
+    descriptor = os.open(path, _READ | (0 if owners is None else os.O_NOFOLLOW))
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
+        if owners is not None:
+            owners.add(found.st_uid)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path} is not a regular file")
         if found.st_size > most:

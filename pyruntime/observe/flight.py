@@ -23,7 +23,7 @@ from farandole.trust import is_own_user, read_text
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 _MOST_BYTES = 64 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
-_MOST_RANKS = 1 << 17  # of a job, in a dump's own words
+_MOST_RANKS = 1 << 14  # of a job, in a dump's own words
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
@@ -46,8 +46,8 @@ class Job:
             os.close(fd)
 
 
-def _memories(pid: int, own: bool) -> Iterator[tuple[int, str]]:
-    """(inode, path) of the recorder memories that a process holds open; none without permission.
+def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
+    """(device and inode, path) of the recorders that a process holds open; none without permission.
 
     `own`: only those that this user has made. A process cannot lie about the owner of a memory.
     """
@@ -57,15 +57,15 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[int, str]]:
                 if str(path.readlink()).startswith(_LABEL):
                     found = path.stat()
                     if not own or is_own_user(found.st_uid):
-                        yield found.st_ino, str(path)
+                        yield (found.st_dev, found.st_ino), str(path)
 
 
 def jobs_of(pids: list[int] | None = None) -> list[Job]:
     """The jobs that these processes belong to; by default all jobs of this user."""
-    found: dict[int, tuple[list[int], str]] = {}
+    found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
-        for inode, path in _memories(pid, own=not pids):
-            found.setdefault(inode, ([], path))[0].append(pid)
+        for memory, path in _memories(pid, own=not pids):
+            found.setdefault(memory, ([], path))[0].append(pid)
     jobs = [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
     return [job for job in jobs if not pids or set(pids) & set(job.pids)]
 
@@ -152,25 +152,21 @@ def read_dumps(folder: Path) -> list[Page]:
             f"{folder} holds no flight-rank-*.json; dumps are written there on errors and stalls "
             "if FARANDOLE_FLIGHT_DIR names it, or by `farandole dump PID --into`"
         )
-    _check_owners(files)
-    return sorted(map(_read, files), key=lambda found: int(found["rank"]))
-
-
-def _check_owners(files: Sequence[Path]) -> None:
-    """Raises ValueError if several users have written them: one may mislead about another's job."""
-    owners = sorted({file.stat().st_uid for file in files})
-    if len(owners) > 1:
+    owners = set[int]()
+    dumps = [_read(file, owners) for file in files]
+    if len(owners) > 1:  # one of them may mislead about another's job
         raise ValueError(
-            f"{files[0].parent} holds dumps of users {', '.join(map(str, owners))}; remedy: put "
-            "one user's into another folder"
+            f"{folder} holds dumps of users {', '.join(map(str, sorted(owners)))}; remedy: put one "
+            "user's into another folder"
         )
+    return sorted(dumps, key=lambda found: int(found["rank"]))
 
 
-def _read(file: Path) -> Page:
+def _read(file: Path, owners: set[int]) -> Page:
     """A dump, safe to print, whose rank and size are possible. Raises ValueError for another."""
     shown = printable(str(file))
     try:
-        found = json.loads(read_text(file, _MOST_BYTES))
+        found = _shown(json.loads(read_text(file, _MOST_BYTES, owners)))
     except (json.JSONDecodeError, RecursionError) as reason:
         raise ValueError(f"{shown} is not a complete dump: {reason}") from reason
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
@@ -180,7 +176,7 @@ def _read(file: Path) -> Page:
         raise ValueError(f"{shown} is not a dump: it is of rank {rank!r:.40} of {size!r:.40}")
     if not all(isinstance(found.get(name), int) for name in _TIMES):
         raise ValueError(f"{shown} is not a dump: it has no times")
-    return _shown(found)
+    return found
 
 
 def worlds_of(folder: Path) -> list[Path]:

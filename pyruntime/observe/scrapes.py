@@ -28,15 +28,15 @@ class _Exchange:
         self._request = bytearray()
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Answers when the request is whole; what comes after it is ignored. ValueError: too
-        long."""
-        if not self.greeted:
-            self._request += data
-            if b"\r\n\r\n" in self._request:
-                self.outgoing += self._answer()
-                self.greeted = True
-            elif len(self._request) > _LONGEST:
-                raise ValueError("no request")
+        """Answers when the request is whole. ValueError: it is too long, or more comes."""
+        if self.greeted:
+            raise ValueError("one request for each connection")
+        self._request += data
+        if b"\r\n\r\n" in self._request:
+            self.outgoing += self._answer()
+            self.greeted = True
+        elif len(self._request) > _LONGEST:
+            raise ValueError("no request")
         return []
 
     def _answer(self) -> bytes:

@@ -85,6 +85,25 @@ def test_a_dump_of_many_brackets(tmp_path: Path) -> None:
     assert "is not a complete dump" in text
 
 
+def test_a_dump_of_nested_lists(tmp_path: Path) -> None:
+    nested = "[" * 600 + "]" * 600
+    text = json.dumps(dump(open="here")).replace('"here"', nested)
+    (tmp_path / "flight-rank-0.json").write_text(text)
+    assert explain(tmp_path)[0] == 1
+
+
+def test_a_link_to_another_dump_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write to the folder could choose among the user's old dumps."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old = write(tmp_path / "old", dump(rank=1, began_ns=9, now_ns=9), rank=1)
+    write(tmp_path / "new", dump())
+    (tmp_path / "new/flight-rank-1.json").symlink_to(old)
+    code, text = explain(tmp_path / "new")
+    assert code == 1
+    assert "flight-rank-1.json" in text
+
+
 def test_no_terminal_obeys_a_file_name(tmp_path: Path) -> None:
     (tmp_path / f"flight-rank-{ESCAPE}.json").write_text("{}")
     code, text = explain(tmp_path)

@@ -234,7 +234,7 @@ except fd.LibraryError as reason:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stranger_who_has_taken_all_folders_is_named(fork_ranks, ranks):
     """A rank that is alone needs no folder."""
-    job = fork_ranks(TAKEN, ranks, {"XDG_RUNTIME_DIR": ""})
+    job = fork_ranks(TAKEN, ranks, {"XDG_RUNTIME_DIR": "", "HOME": "/nowhere"})
     codes = [result.returncode for result in job.finish()]
     text = job.output()
     if ranks == 1:
@@ -243,5 +243,13 @@ def test_a_stranger_who_has_taken_all_folders_is_named(fork_ranks, ranks):
         says = f"farandole-{os.geteuid()}: belongs to user 65534"
         begins = "init() failed on rank 0, 1: LibraryError: there is no folder for this user's"
         assert text.count(begins) == 2
-        assert text.count(f"/tmp/{says}; /dev/shm/{says}. Remedy: set XDG_RUNTIME_DIR") == 2
+        assert text.count(f"/tmp/{says}; /dev/shm/{says}; /nowhere/.farandole: ") == 2
     assert codes == [0] * ranks
+
+
+def test_a_stranger_does_not_take_the_folder_at_home(fork_ranks, tmp_path):
+    job = fork_ranks(TAKEN, 2, {"XDG_RUNTIME_DIR": "", "HOME": str(tmp_path)})
+    codes = [result.returncode for result in job.finish()]
+    text = job.output()
+    assert [text.count(f"rank {rank} of 2 has [2.]") for rank in range(2)] == [1, 1]
+    assert codes == [0, 0]

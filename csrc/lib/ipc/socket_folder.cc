@@ -37,6 +37,9 @@ std::vector<std::string> candidates() {
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
   if (runtime != nullptr && *runtime == '/') all.push_back(std::string(runtime) + "/farandole");
   all.push_back("/dev/shm" + name);
+  // Another user can take the other names, but not this one.
+  const char* const home = std::getenv("HOME");
+  if (home != nullptr && *home == '/') all.push_back(std::string(home) + "/.farandole");
   return all;
 }
 

@@ -14,7 +14,7 @@ struct SocketFolder {
       identity;  // equal for processes that can reach each other's sockets: machine, device, inode
 };
 
-// The first of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole and /dev/shm/farandole-UID that can be had. Makes it, and
+// The first of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID and ~/.farandole that can be had. Makes it, and
 // removes the sockets of processes that have ended. Throws Error(kLibrary) with the remedy, if another user has taken
 // all names or nothing can be written.
 SocketFolder socket_folder();

@@ -48,7 +48,8 @@ class GuardedListener {
       if (waiting_.size() > most) judge();
       while (waiting_.size() > most) waiting_.erase(waiting_.begin());
     };
-    for (size_t calls = 0; calls <= most_; ++calls) {
+    resumes_ = Deadline::at(0);
+    for (size_t calls = 0; calls <= most_ && !is_full(); ++calls) {
       Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (peer) {
         waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
@@ -56,6 +57,7 @@ class GuardedListener {
       } else if (errno == EMFILE || errno == ENFILE) {
         const int reason = errno;
         if (waiting_.empty()) throw_system_error("cannot accept a connection", reason, kMoreFiles);
+        if (is_young(waiting_.front())) break;
         make_room(waiting_.size() - 1);
       } else if (errno != EINTR && errno != ECONNABORTED) {
         break;
@@ -65,7 +67,9 @@ class GuardedListener {
   }
   // Waits until a connection comes, sends something, or times out.
   void wait(Deadline deadline) const {
-    std::vector<pollfd> events{{fd_.get(), POLLIN, 0}};
+    const bool accepts = resumes_.expired();
+    std::vector<pollfd> events{{accepts ? fd_.get() : -1, POLLIN, 0}};
+    if (!accepts) deadline = std::min(deadline, resumes_);
     for (const Waiting& one : waiting_) {
       events.push_back({one.unproved.fd.get(), POLLIN, 0});
       deadline = std::min(deadline, one.due);
@@ -78,9 +82,21 @@ class GuardedListener {
     Unproved unproved;
     Deadline due;
   };
+  // Each has this time in any case, lest a flood of strangers drives out an honest caller before its proof is here.
+  static constexpr std::chrono::milliseconds kLeast{100};
+  bool is_young(const Waiting& oldest) {
+    const Deadline due =
+        Deadline::at(oldest.due.ns() - std::chrono::nanoseconds(kPatience - kLeast).count());
+    if (due.expired()) return false;
+    resumes_ = due;
+    return true;
+  }
+  bool is_full() { return waiting_.size() >= most_ && is_young(waiting_.front()); }
+
   Fd fd_;
   size_t most_;
   std::vector<Waiting> waiting_;
+  Deadline resumes_ = Deadline::at(0);  // when calls are taken again
 };
 
 }  // namespace farandole

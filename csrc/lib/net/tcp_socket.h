@@ -59,7 +59,7 @@ class TcpListener {
   void expect(size_t callers) { guarded_.expect(callers); }
   void forget(size_t callers) { guarded_.forget(callers); }
 
-  static constexpr size_t kMaxStrangers = 32;
+  static constexpr size_t kMaxStrangers = 64;
 
  private:
   struct Unproved {

@@ -114,6 +114,10 @@ TEST(a_rank_whose_names_are_all_taken_hears_who_has_them) {
     for (const std::string& path : {"/tmp/" + kName, "/dev/shm/" + kName}) {
       CHECK(fs::create_directory(path)), of_stranger(path);
     }
+    CHECK(fs::create_directory("/tmp/home"));
+    setenv("HOME", "/tmp/home", 1);
+    CHECK_EQ(choice(), "/tmp/home/.farandole");  // which nobody else can take
+    setenv("HOME", "/nowhere", 1);
     const UnixListener alone;
     CHECK_EQ(alone.name(), "");
     for (const std::string& text : {choice(), alone.trouble()}) {
