@@ -57,8 +57,13 @@ def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
     """A tensor of `like`'s dtype over a result, without a copy; it keeps the memory alive."""
     if 0 in memory.shape:
         return torch.empty(memory.shape, dtype=like.dtype, device=like.device)
-    raw: Tensor = torch.utils.dlpack.from_dlpack(memory.bytes())  # DLPack lacks some dtypes
-    return raw.view(like.dtype).view(memory.shape)
+    return bytes_over(memory.bytes()).view(like.dtype).view(memory.shape)
+
+
+def bytes_over(memory: CudaArray) -> Tensor:
+    """A tensor of bytes over a result: DLPack lacks some dtypes."""
+    raw: Tensor = torch.utils.dlpack.from_dlpack(memory)
+    return raw
 
 
 def warn_of_nccl() -> None:
