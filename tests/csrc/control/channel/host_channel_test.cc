@@ -138,7 +138,8 @@ TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
   CHECK(alive() <= TcpListener::kMaxStrangers + 1);  // and a place for the peer
   come(kCrowd / 4);
   CHECK(!listener.take(0, 7, 1, key));
-  CHECK(alive() > kCrowd / 8);  // a flood does not hold this thread: it takes some of them at a time
+  CHECK(alive() >
+        kCrowd / 8);  // a flood does not hold this thread: it takes some of them at a time
   while (alive() > TcpListener::kMaxStrangers) CHECK(!listener.take(0, 7, 1, key));
   CHECK_THROWS(listener.accept(0, {8}, key, Deadline::in(std::chrono::seconds(6))),
                ErrorCode::kPeer);
