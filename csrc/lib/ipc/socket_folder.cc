@@ -27,7 +27,7 @@ namespace {
 
 constexpr mode_t kOwnOnly = 0700;
 constexpr size_t kLongestName = 64;
-constexpr time_t kFresh = 2;  // seconds
+constexpr time_t kNewSeconds = 2;  // seconds
 
 // The same for all processes of a user on a host, unless a stranger is in the way. The user's runtime folder is not the
 // first, because it goes when they log out, and their job may stay.
@@ -74,7 +74,7 @@ void sweep(const std::string& folder, const std::string& beginning) {
     const std::string path = folder + "/" + entry->d_name;
     const auto found = path.starts_with(beginning) ? look_at(AT_FDCWD, path.c_str()) : std::nullopt;
     if (!found || !S_ISSOCK(found->st_mode)) continue;
-    const bool old = std::time(nullptr) - found->st_mtime >= kFresh;
+    const bool old = std::time(nullptr) - found->st_mtime >= kNewSeconds;
     if (old && !has_process(path)) unlink(path.c_str());
   }
 }
