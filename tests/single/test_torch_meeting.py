@@ -415,7 +415,7 @@ def test_a_stranger_removes_what_rank_0_wrote(
     monkeypatch.setattr(meeting, "RendezvousServer", Noted)
     jobs = [ranks.submit(StoreBootstrap, store, rank, 3, 10.0) for rank in range(2)]
     inner = PrefixStore("farandole", store)
-    while not (servers and 1 in [guest.rank for guest in servers[0]._guests]):
+    while not (servers and 1 in [guest.rank for guest in list(servers[0]._guests)]):
         assert not [job for job in jobs if job.done()]
     assert inner.delete_key("rank 0 of 3")
     for job in jobs:
