@@ -237,8 +237,9 @@ def grouped_allgather(
     Returns new tensors. Their gradient is as in Horovod: this rank's rows of the gradients' average
     over the ranks.
 
-    - op: Average (the default), Sum, Min, Max or Product.
+    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
     - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -266,8 +267,9 @@ def allgather(
     Returns a new tensor. Its gradient is as in Horovod: this rank's rows of the gradients' average
     over the ranks.
 
-    - op: Average (the default), Sum, Min, Max or Product.
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
     - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -330,7 +332,10 @@ def broadcast(
     Returns a new tensor. Its gradient is as in Horovod: on the root the gradients' average over the
     ranks, else zeros.
 
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - root_rank: a rank of the world, a member of the process set.
+    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -379,7 +384,9 @@ def broadcast_variables(
     All together, in the order of the list: counts, shapes and dtypes are equal on all ranks. Inside
     tf.function it happens when the function runs.
 
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - variables: a list of variables of TensorFlow or Keras.
+    - root_rank: a rank of the world, a member of the process set.
+    - inplace: accepted for compatibility with Horovod, and not used.
     - name, process_set: calls of one name meet, others by their order, in this set of ranks.
     - timeout: seconds, after which the wait raises StallError.
 
