@@ -420,7 +420,7 @@ def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[i
 
 
 def _link(folder: int, names: list[str], follows: bool) -> os.stat_result | None:
-    """What is known of the next of these names if it is a link to follow."""
+    """Looks at the next of these names; returns its status if it is a link to follow."""
     if len(names) == 1 and not follows:
         return None
     try:

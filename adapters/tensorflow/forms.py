@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all collectives on tensors have in common: their decorator, and the shapes of
+"""Collectives on tensors share this: their decorator, and the shapes of
 results. Used by collectives.py and exchange.py when they are imported, and by their calls."""
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ class BucketView:
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
-        """Whether `grad` is in this memory already."""
+        """True if `grad` is in this memory already."""
         return grad is self.tensor and grad.data_ptr() == self.pointer
 
     def fits(self, grad: Tensor) -> bool:
-        """Whether the result of `grad` can be stored here."""
+        """True if the result of `grad` can be stored here."""
         same = (grad.dtype, grad.shape) == self._form
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 

@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// What Python asks about this process, as text; farandole.h has the form.
+// Texts for Python about this process; farandole.h has their form.
 std::string text_of_mpi();
 std::string text_of_sockets();
 // `wanted`: FARANDOLE_INTERFACE. Throws as addresses_of() does.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How collectives on arrays start: the public calls of this package submit themselves by these
+"""The start of collectives on arrays: the public calls of this package submit themselves by these
 functions, and so do adapters."""
 
 from __future__ import annotations

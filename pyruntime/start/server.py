@@ -35,18 +35,18 @@ L = TypeVar("L", bound="Listener")
 
 
 class Conversation(Protocol):
-    """What the two ends of a connection say: a Session, or HTTP."""
+    """The bytes that the two ends of a connection exchange: a Session, or HTTP."""
 
     outgoing: bytearray  # what is to be sent; the listener removes what it has sent
 
     @property
     def greeted(self) -> bool:
-        """Whether the caller has said something of this protocol."""
+        """True if the caller has said something of this protocol."""
         ...
 
     @property
     def proved(self) -> bool:
-        """Whether it has shown that it belongs here."""
+        """True if the caller has shown that it belongs here."""
         ...
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -113,7 +113,7 @@ class Listener(ABC):
 
     @abstractmethod
     def _conversation(self) -> Conversation:
-        """What a new caller and this end say."""
+        """Makes the conversation with a new caller."""
 
     def _take(self, guest: Guest, message: bytes) -> None:
         """A caller has sent this. ValueError and OSError end its connection."""
@@ -282,7 +282,7 @@ class Server(Listener):
         super().__init__(name, listeners)
 
     def _admits(self, rank: int) -> bool:
-        """Whether a caller may be this rank."""
+        """True if a caller may be this rank."""
         return True
 
     @abstractmethod

@@ -21,8 +21,8 @@ def path_of(name: str = "") -> str:
 
 
 def shared_host() -> str:
-    """What ranks that can share memory have in common: a machine's start, and the folder of their
-    sockets. Raises LibraryError where there is none."""
+    """Equal for ranks that can share memory: the machine's start, and the folder of their sockets.
+    Raises LibraryError where there is none."""
     return _folder()[1]
 
 

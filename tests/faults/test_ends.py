@@ -38,7 +38,7 @@ def told(call):
         raise
 """
 
-# What each rank does; the victim ends().
+# Each rank runs this; the victim ends().
 WAIT = """
 if rank == victim:
     ends()
@@ -65,7 +65,7 @@ TRAIN_AND_LEAVE += "finally:\n    fd.shutdown()\n"
 
 NORMAL, DIED = "finished normally", r"\(pid \d+ on \S+\) died"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
-# What the victim does, what the others read, and its exit code.
+# The victim's code, the text that the others read, and its exit code.
 ENDS = {
     "exception": ("raise ValueError('boom')", "ValueError: boom", 1),
     "exit code": ("sys.exit(3)", r"sys.exit\(3\)", 3),

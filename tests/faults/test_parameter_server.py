@@ -102,7 +102,7 @@ PULLS = """
         server.pull([0])
         server.pull()
 """
-# What its server's thread raises reaches the worker, and all others by a message.
+# An error of its server's thread reaches the worker, and all others by a message.
 NO_MEMORY = """
     def scarce(*_, **__):
         raise MemoryError("no memory for a push")

@@ -69,7 +69,7 @@ main()
 """
 
 
-# What a few draws may miss: deaths that meet each other or a rank that joins.
+# A few draws may miss these: deaths that meet each other or a rank that joins.
 KNOWN = {
     "in a commit": Schedule(4, [], [Death("commit", 5, 0), Death("commit", 8, 2)]),
     "two at once": Schedule(4, [], [Death("step", 4, 0), Death("step", 4, 2)]),

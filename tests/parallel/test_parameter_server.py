@@ -244,7 +244,7 @@ def test_a_call_that_is_interrupted_holds_up_nobody(
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("place", [-1, ROWS])
 def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
-    """Nothing protects a request's bytes between two hosts. NumPy takes -1 for the last row."""
+    """A relay can change a request's bytes between two hosts. NumPy takes -1 for the last row."""
     values = np.zeros((ROWS, WIDTH))
     part = shard.Shard(values, lambda old, new: old + new, 2, None)
     with pytest.raises(hvd.PeerError, match="did not arrive as a rank sent it"):

@@ -80,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # dropped ones
 @pytest.mark.parametrize("options", OPTIONS)
 def test_ctrl_c_at_random_moments_of_training(options: str) -> None:
-    """Nothing hangs, and nobody writes to memory whose owner has gone."""
+    """No rank hangs, and nobody writes to memory whose owner has gone."""
     choose = random.Random(options)
     for _ in range(6):
         ps = [nn.Parameter(torch.zeros(n)) for n in (4, SIZE, 3 * SIZE, SIZE)]

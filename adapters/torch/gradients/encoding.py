@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent: unchanged, compressed, made dense, or as rows. On autograd's threads and
-the one that steps."""
+"""A Gradient's form while it is sent: unchanged, compressed, made dense, or as rows. On autograd's
+threads and the one that steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Encoding:
         self._prepared: PreparedCall | None = None
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # what that is for
         self.view: BucketView | None = None  # where gradients are to be; None: torch's own memory
-        # Of gradients that are sent unchanged: the core's number of the call, dtype, elements.
+        # For gradients that are sent unchanged: the core's number of the call, dtype, elements.
         self.form = _NOT_PLAIN
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.

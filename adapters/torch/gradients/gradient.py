@@ -87,7 +87,7 @@ class Gradient:
     # ---- sending
 
     def wanted(self) -> bool:
-        """Whether rounds must include it, with data or without."""
+        """True if rounds must include it, with data or without."""
         if self.parameter.requires_grad or self.encoding.is_grouped:
             return True  # a frozen parameter with a gradient is stepped too
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
@@ -254,7 +254,7 @@ def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
 
 
 def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
-    """Whether one tensor alone uses each of them.
+    """True if one tensor alone uses each of them.
 
     If gradients pass only through views, torch lets those of several parameters, or the tensor
     that the user gave to backward(), share memory.

@@ -30,8 +30,8 @@ def no_pass() -> None:
 
 
 class Round:
-    """What a backward pass, or step() in its place, has under way. Made at its start and dropped at
-    its end, so that none finds what another has left."""
+    """The state of one reduction by a backward pass, or by step() in its place. Made at its start
+    and dropped at its end, so that none finds what another has left."""
 
     __slots__ = (
         *("again", "at_step", "batch", "closing", "inside", "late", "memory", "open"),

@@ -33,7 +33,7 @@ struct NcclForm {
   }
 };
 
-// Of an allreduce or a reducescatter. A sum of floats is a plain one, which our kernel scales afterwards, because the adders
+// For an allreduce or a reducescatter. A sum of floats is a plain one, which our kernel scales afterwards, because the adders
 // of a switch take no weighted sums, and one division rounds less than a factor for each input. float16 would overflow: our
 // kernel scales it first.
 NcclForm form_of(const Part& part);

@@ -16,7 +16,7 @@ namespace farandole {
 // The file as far as it can be read; empty: not at all.
 std::string read_text_file(const std::string& path);
 
-// What is at this name in a folder; a link is not followed. nullopt: errno tells why.
+// Looks at a name in a folder, and follows no link. nullopt: errno tells why.
 std::optional<struct stat> look_at(int folder, const char* name);
 
 // Writes all of it; false: errno tells why not.
