@@ -27,6 +27,8 @@ attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 own = os.environ.get("RANK")
 if mode == "absent " + str(own):
     signal.pause()
+if mode == "dies" and attempt == "0":  # torchrun ends the others at once: rank 0 says why first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 try:
     fd.init()
     if mode == "dies" and (own, attempt) == ("1", "0"):

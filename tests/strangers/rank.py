@@ -11,6 +11,7 @@ import farandole as fd
 from strangers.arrays import bare, changed, make, refill, spoil
 from strangers.memory import Canaries
 from strangers.plan import Call, Plan
+from strangers.reference import is_root
 from strangers.stage import TIMEOUT, Stage
 from strangers.submission import block, submit
 
@@ -223,10 +224,11 @@ class CallRunner:
     # ---- what is seen
 
     def _value(self, call: Call, result: Any, arrays: list[Any] | None) -> None:
-        """`arrays` None: their content is of no interest."""
+        """`arrays` None: the program freed or replaced them, so results that are these arrays prove
+        nothing."""
         t = call.tensor
         if arrays is None:
-            if t.in_place:
+            if t.in_place or (t.op == "reduce" and not is_root(call, self._rank)):
                 return
         elif t.in_place:
             results = result if t.count > 1 else [result]

@@ -12,7 +12,7 @@ from harness.arrays import reduced, rows_of
 from strangers.plan import Call
 from strangers.program import Array, op_of, rows_sent, values
 
-__all__ = ["difference", "expected"]
+__all__ = ["difference", "expected", "is_root"]
 
 _ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -22,12 +22,17 @@ def expected(call: Call, rank: int) -> list[Array]:
     return [one for index in range(call.tensor.count) for one in _expected(call, index, rank)]
 
 
+def is_root(call: Call, rank: int) -> bool:
+    """Whether `rank` sends what the others get, or gets what they send."""
+    return rank == call.active[call.tensor.root % len(call.active)]
+
+
 def _expected(call: Call, index: int, rank: int) -> list[Array]:
     t, members = call.tensor, list(call.members)
     inputs = {r: values(t, index, r, members, call.salt) for r in call.active}
     place = members.index(rank)
     if t.op == "broadcast":
-        return [inputs[call.active[t.root % len(call.active)]]]
+        return next([value] for r, value in inputs.items() if is_root(call, r))
     if t.op == "allgather":
         return [np.concatenate([inputs[r] for r in call.active])]
     if t.op == "scatter":
@@ -35,7 +40,7 @@ def _expected(call: Call, index: int, rank: int) -> list[Array]:
         return _received(call, {root: inputs[root]}, members, place)[:1]
     if t.op == "alltoall":
         return _received(call, inputs, members, place)
-    if t.op == "reduce" and rank != call.active[t.root % len(call.active)]:
+    if t.op == "reduce" and not is_root(call, rank):
         return [inputs[rank]]
     total = _reduced(call, list(inputs.values()))
     if t.op == "reducescatter":
