@@ -67,6 +67,13 @@ class Plan:
     finish: Finish
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
+    def is_in_place(self) -> bool:
+        """Whether it sums one tensor where that lies, without a copy."""
+        if self.op is not Op.ALLREDUCE or len(self.inputs) != 1 or self.outputs is not self.inputs:
+            return False
+        x, wire = self.results[0], self.inputs[0]
+        return x.is_contiguous() and x.data_ptr() == wire.data_ptr()
+
 
 def one(x: Tensor | Tensors) -> Tensor:
     """c10d's lists of tensors are of one each: it had several GPUs in a process once."""

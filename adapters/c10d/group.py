@@ -8,7 +8,7 @@ set. torch asks for one order on all ranks, whichever threads call.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import timedelta
 from typing import Any
 
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from farandole._library import is_of_core
 from farandole.arrays.buffers import check_apart
 from farandole.c10d import messages
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.work import Futures, GroupWork
 from farandole.calls import part
-from farandole.calls.handles import Handle, take, wait_until
+from farandole.calls.handles import take, wait_until
 from farandole.calls.leases import in_flight
+from farandole.calls.prepared import RepeatedCall
 from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
 from farandole.errors import ShutdownError
 from farandole.ops.starts import describe, handle_of
@@ -32,6 +34,7 @@ from farandole.torch.strides import write
 __all__ = ["FarandoleGroup"]
 
 _MANY = 1000  # numbers kept
+_MOST_FORMS = 256  # prepared calls of one group
 # Ranks use them in different ways, though each is made of a call in which all do the same.
 _UNLIKE = ("gather", "reduce")
 
@@ -56,6 +59,7 @@ class FarandoleGroup(ProcessGroup):
         self._futures = Futures()
         self._calls = 0
         self._numbers: list[int] = []  # the core's, of calls that may be under way
+        self._prepared: dict[Hashable, RepeatedCall] = {}  # all_reduce, by _form()
         self._name = self._description = ""
         self._end = weakref.finalize(self, _end, members, label, self._futures)
         self._end.atexit = False
@@ -69,12 +73,15 @@ class FarandoleGroup(ProcessGroup):
         self._calls += 1
         if len(self._numbers) > _MANY:
             self._in_flight()
+        form = _form(kind, args, kwargs)
         try:
+            if form in self._prepared and (work := self._again(form, args[0])):
+                return work
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
             plan = plan_of(self, *args, options)
             check_writable(plan)
-            return self._submit(kind, plan, options)
+            return self._submit(kind, plan, options, form)
         except Exception as reason:
             if not is_told(reason):
                 refuse(Call(op, process_set=number), reason)
@@ -83,7 +90,21 @@ class FarandoleGroup(ProcessGroup):
             part.end(reason)
             raise
 
-    def _submit(self, kind: str, plan: Plan, options: Options) -> GroupWork:
+    def _again(self, form: Hashable, tensors: list[Tensor]) -> GroupWork | None:
+        """Submits a call as an equal one was prepared; None if its tensor has another layout."""
+        try:
+            handle = self._prepared[form].start(tensors[0], self._text("allreduce"))
+        except Exception as reason:
+            if is_of_core(reason):  # the core has told the peers
+                told(reason)
+            raise
+        if handle is None:
+            return None
+        self._numbers.extend(handle.numbers)
+        return GroupWork(handle, tensors, self._futures, [])
+
+    def _submit(self, kind: str, plan: Plan, options: Options, form: Hashable = None) -> GroupWork:
+        """`form`: to find the call again, if it is one that can be repeated as it is."""
         call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
@@ -94,7 +115,7 @@ class FarandoleGroup(ProcessGroup):
         numbers = submit(call, inputs or [NOTHING], outputs, own=3, alike=kind not in _UNLIKE)
         self._numbers.extend(numbers)
 
-        def collect(handles: Any) -> list[Tensor]:
+        def collect(handles: Any) -> None:
             for number in earlier:  # dropped ones, too
                 wait_until((number,), None)
             received = []
@@ -104,15 +125,19 @@ class FarandoleGroup(ProcessGroup):
                     memory, counts = take(number, buffer, k.stream(x))
                     received.append((k.wrap(memory, x), counts))
             write(plan.results, lambda: plan.finish(received))
-            return list(plan.results)
 
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
-        what = f"{kind}, call {self._calls} in {self.label}"
-        handle: Handle[list[Tensor]] = handle_of(
-            numbers, inputs, plan.inputs, collect, what, seconds
-        )
+        handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
-        return GroupWork(handle, self._futures, sorted(devices, key=str))
+        if form is not None and not devices and plan.is_in_place() and "prescale" not in plan.terms:
+            if len(self._prepared) >= _MOST_FORMS:
+                self._prepared.clear()
+            self._prepared[form] = RepeatedCall(call, plan.results[0], inputs[0], True, seconds)
+        return GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
+
+    def _text(self, kind: str) -> str:
+        """The present call's, for errors."""
+        return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
         """Starts to send a tensor to that rank of the group; reports an error to the receiver."""
@@ -246,6 +271,17 @@ def _options(
         seconds = options.timeout.total_seconds()
         options.timeout = seconds if seconds > 0 else None
     return (*args, *kwargs.values()), options
+
+
+def _form(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """All that an all_reduce of one dense tensor shares with its repetitions; None for others."""
+    if kind != "allreduce" or kwargs or len(args) != 2 or len(args[0]) != 1:
+        return None
+    x, options = args[0][0], args[1]
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        return None
+    reduction = getattr(getattr(options, "reduceOp", None), "op", None)
+    return reduction and (reduction, x.dtype, x.shape, options.timeout)
 
 
 def _end(members: ProcessSet, label: str, futures: Futures) -> None:

@@ -20,8 +20,8 @@ class MessageWork(GroupWork):
     the order of the group's collectives."""
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
-        """`handle`: of a list of the tensor."""
-        super().__init__(handle, Futures(), [tensor.device] if tensor.is_cuda else [])
+        """`handle`: when it is done, the tensor was sent or has arrived."""
+        super().__init__(handle, [tensor], Futures(), [tensor.device] if tensor.is_cuda else [])
         self._source = -1
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -30,12 +30,11 @@ class MessageWork(GroupWork):
         self._futures.close()
         return future
 
-    def arrived(self, tensor: Tensor, room: Tensor, source: int) -> list[Tensor]:
-        """Brings to `tensor` what has arrived in `room`; the result."""
+    def arrived(self, tensor: Tensor, room: Tensor, source: int) -> None:
+        """Brings to `tensor` what has arrived in `room`."""
         self._source = source
         if room.data_ptr() != tensor.data_ptr():
             write([tensor], lambda: tensor.copy_(room))
-        return [tensor]
 
     def source_rank(self) -> int:
         """Of a receive that has ended: who has sent, as a rank of the group."""
@@ -48,7 +47,7 @@ def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
     """Begins to send a tensor to that rank of the group; `terms`: further ones of send_async."""
     tensor = one(tensors)
     handle = send_async(tensor.detach(), destination, **terms)
-    return MessageWork(handle.map(lambda _: [tensor]), tensor)
+    return MessageWork(handle, tensor)
 
 
 def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:

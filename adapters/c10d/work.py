@@ -111,10 +111,13 @@ def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception |
 class GroupWork(Work):
     """One call under way. Any thread may wait; errors are those of farandole."""
 
-    def __init__(self, handle: Handle[list[Tensor]], futures: Futures, devices: list[Any]) -> None:
-        """`devices`: GPUs that the results are on."""
+    def __init__(
+        self, handle: Handle[Any], results: list[Tensor], futures: Futures, devices: list[Any]
+    ) -> None:
+        """`results` are complete when the handle is done; `devices`: GPUs that they are on."""
         super().__init__()
         self._handle = handle
+        self._results = results
         self._futures = futures
         self._devices = devices
         self._future: Future[list[Tensor]] | None = None
@@ -158,7 +161,8 @@ class GroupWork(Work):
 
     def result(self) -> list[Tensor]:
         """The output tensors; waits for them."""
-        return self._handle.wait()
+        self._handle.wait()
+        return self._results
 
     def get_future(self) -> Future[list[Tensor]]:
         """A future of the output tensors."""

@@ -80,6 +80,11 @@ class Handle(Generic[T]):
             raise self._error.with_traceback(None)
         return self._value
 
+    @property
+    def numbers(self) -> Any:
+        """Those of the core; None once the call has ended here."""
+        return self._numbers
+
     def _settle(self, limit: float | None) -> Exception | None:
         """Waits, one thread at a time, and keeps the outcome; returns the error if time is up.
         Raises nothing but what a signal handler does."""
@@ -175,8 +180,8 @@ class OneHandle(Handle[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result; raises the call's error."""
         numbers = self._numbers
-        plain = timeout is None and self._timeout is None and self._collect is None
-        mine = plain and numbers is not None
+        limit = self._timeout if timeout is None else timeout
+        mine = numbers is not None and self._collect is None and (limit is None or limit >= SLICE)
         try:
             if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
                 self._numbers = None

@@ -147,6 +147,7 @@ class RepeatedCall:
         "_shape",
         "_timeout",
         "_type",
+        "_what",
         "args",
         "kwargs",
     )
@@ -156,6 +157,7 @@ class RepeatedCall:
     ) -> None:
         """`buffer` describes `array`; neither is kept alive."""
         self._call = call
+        self._what: object = call  # as text, for errors
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
@@ -172,8 +174,9 @@ class RepeatedCall:
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
 
-    def start(self, array: Any) -> Handle[Any] | None:
-        """Submits it for `array`, or returns None if that has another form."""
+    def start(self, array: Any, what: object = None) -> Handle[Any] | None:
+        """Submits it for `array`, or returns None if that has another form. `what` is, as text, for
+        errors; by default the call."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
@@ -182,12 +185,12 @@ class RepeatedCall:
         site = here(4)  # called by again(), and that by the public call
         call = self._prepared.get(site.text) or self._prepare(site)
         if not self._plain:
-            return self._start(call, array, pointer, memory)
+            return self._start(call, array, pointer, memory, what or self._what)
         number = lend(call.start, pointer, pointer, memory)
-        return OneHandle(number, array, self._call, self._timeout)
+        return OneHandle(number, array, what or self._what, self._timeout)
 
     def _start(
-        self, call: PreparedCall, array: Any, pointer: Any, memory: object
+        self, call: PreparedCall, array: Any, pointer: Any, memory: object, what: object
     ) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
@@ -203,9 +206,9 @@ class RepeatedCall:
         if device is not None:
             stream = partial(kind.stream, array)
             number = lend(call.start_on, pointer, output, memory, stream())
-            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
+            return GpuHandle([number], lambda _: result, what, self._timeout, stream)
         number = lend(call.start, pointer, output, memory)
-        return OneHandle(number, result, self._call, self._timeout)
+        return OneHandle(number, result, what, self._timeout)
 
     def _prepare(self, site: Site) -> PreparedCall:
         with _preparing:  # another thread may be preparing it too

@@ -235,6 +235,56 @@ def test_averages_and_factors() -> None:
     np.testing.assert_allclose(out, np.arange(2 * n)[2 * rank :][:2] + (n - 1) / 2, rtol=1e-15)
 
 
+REDUCTIONS: list[tuple[Any, Any]] = [
+    (ReduceOp.SUM, lambda xs: sum(xs)),
+    (ReduceOp.AVG, lambda xs: sum(xs) / len(xs)),
+    (ReduceOp.MAX, lambda xs: np.max(xs, 0)),
+]
+
+
+@pytest.mark.parametrize("go", [at_once, later, by_future], ids=lambda go: go.__name__)
+def test_all_reduce_that_is_repeated(go: Any) -> None:
+    """Other tensors of one form, other reductions, other strides, and a factor between them."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for step in range(3):
+        for op, reduced in REDUCTIONS:
+            everyone = [data(r, torch.float64, step) for r in range(n)]
+            wanted = reduced([model(x) for x in everyone])
+            for turn in (lambda x: x, lambda x: x.t().contiguous().t()):
+                x = turn(everyone[rank].clone())
+                go(dist.all_reduce, x, op)
+                np.testing.assert_allclose(model(x), wanted, rtol=1e-15)
+            half = everyone[rank].clone()
+            dist.all_reduce(half, dist._make_nccl_premul_sum(0.5))  # type: ignore[attr-defined]
+            total = sum(model(x) for x in everyone)
+            np.testing.assert_array_equal(model(half), total / 2)
+
+
+def test_repetitions_that_differ_by_rank() -> None:
+    """Some ranks repeat a call, and others make it in a form that they have not used before."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for step in range(2 * n):
+        x = torch.full((5, 7), float(rank + step))
+        if step % n == rank:
+            x = x.t().contiguous().t()
+        dist.all_reduce(x)
+        np.testing.assert_array_equal(x, n * step + n * (n - 1) / 2)
+
+
+def test_a_repetition_in_another_shape_on_one_rank() -> None:
+    rank, group = dist.get_rank(), dist.new_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), group=group)
+    with pytest.raises(MismatchError, match="shape"):
+        dist.all_reduce(torch.ones(4 + (rank == 1)), group=group)
+    x = torch.ones(4)
+    dist.all_reduce(x, group=group)
+    np.testing.assert_array_equal(x, dist.get_world_size())
+    dist.destroy_process_group(group)
+    with pytest.raises(ValueError, match="group"):
+        dist.all_reduce(x, group=group)
+
+
 def test_coalesced() -> None:
     n, rank = dist.get_world_size(), dist.get_rank()
     shapes = [(3,), (2, 2), (0,), ()]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small allreduces as programs make them: the ranks compute, then call. Peers take turns.
+
+    mpirun -np 2 --bind-to none python benchmarks/small_calls.py [--turns 300] [--compute 0 300]
+                                                                 [--sizes 4 4K 64K 1M] [--json F]
+
+A turn of a contestant is: the program alters the buffer, MPI's barrier, the rank computes, then it
+calls. The row shows seconds of the call on the rank that waited least, the last one to come: what
+the collective costs when all ranks are there; "slower" is the rank that took longest. Computing
+means a matrix product again and again for that many microseconds, the same on all ranks but for a
+tenth that differs by rank and turn. All settings are the defaults. Every result is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from turns import Row, print_head, save
+
+import farandole
+import farandole.torch as hvd
+from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_report import size_text
+from farandole.tools.bench_timing import everywhere
+
+SIZES = ("4", "4K", "64K", "1M")
+COMPUTE_US = (0, 300, 2000)
+UNITS = {"K": 10, "M": 20}
+WARM = 20  # turns that are not counted: first calls are agreed on by name
+
+Call = Callable[[], object]
+
+
+def bytes_of(text: str) -> int:
+    """4K is 4096."""
+    unit = UNITS.get(text[-1:].upper(), 0)
+    return int(text[:-1] if unit else text) << unit
+
+
+def contestants(nbytes: int, group: Any) -> dict[str, tuple[torch.Tensor, Call]]:
+    """For each: the buffer that the program alters, and the call, which sums it in place."""
+    by_torch, by_numpy, by_dist, by_gloo, by_mpi = (
+        torch.zeros(max(1, nbytes // 4)) for _ in range(5)
+    )
+    array, mpi = by_numpy.numpy(), by_mpi.numpy()
+    name = f"small {nbytes}"
+    return {
+        "farandole, torch": (
+            by_torch,
+            lambda: hvd.allreduce_(by_torch, op=hvd.Sum, name=f"{name} torch"),
+        ),
+        "farandole, NumPy": (
+            by_numpy,
+            lambda: farandole.allreduce_(array, op=farandole.Sum, name=f"{name} numpy"),
+        ),
+        "farandole, c10d": (by_dist, lambda: dist.all_reduce(by_dist, group=group)),
+        "mpi": (by_mpi, lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, mpi, MPI.SUM)),
+        "gloo": (by_gloo, lambda: dist.all_reduce(by_gloo)),
+    }
+
+
+def compute(seconds: float) -> None:
+    """Keeps this core busy until `seconds` have passed."""
+    end = perf_counter() + seconds
+    x = np.ones((24, 24))
+    while perf_counter() < end:
+        x @ x
+
+
+def turn(x: torch.Tensor, call: Call, number: int, seconds: float) -> tuple[float, float, bool]:
+    """When this rank called and had its result, by the clock all ranks of a host share; whether the
+    result is wrong."""
+    ranks = farandole.size()
+    x.fill_(farandole.rank() + number % 100)
+    MPI.COMM_WORLD.Barrier()
+    compute(seconds)
+    began = perf_counter()
+    call()
+    ended = perf_counter()
+    right = ranks * (ranks - 1) / 2 + ranks * (number % 100)
+    return began, ended, bool((x != right).any())
+
+
+def measure(nbytes: int, compute_us: int, turns: int, group: Any) -> list[Row]:
+    """One table: each contestant in each turn, in an order that changes by turn; collective."""
+    what = f"{size_text(nbytes)}, after {compute_us} us"
+    made = contestants(nbytes, group)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
+    wrong = dict.fromkeys(made, 0)
+    order, jitter = random.Random(0), random.Random(farandole.rank())
+    names = list(made)
+    for number in range(WARM + turns):
+        order.shuffle(names)
+        for name in names:
+            seconds = 1e-6 * compute_us * jitter.uniform(1, 1.1)
+            began, ended, bad = turn(*made[name], number, seconds)
+            wrong[name] += bad
+            if number >= WARM:
+                times[name].append((began, ended))
+    rows = []
+    for name, pairs in times.items():
+        began, ended = (everywhere(moments) for moments in zip(*pairs, strict=True))
+        after_last = ended.max(axis=0) - began.max(axis=0)
+        rows.append(Row(what, name, after_last, int(everywhere([wrong[name]]).sum())))
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Quantiles in microseconds; ratios of medians to MPI's and Gloo's."""
+    if farandole.rank() != 0:
+        return
+    medians = {row.who: row.median for row in rows}
+    for row in rows:
+        us = [1e6 * float(np.quantile(row.seconds, q)) for q in (0.1, 0.5, 0.9)]
+        line = f"{row.what:24} {row.who:18}" + "".join(f"{x:10.1f}" for x in us)
+        ratios = [f"{row.median / medians[peer]:8.2f}" for peer in ("mpi", "gloo")]
+        print(f"{line}{row.wrong:8}" + "".join(ratios), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--compute", type=int, nargs="+", default=COMPUTE_US, metavar="US")
+    parser.add_argument("--sizes", type=bytes_of, nargs="+", default=[*map(bytes_of, SIZES)])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    hvd.init()
+    gloo = Gloo()
+    group = dist.new_group(backend="farandole")
+    print_head(
+        f"{'allreduce':24} {'who':18}{'p10 us':>10}{'p50 us':>10}{'p90 us':>10}{'wrong':>8}"
+        f"{'x mpi':>8}{'x gloo':>8}"
+    )
+    rows = []
+    for nbytes in options.sizes:
+        for compute_us in options.compute:
+            found = measure(nbytes, compute_us, options.turns, group)
+            show(found)
+            rows += found
+    save(rows, options.json)
+    dist.destroy_process_group(group)
+    gloo.close()
+    hvd.shutdown()
+    return int(any(row.wrong for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
