@@ -14,9 +14,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import Enum
 from functools import cache
 from pathlib import PurePath
 from typing import Any
@@ -58,6 +56,7 @@ Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
 _STORE = "torch.distributed store"  # the name of its address's broadcast
+_PUBLIC = b"whoever reaches the network knows this"  # the secret under FARANDOLE_TRUST_NETWORK=1
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys follow from what any process can read "
     "that reaches this network"
@@ -128,12 +127,10 @@ class StoreBootstrap(SocketBootstrap):
         """
         self._store, self._key = PrefixStore("farandole", store), f"rank 0 of {size}"
         secret, self._wrong = _own_secret()
-        trusts = setting("FARANDOLE_TRUST_NETWORK") == "1" and self._wrong is None
-        trust = _Trust.SECRET if secret else _Trust.NETWORK if trusts else _Trust.NOTHING
-        job = mac(b"", job, _name_of(store), str(size).encode())
-        self._secret_of_meeting = mac(secret, job)
-        self._own = _Record(shared_host(), trust, job.hex())
-        self._seen = b""  # rank 0's record in the store
+        self._knows, self._host = bool(secret), shared_host()
+        self._proof = mac(secret, job, _name_of(store), str(size).encode())
+        self._own = b""  # what rank 0 has written into the store
+        self._seen = b""  # what was there
         self._noted = ""  # the key of notes why this meeting fails; "": no meeting is under way
         self._server: finalize[..., StoreBootstrap] | None = None
         if rank == 0:
@@ -143,8 +140,9 @@ class StoreBootstrap(SocketBootstrap):
         except Refused as reason:
             raise self._note(
                 f"who listens where torch.distributed's store says that rank 0 does has not proved "
-                f"to be rank 0 of this job, or this rank has not ({reason}): a stranger writes to "
-                f"the store, or {SECRET} differs there; {remedy()}"
+                f"to be rank 0 of this job, or this rank has not ({reason}): MASTER_ADDR, "
+                f"MASTER_PORT, torchrun's run id or the store differs there, or {SECRET} differs "
+                f"there, or a stranger writes to the store; {remedy()}"
             ) from reason
         except OSError as reason:
             raise StallError(
@@ -154,49 +152,39 @@ class StoreBootstrap(SocketBootstrap):
         self._noted = ""
         finalize(self, self._connection.close).atexit = False
         if rank == 0:
-            if trust is _Trust.NETWORK and len(set(self.node)) > 1:
+            if secret == _PUBLIC and len(set(self.node)) > 1:
                 print(_TRUSTED, file=sys.stderr, flush=True)
             if set(self.tasks) == {self.tasks[0]}:
                 _tell_of_jobs(size)
 
     def _serve(self, size: int) -> None:
         """Rank 0 listens, as long as it lives, and says where."""
-        here = self._own.trust is _Trust.NOTHING
-        server = RendezvousServer(size, self._secret_of_meeting, here=here)
+        server = RendezvousServer(size, self._proof, here=not self._knows)
         self._server = finalize(self, server.close)
         self._server.atexit = False
-        self._own = replace(self._own, address=server.address)
+        text = json.dumps([self._host, server.address])
+        self._own = text.encode()
         with _store_answers():
-            self._store.set(self._key, self._own.encode())
+            self._store.set(self._key, text)
 
     def _look(self) -> tuple[str, bytes] | None:
         """Returns where rank 0 listens now, and what is proved there. None: it has not said so yet.
         Raises LibraryError where they can't meet."""
-        self._seen = self._read(self._key)
+        self._seen = self._own or self._read(self._key)
         if not self._seen:
             return None
-        record = self._own if self._own.address else _Record.decode(self._seen)
-        self._noted = f"notes at {record.address}"
-        if record.job != self._own.job:
-            raise self._note(
-                "rank 0 is of another job by its variables (MASTER_ADDR, MASTER_PORT, torchrun's) "
-                "or its store, or a stranger writes to the store; remedy: the same on all ranks"
-            )
-        trusts = {record.trust, self._own.trust}
-        if len(trusts) > 1 or (record.host != self._own.host and _Trust.NOTHING in trusts):
-            if self._wrong is not None:
-                raise self._note(str(self._wrong)) from self._wrong
-            both = enumerate((record.trust, self._own.trust))
-            without = [self.rank * at for at, trust in both if trust is not _Trust.SECRET]
-            raise self._note(
+        host, address = _read_record(self._seen)
+        self._noted = f"notes at {address}"
+        without = [0] * is_here(address) + [self.rank] * (not self._knows)
+        if len(without) == 1 or (without and host != self._host):
+            have = "has" if len(without) == 1 else "have"
+            text = (
                 "the ranks are on several hosts and meet by torch.distributed's store, which any "
-                f"process that reaches it can read; {ranks_text(without)} "
-                f"{'has' if len(without) == 1 else 'have'} no secret to derive keys from; "
-                f"{remedy()}"
+                f"process that reaches it can read; {ranks_text(without)} {have} no secret to "
+                f"derive keys from, or a stranger writes to the store; {remedy()}"
             )
-        if _Trust.NOTHING in trusts and not is_here(record.address):
-            raise self._note(_written(self._seen))  # all that is proved there is public
-        return record.address, self._secret_of_meeting
+            raise self._note(str(self._wrong or text))
+        return address, self._proof
 
     def _check(self) -> None:
         """Raises LibraryError if another rank says that this meeting fails, Left if rank 0 has
@@ -204,10 +192,9 @@ class StoreBootstrap(SocketBootstrap):
         super()._check()
         if not self._noted:
             return
-        told = self._read(self._key)
-        if self._own.address and told != self._own.encode().encode():
-            raise LibraryError(f"init(): {_written(told)}")
-        if told != self._seen:
+        if (told := self._read(self._key)) != self._seen:
+            if self._own:
+                raise LibraryError(f"init(): {_written(told)}")
             raise Left("rank 0 meets the ranks elsewhere")
         if note := self._read(self._noted):
             text = note[:_LONGEST_NOTE].decode(errors="replace")
@@ -284,35 +271,15 @@ def _store_answers() -> Iterator[None]:
         ) from reason
 
 
-class _Trust(Enum):
-    """By what a rank trusts what it reads in the store."""
-
-    SECRET = "secret"  # by the job's secret
-    NETWORK = "network"  # FARANDOLE_TRUST_NETWORK=1
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True)
-class _Record:
-    """Rank 0 writes it into the store. Anybody may read and change it."""
-
-    host: str
-    trust: _Trust
-    job: str
-    address: str = ""
-
-    def encode(self) -> str:
-        return json.dumps([self.host, self.trust.value, self.job, self.address])
-
-    @classmethod
-    def decode(cls, told: bytes) -> _Record:
-        try:
-            host, trust, job, address = map(str, json.loads(told[:_LONGEST_RECORD]))
-            if not (address.isascii() and address.isprintable()):
-                raise ValueError("no server of rank 0 has such an address")
-            return cls(host, _Trust(trust), job, address)
-        except (ValueError, TypeError, RecursionError) as reason:
-            raise LibraryError(f"init(): {_written(told)}") from reason
+def _read_record(told: bytes) -> tuple[str, str]:
+    """Rank 0's host, and where it listens, by the store, where anybody may change it."""
+    try:
+        host, address = map(str, json.loads(told[:_LONGEST_RECORD]))
+        if not (address.isascii() and address.isprintable()):
+            raise ValueError("no server of rank 0 has such an address")
+        return host, address
+    except (ValueError, TypeError, RecursionError) as reason:
+        raise LibraryError(f"init(): {_written(told)}") from reason
 
 
 def _written(told: bytes) -> str:
@@ -340,8 +307,9 @@ def _tell_of_jobs(size: int) -> None:
 
 
 def _own_secret() -> tuple[bytes, LibraryError | None]:
-    """This rank's, or why it can't be used: the others must hear of it first."""
+    """This rank's, b"" for none; or why it can't be used: the others must hear of it first."""
     try:
-        return job_secret(), None
+        trusts = setting("FARANDOLE_TRUST_NETWORK") == "1"
+        return job_secret() or _PUBLIC * trusts, None
     except LibraryError as reason:
         return b"", reason

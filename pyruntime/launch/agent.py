@@ -165,7 +165,6 @@ class _Hands:
                 if found is not None:
                     address, key, secret = found
                     with reach(address, bytes.fromhex(key)) as line:
-                        line.send(str(os.getpid()).encode())
                         words = line, secret
                         self._events.put(lambda words=words: self._found(*words))  # type: ignore[misc]
                         while True:

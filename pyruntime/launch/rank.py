@@ -19,8 +19,8 @@ from farandole.start.line import reach
 def main(address: str) -> None:
     """Fetches the function, calls it, sends its result or exception. Raises the exception too, so
     that the other ranks fail as with any failing rank."""
-    with reach(address, bytes.fromhex(os.environ.pop(KEY))) as server:
-        server.send(str(launchers.launched_rank()).encode())
+    key = bytes.fromhex(os.environ.pop(KEY))
+    with reach(address, key, launchers.launched_rank()) as server:
         work = server.receive()
         try:
             search_path, function = pickle.loads(work)

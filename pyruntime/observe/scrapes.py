@@ -18,7 +18,7 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 class _Exchange:
     """One request and its answer. Its caller stays a stranger, whose place another one may get."""
 
-    proved = False
+    proved, rank = False, 0
 
     def __init__(self, page: Callable[[], bytes]) -> None:
         """`page`: the body of an answer."""
@@ -53,7 +53,7 @@ class ScrapeServer(Listener):
     """Answers each request by a text until close()."""
 
     patience = 5.0  # seconds for a request and the reading of its answer
-    strangers = 8  # each costs the rank's interpreter time, so a flood of them is slowed down
+    strangers = 8  # those who have sent a request are answered at once
 
     def __init__(self, address: str, port: int, text: Callable[[], str]) -> None:
         """Raises OSError where the port is taken, or the address is none of this host's."""

@@ -45,8 +45,7 @@ class Agency:
         self._met: dict[tuple[int, int], dict[str, str]] = {}
         self._told = 0.0  # when this rank's commit was told last
         self.left = False  # it ends because it was asked to
-        self.line = reach(address, b"", _CONNECT)
-        self.line.send(number.encode())
+        self.line = reach(address, b"", int(number), _CONNECT)
         self._say("here", os.getpid())
         what, before = "", 0
         while what != "begin":  # what comes before is told again

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections import deque
+from typing import Any
 
 from farandole.errors import printable
 from farandole.start.forks import not_inherited
@@ -113,13 +114,13 @@ def is_of_this_user(local: socket.socket) -> bool:
     return is_own_user(_CREDENTIALS.unpack(data)[1])
 
 
-def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
-    """A line to the server that knows `secret`, at any of the places of its address.
+def reach(address: str, secret: bytes, rank: int = 0, seconds: float = _SECONDS) -> Line:
+    """A line to the server that knows `secret`, as `rank`, at any of the places of its address.
 
-    They are separated by commas: `/path` is a Unix socket on this host, all others are names or
-    numbers of its host, before the colon and the port. They are called in turn, again and again
-    while one is busy or silent, for `seconds` in all. Raises ConnectionError, with what
-    happened at each place: Refused if somebody answers who has not proved to be that server.
+    They are separated by commas: `/path` is a Unix socket on this host, all others are numbers of
+    its host, before the colon and the port. They are called in turn, again and again while one is
+    busy or silent, for `seconds` in all. Raises ConnectionError, with what happened at each place:
+    Refused if somebody answers who has not proved to be that server.
     """
     places, port = _parts(address)
     if not secret and not is_here(address):
@@ -133,7 +134,7 @@ def reach(address: str, secret: bytes, seconds: float = _SECONDS) -> Line:
             if left <= 0 and reasons:
                 break
             try:
-                return _call(place, port, secret, max(0.0, min(left, _ATTEMPT)))
+                return _call(place, port, Session(secret, rank), max(0.0, min(left, _ATTEMPT)))
             except OSError as reason:
                 reasons.append(printable(f"{place}: {reason}"))
                 kinds.add(type(reason))
@@ -156,50 +157,38 @@ def _parts(address: str) -> tuple[list[str], str]:
     return (head.split(","), port) if colon else ([address], "")
 
 
-def _call(place: str, port: str, secret: bytes, seconds: float) -> Line:
+def _call(place: str, port: str, session: Session, seconds: float) -> Line:
     here = place.startswith("/")
-    where = None if here else _resolved(place, port)
-    family = socket.AF_UNIX if where is None else where[0]
+    family, where = (socket.AF_UNIX, place) if here else _elsewhere(place, port)
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
-        if where is None:
-            _connect_here(connection, place, seconds)
+        if here:  # it blocks: else a server with many callers at once would be an error
+            limit_calls(connection, max(1, int(seconds)))
         else:
             connection.settimeout(seconds)
-            connection.connect(where[1])
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Line(connection, Session(secret, caller=True), seconds)
+        try:
+            connection.connect(where)
+        except BlockingIOError:
+            raise TimeoutError("it is silent") from None
+        if here and not is_of_this_user(connection):
+            raise PermissionError("another user's process listens there")
+        return Line(connection, session, seconds)
     except BaseException:
         connection.close()
         raise
 
 
-def _connect_here(connection: socket.socket, path: str, seconds: float) -> None:
-    # It blocks: else a server with many callers at once would be an error.
-    limit_calls(connection, max(1, int(seconds)))
-    try:
-        connection.connect(path)
-    except BlockingIOError:
-        raise TimeoutError("it is silent") from None
-    if not is_of_this_user(connection):
-        raise PermissionError("another user's process listens there")
-
-
-def _resolved(place: str, port: str) -> tuple[int, tuple[str, int]]:
+def _elsewhere(number: str, port: str) -> tuple[int, Any]:
     """The family and the socket's address of another host."""
-    try:
-        found = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)
-    except ValueError as reason:
-        raise ConnectionError(f"it does not name a host: {reason}") from reason
-    elsewhere = [
-        (family, where) for family, *_, where in found if not _is_own(family, str(where[0]))
-    ]
-    if not elsewhere:  # the server is elsewhere, or else at its path
+    kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    family, *_, where = socket.getaddrinfo(number.encode(), port, type=kind, flags=flags)[0]
+    if _is_own(family, number):  # the server is elsewhere, or else at its path
         raise PermissionError(
             "it is this host's own address, where others may listen (containers of one host need a "
             "common /tmp)"
         )
-    return elsewhere[0]  # type: ignore[return-value]
+    return family, where
 
 
 def _is_own(family: int, number: str) -> bool:

@@ -2,11 +2,11 @@
 """Allgathers for ranks started without MPI, by a server: of rank 0 under torchrun, whose address
 may be in torch's store, or of the launcher in tests.
 
-A client connects and sends its rank. Per round it sends its bytes; when all ranks have, each
-receives all of them in rank order. A client that has waited too long asks who is missing: the
-server answers all waiting clients with the missing ranks as text, and these clients give up. When
-a client leaves, the server closes all others, so none waits forever; the ranks may then connect
-again as the next generation (shutdown and init in a living process).
+Per round each rank sends its bytes; when all ranks have, each receives all of them in rank order. A
+rank that has waited too long asks who is missing (null): the server answers all that wait with the
+missing ranks as text, and these give up. When a rank leaves, the server closes all others, so none
+waits forever; the ranks may then connect again as the next generation (shutdown and init in a
+living process).
 
 Both ends prove that they know a secret, which also tells one job from another. It is empty where
 all ranks are on one host and the kernel says that the other end is a process of the same user.
@@ -14,10 +14,11 @@ all ranks are on one host and the kernel says that the other end is a process of
 
 from __future__ import annotations
 
+import json
 import socket
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from farandole.start.line import Line, limit_calls, reach
 from farandole.start.server import Guest, Server
@@ -26,9 +27,6 @@ _LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
 _SECONDS, _SERVER_SECONDS = 30.0, 2  # to reach the server; until a rank that stops is dropped
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
-# First bytes of messages: bytes for all and who is missing; the bytes of all and a text.
-_DATA, _WHO, _ALL, _MISSING = b"d", b"w", b"a", b"m"
-_LENGTH = struct.Struct("!Q")
 
 
 class NotAll(TimeoutError):
@@ -37,9 +35,7 @@ class NotAll(TimeoutError):
 
 def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Line:
     """A line to the server, as `rank`. Raises as reach() does."""
-    line = reach(address, secret, min(seconds, _SECONDS))
-    line.send(str(rank).encode())
-    return line
+    return reach(address, secret, rank, min(seconds, _SECONDS))
 
 
 def exchange(
@@ -51,42 +47,29 @@ def exchange(
     within `seconds`, and what `check` raises, which is called now and then.
     """
     try:
-        line.send(_DATA + data)
+        line.send(json.dumps(data.hex()).encode())
         answer = _answer(line, seconds, check)
-        if not answer:
-            line.send(_WHO)
+        if answer is None:
+            line.send(b"null")
             answer = _answer(line, _WHO_SECONDS, check)
     except (OSError, EOFError) as error:
         raise ConnectionError("the rendezvous was closed: another rank has left") from error
-    if not answer.startswith(_ALL):
-        raise NotAll(answer[1:].decode() or _SERVER)
-    return _unpacked(answer[1:])
+    if not isinstance(answer, list):
+        raise NotAll(answer or _SERVER)
+    return [bytes.fromhex(each) for each in answer]
 
 
-def _answer(line: Line, seconds: float, check: Callable[[], None]) -> bytes:
-    """The server's, b"" if it is not there in time."""
+def _answer(line: Line, seconds: float, check: Callable[[], None]) -> Any:
+    """The server's; None if it is not there in time."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return line.receive(min(left, _LOOK))
+            return json.loads(line.receive(min(left, _LOOK)))
         except TimeoutError:
             if left <= _LOOK:
-                return b""
+                return None
         check()
-
-
-def _packed(parts: Sequence[bytes]) -> bytes:
-    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
-
-
-def _unpacked(data: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(data):
-        begin = at + _LENGTH.size
-        at = begin + _LENGTH.unpack_from(data, at)[0]
-        found.append(data[begin:at])
-    return found
 
 
 class RendezvousServer(Server):
@@ -98,7 +81,7 @@ class RendezvousServer(Server):
         """Listens for `size` ranks; the other arguments are those of Server."""
         self.size = self.expected = size
         self.rounds = 0  # exchanges completed since the start
-        self._said: dict[int, bytes] = {}  # in this round, by rank
+        self._said: dict[int, str] = {}  # in this round, by rank
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -114,32 +97,33 @@ class RendezvousServer(Server):
         connection.setblocking(True)
         limit_calls(connection, _SERVER_SECONDS)
 
-    def _admits(self, rank: int) -> bool:
-        return rank < self.size
+    def _admits(self, guest: Guest) -> bool:
+        return guest.rank < self.size
 
     def _came(self, guest: Guest) -> None:
         if [other.rank for other in self._guests].count(guest.rank) > 1:
             raise ValueError("two say that they are this rank")  # so all hear of it
 
     def _heard(self, guest: Guest, message: bytes) -> None:
-        if message == _WHO:
+        said = json.loads(message)
+        if said is None:
             if guest.rank in self._said:  # else the round has ended meanwhile
-                gone = ", ".join(f"rank {r}" for r in range(self.size) if r not in self._said)
-                self._answer(_MISSING + gone.encode())
+                missing = (rank for rank in range(self.size) if rank not in self._said)
+                self._answer(", ".join(f"rank {rank}" for rank in missing))
             return
-        self._said[guest.rank] = message[1:]
+        self._said[guest.rank] = said
         if len(self._said) == self.size:
-            data = _packed([self._said[rank] for rank in range(self.size)])
             self.rounds += 1
-            self._answer(_ALL + data)
+            self._answer([self._said[rank] for rank in range(self.size)])
             self._said.clear()
 
-    def _answer(self, answer: bytes) -> None:
+    def _answer(self, answer: Any) -> None:
         """To all that wait, to rank 0 last: the server may be in its process, which may end at once
         then."""
+        message = json.dumps(answer).encode()
         for guest in sorted(self._guests, key=lambda guest: -guest.rank):
             if guest.rank in self._said:
-                self._send(guest, answer)
+                self._send(guest, message)
 
     def _gone(self, guest: Guest) -> None:
         self._said.clear()

@@ -10,6 +10,7 @@ import random
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,12 +24,12 @@ from farandole.start.forks import not_inherited
 from farandole.start.line import is_of_this_user
 from farandole.start.session import SECRET_BYTES, Session
 
-_LEAST = 0.05  # seconds that each of them has in any case, before it goes for another one
+_LEAST = 0.05  # seconds that a stranger has before it goes for another one, in the kernel too
 _PAUSE = 0.05  # seconds until the next call is taken, if the system lacks the means to take one
 _BACKLOG = 4096  # callers for whom the kernel keeps a place
 _CHUNK = 1 << 18  # bytes to read or write at once
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_LONGEST_RANK = 9  # digits
+_WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since the last words, or the call
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 L = TypeVar("L", bound="Listener")
@@ -38,16 +39,9 @@ class Conversation(Protocol):
     """The bytes that the two ends of a connection exchange: a Session, or HTTP."""
 
     outgoing: bytearray  # what is to be sent; the listener removes what it has sent
-
-    @property
-    def greeted(self) -> bool:
-        """True if the caller has said something of this protocol."""
-        ...
-
-    @property
-    def proved(self) -> bool:
-        """True if the caller has shown that it belongs here."""
-        ...
+    greeted: bool  # whether the caller has said something of this protocol
+    proved: bool  # whether the caller has shown that it belongs here
+    rank: int  # the caller's, when it has
 
     def receive(self, data: bytes) -> list[bytes]:
         """Takes bytes; returns whole messages. ValueError: they are none."""
@@ -55,12 +49,17 @@ class Conversation(Protocol):
 
 
 class Guest:
-    """A caller. It is a stranger until it has proved itself; then it says its rank."""
+    """A caller. It is a stranger until it has proved itself."""
 
     def __init__(self, connection: socket.socket, session: Conversation) -> None:
         self.connection, self.session = connection, session
         self.came = time.monotonic()
-        self.rank = -1  # until it has said it
+        self.least = self.came + _LEAST - _waited(connection)  # it stays until then in any case
+
+    @property
+    def rank(self) -> int:
+        """Which rank it is, when it has proved itself."""
+        return self.session.rank
 
 
 class Listener(ABC):
@@ -115,12 +114,20 @@ class Listener(ABC):
     def _conversation(self) -> Conversation:
         """Makes the conversation with a new caller."""
 
-    def _take(self, guest: Guest, message: bytes) -> None:
-        """A caller has sent this. ValueError and OSError end its connection."""
+    def _admits(self, guest: Guest) -> bool:
+        """True if a caller who has proved itself may come in as the rank that it says."""
+        return True
+
+    def _came(self, guest: Guest) -> None:
+        """A rank has come. ValueError and OSError, here and in _heard(), end its connection."""
+        return
+
+    def _heard(self, guest: Guest, message: bytes) -> None:
+        """A rank has sent this."""
         raise ValueError("nobody asked for it")
 
-    def _ended(self, guest: Guest) -> None:
-        """The connection of a caller that has proved itself has ended; not when this closes."""
+    def _gone(self, guest: Guest) -> None:
+        """A rank's connection has ended; not called when this closes."""
         return
 
     # ---- the loop
@@ -184,10 +191,11 @@ class Listener(ABC):
 
     def _accept(self, listener: socket.socket) -> None:
         if len(self._strangers) >= self.strangers + self.expected:
-            self._resumes = self._oldest().came + _LEAST
+            guest = self._superfluous()
+            self._resumes = guest.least
             if self._resumes > time.monotonic():
                 return
-            self._forget(self._superfluous())
+            self._forget(guest)
         try:
             connection, _ = listener.accept()
         except OSError as reason:
@@ -222,10 +230,15 @@ class Listener(ABC):
                     raise EOFError
                 messages = guest.session.receive(data)
                 if guest.session.proved and guest in self._strangers:
+                    if not self._admits(guest):
+                        raise ValueError("no rank of this job")
                     del self._strangers[guest]
                     self._guests[guest] = None
+                    self._flush(guest)  # this end's proof, whatever comes of it
+                    self._came(guest)
                 for message in messages:
-                    self._take(guest, message)
+                    if guest in self._guests:  # no earlier message has ended its connection
+                        self._heard(guest, message)
             self._flush(guest)
         except BlockingIOError:
             return
@@ -249,7 +262,7 @@ class Listener(ABC):
         known = guest in self._guests
         self._forget(guest)
         if known:
-            self._ended(guest)
+            self._gone(guest)
 
     def _forget(self, guest: Guest) -> None:
         """Closes one connection, without a word to anybody; once."""
@@ -277,25 +290,12 @@ class Server(Listener):
         self.address = path  # as reach() takes it
         if not here:
             listeners.append(_tcp_listener())
-            places = ",".join([path, *_numbers(), *_names()])
+            places = ",".join([path, *_numbers()])
             self.address = f"{places}:{listeners[1].getsockname()[1]}"
         super().__init__(name, listeners)
 
-    def _admits(self, rank: int) -> bool:
-        """True if a caller may be this rank."""
-        return True
-
-    @abstractmethod
-    def _came(self, guest: Guest) -> None:
-        """A rank has come. ValueError and OSError, here and in _heard(), end its connection."""
-
-    @abstractmethod
-    def _heard(self, guest: Guest, message: bytes) -> None:
-        """A rank has sent this."""
-
-    @abstractmethod
-    def _gone(self, guest: Guest) -> None:
-        """A rank's connection has ended; not called when the server closes."""
+    def _conversation(self) -> Session:
+        return Session(self._secret)
 
     def _send(self, guest: Guest, message: bytes) -> None:
         """Sends to a rank, now or when it reads; does nothing if it has gone."""
@@ -306,26 +306,6 @@ class Server(Listener):
                 self._flush(guest)
             except OSError:
                 self._hang_up(guest)
-
-    def _conversation(self) -> Session:
-        return Session(self._secret, caller=False)
-
-    def _take(self, guest: Guest, message: bytes) -> None:
-        if guest not in self._guests:
-            return  # an earlier message has ended its connection
-        if guest.rank >= 0:
-            self._heard(guest, message)
-            return
-        if not message.isdigit() or len(message) > _LONGEST_RANK:
-            raise ValueError("no rank")
-        if not self._admits(int(message)):
-            raise ValueError("no rank of this job")
-        guest.rank = int(message)
-        self._came(guest)
-
-    def _ended(self, guest: Guest) -> None:
-        if guest.rank >= 0:
-            self._gone(guest)
 
 
 def _tcp_listener() -> socket.socket:
@@ -341,8 +321,10 @@ def _numbers() -> list[str]:
     return [line.split(" ")[1] for line in told(lib.farandole_addresses).splitlines()]
 
 
-def _names() -> list[str]:
-    """The name of this host, for ranks that reach none of the addresses; none if it has only one
-    that means another host elsewhere."""
-    name = socket.getfqdn()
-    return [] if name.split(".")[0] == "localhost" else [name]
+def _waited(connection: socket.socket) -> float:
+    """The seconds that the kernel has kept a caller, or its last words: where many silent ones wait
+    there, they are not kept for as long again, and one who has spoken is soon heard."""
+    if connection.family == socket.AF_UNIX:
+        return 0.0  # they are this user's
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)
+    return int(_WAITED.unpack(info)[0]) / 1000.0

@@ -2,14 +2,15 @@
 """Messages over a stream between two processes that know a secret. No socket and no clock are in
 here: whoever uses a Session moves the bytes. For servers and for the lines to them.
 
-Both ends prove that they know the secret before either reads a message, and each frame carries a
-MAC. Its key is made from the secret, a random number of each end and the direction; the frame's
-number counts too. So whoever is between the ends can read, and can hang up. It can't change,
-repeat, reorder or reflect a frame, nor use a recorded conversation again. An empty secret is for
-Unix sockets, where the kernel says whose process the other one is.
+Both ends prove that they know the secret before either reads a message. All that follows carries a
+MAC, the length of a message before the message. Its key is made from the secret, what both ends
+have said in their hellos, and the direction; the MAC's number counts too. So whoever is between the
+ends can read, and can hang up. They can't change, repeat, reorder or reflect anything, nor use a
+recorded conversation again. An empty secret is for Unix sockets, where the kernel says whose
+process the other one is.
 
 The caller's hello, the server's hello, the caller's proof, the server's proof, messages. A hello is
-a fixed text and the random number; a proof is the first frame, which is empty.
+a fixed text, the caller's rank and a random number; a proof is the first MAC, of an empty text.
 """
 
 from __future__ import annotations
@@ -21,13 +22,10 @@ import struct
 from farandole.start.secret import mac
 
 SECRET_BYTES = 32
-_HEAD = struct.Struct("!I")  # of a frame: its length, and whether the message goes on in the next
-_MORE = 1 << 31
-_PART = 1 << 20  # bytes of a message in one frame, at most: so much is held before its MAC is known
+_HELLO = struct.Struct("!20sQ32s")
+_TEXT = b"farandole session 3\n"
 _NUMBER = struct.Struct("!Q")
-_HELLO = b"farandole session 2\n"
-_NONCE = 32  # bytes
-_TAG = 32
+_TAG = 32  # bytes of a MAC
 
 
 class Refused(ConnectionError):
@@ -40,8 +38,8 @@ class _Direction:
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
 
-    def next_tag(self, head: bytes, part: bytes | memoryview) -> bytes:
-        tag = hmac.new(self._key, _NUMBER.pack(self._number) + head, "sha256")
+    def next_tag(self, part: bytes) -> bytes:
+        tag = hmac.new(self._key, _NUMBER.pack(self._number), "sha256")
         tag.update(part)
         self._number += 1
         return tag.digest()
@@ -50,89 +48,75 @@ class _Direction:
 class Session:
     """One end of the conversation."""
 
-    def __init__(self, secret: bytes, caller: bool) -> None:
+    def __init__(self, secret: bytes, rank: int | None = None) -> None:
+        """`rank`: the caller's, from 0; None: this is the server's end, which hears it."""
+        self.greeted = False  # whether the other end has said its hello
         self.proved = False  # whether the other end may be heard
+        self.rank = rank or 0
         self.outgoing = bytearray()  # what is to be sent; whoever sends it removes it
         self._incoming = bytearray()
-        self._message = bytearray()  # what has come of the next message
-        self._secret, self._caller = secret, caller
-        self._nonce = secrets.token_bytes(_NONCE)
-        self._both: tuple[_Direction, _Direction] | None = None  # ours, theirs; None: no hello yet
-        if caller:
-            self.outgoing += _HELLO + self._nonce
-
-    @property
-    def greeted(self) -> bool:
-        """True when the other end has said its hello."""
-        return self._both is not None
+        self._length: int | None = None  # of the message that comes now; None: not yet known
+        self._secret, self._calls = secret, rank is not None
+        self._own = _HELLO.pack(_TEXT, self.rank, secrets.token_bytes(32))
+        self._ours = self._theirs = _Direction(b"")  # until both hellos are known
+        if self._calls:
+            self.outgoing += self._own
 
     def send(self, message: bytes) -> None:
         """Appends a message to `outgoing`."""
-        assert self._both is not None
-        whole = memoryview(message)
-        for at in range(0, max(1, len(message)), _PART):
-            part = whole[at : at + _PART]
-            head = _HEAD.pack(len(part) | (at + _PART < len(message)) * _MORE)
-            self.outgoing += head
-            self.outgoing += part
-            self.outgoing += self._both[0].next_tag(head, part)
+        self._say(_NUMBER.pack(len(message)))
+        self._say(message)
+
+    def _say(self, part: bytes) -> None:
+        self.outgoing += part
+        self.outgoing += self._ours.next_tag(part)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Takes bytes that have come; returns the messages that are complete. Raises Refused."""
         self._incoming += data
         found: list[bytes] = []
-        if self._both is None and not self._hello():
+        if not self.greeted and not self._hear_hello():
             return found
-        while (more := self._frame()) is not None:
+        while (part := self._next_part()) is not None:
             if not self.proved:
                 self.proved = True
-                if not self._caller:
-                    self.send(b"")
-            elif not more:
-                found.append(bytes(self._message))
-                self._message = bytearray()
+                if not self._calls:
+                    self._say(b"")
+            elif self._length is None:
+                (self._length,) = _NUMBER.unpack(part)
+            else:
+                found.append(part)
+                self._length = None
         return found
 
-    def _hello(self) -> bool:
+    def _hear_hello(self) -> bool:
         """Takes the other end's; False: it is not complete."""
-        begin = bytes(self._incoming[: len(_HELLO)])
-        if begin != _HELLO[: len(begin)]:
+        if not self._incoming.startswith(_TEXT[: len(self._incoming)]):
             raise Refused("it does not speak farandole's protocol")
-        length = len(_HELLO) + _NONCE
-        if len(self._incoming) < length:
+        if len(self._incoming) < _HELLO.size:
             return False
-        nonces = [self._nonce, bytes(self._incoming[len(_HELLO) : length])]
-        del self._incoming[:length]
-        if not self._caller:
-            self.outgoing += _HELLO + self._nonce
-            nonces.reverse()
-        caller, server = (
-            _Direction(mac(self._secret, _HELLO, *nonces, who)) for who in (b"caller", b"server")
-        )
-        self._both = (caller, server) if self._caller else (server, caller)
-        if self._caller:
-            self.send(b"")
+        hellos = [self._own, bytes(self._incoming[: _HELLO.size])]
+        del self._incoming[: _HELLO.size]
+        if not self._calls:
+            self.outgoing += self._own
+            hellos.reverse()
+            self.rank = _HELLO.unpack(hellos[0])[1]
+        caller, server = (_Direction(mac(self._secret, *hellos, x)) for x in (b"caller", b"server"))
+        self._ours, self._theirs = (caller, server) if self._calls else (server, caller)
+        self.greeted = True
+        if self._calls:
+            self._say(b"")
         return True
 
-    def _frame(self) -> bool | None:
-        """Moves the next frame into the message; returns whether the message goes on. None: the
-        frame is not complete."""
-        head = bytes(self._incoming[: _HEAD.size])
-        if not self.proved and head != bytes(_HEAD.size)[: len(head)]:
-            raise Refused("a message came before the proof")
-        if len(head) < _HEAD.size:
+    def _next_part(self) -> bytes | None:
+        """The proof, a message's length or a message, whichever is next; None: it is not complete.
+        No length is used before its MAC is checked."""
+        size = self._length if self._length is not None else _NUMBER.size * self.proved
+        if len(self._incoming) < size + _TAG:
             return None
-        (word,) = _HEAD.unpack(head)
-        end = _HEAD.size + (word & ~_MORE)
-        if end > _HEAD.size + _PART:
-            raise Refused(f"a frame of {end - _HEAD.size} bytes")
-        if len(self._incoming) < end + _TAG:
-            return None
-        part = bytes(self._incoming[_HEAD.size : end])
-        tag = bytes(self._incoming[end : end + _TAG])
-        del self._incoming[: end + _TAG]
-        assert self._both is not None
-        if not hmac.compare_digest(self._both[1].next_tag(head, part), tag):
+        with memoryview(self._incoming) as view:
+            part, tag = bytes(view[:size]), bytes(view[size : size + _TAG])
+        del self._incoming[: size + _TAG]
+        if not hmac.compare_digest(self._theirs.next_tag(part), tag):
             raise Refused("it does not know the job's secret, or somebody changes what it sends")
-        self._message += part
-        return bool(word & _MORE)
+        return part

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import struct
@@ -194,6 +195,27 @@ def test_strangers_at_the_metrics(fork_ranks, how):
                 while stranger.recv(1 << 16):  # until it is closed
                     pass
     assert 'farandole_tensors_done_total{rank="0"}' in metrics_at(port)
+
+
+def test_a_scraper_is_served_before_silent_callers(fork_ranks):
+    """3,000 wait in the kernel when it calls: with 50 ms for each eight it was not served within
+    Prometheus' usual 10 s. Who has said nothing in the kernel has had its time."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(few, 4096)), most))
+    port = free_ports(1)
+    job = fork_ranks(UP, 1, {"FARANDOLE_METRICS_PORT": str(port)})
+    job.wait_for_output("up")
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, most))
+        job.kill(0, signal.SIGSTOP)
+        strangers = []
+        for _ in range(3000):
+            strangers.append(stack.enter_context(socket.socket()))
+            strangers[-1].connect(("127.0.0.1", port))
+        job.kill(0, signal.SIGCONT)
+        assert 'farandole_tensors_done_total{rank="0"}' in metrics_at(port)
+        strangers[0].settimeout(60)
+        assert strangers[0].recv(1) == b"", "they have reached it: the oldest had to go"
 
 
 @pytest.mark.parametrize(

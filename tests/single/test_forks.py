@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def two_ranks() -> Iterator[tuple[RendezvousServer, list[Line]]]:
     """At a rendezvous, once both have exchanged something."""
     with RendezvousServer(2) as server:
         lines = [connect(server.address, rank) for rank in range(2)]
-        lines[0].send(b"dhere")
+        lines[0].send(json.dumps(b"here".hex()).encode())
         assert exchange(lines[1], b"there") == [b"here", b"there"]
         assert lines[0].receive(60)
         yield server, lines
