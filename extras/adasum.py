@@ -18,7 +18,7 @@ from farandole.torch.mpi_ops import grouped_allreduce
 from farandole.torch.optimizer import ReducingOptimizer, combining
 
 
-class AdasumOptimizer(ReducingOptimizer[Any]):
+class AdasumOptimizer(ReducingOptimizer):
     """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
 
     _compressor_of: Callable[[str, Tensor], Any]

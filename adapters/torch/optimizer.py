@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -55,11 +55,12 @@ def DistributedOptimizer(
     gradient_as_bucket_view: bool = False,
     verify_every: int | None = None,
     verify: Literal["warn", "raise"] = "warn",
-) -> ReducingOptimizer[Wrapped]:
+) -> Wrapped:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
 
-    Its class becomes one that derives from its own and from ReducingOptimizer. Its state, parameter
-    groups, schedulers and state_dict are kept. Every rank must call this after init(), in the same
+    Its class becomes one that derives from its own and from ReducingOptimizer. Type checkers learn
+    that by `assert isinstance(optimizer, ReducingOptimizer)`. Its state, parameter groups,
+    schedulers and state_dict are kept. Every rank must call this after init(), in the same
     order if there are several optimizers.
 
     - optimizer: any of torch.optim but LBFGS, or one that derives from them.
@@ -171,7 +172,7 @@ def _adopt(
     process_set: ProcessSet,
     kind: type,
     **fields: Any,
-) -> ReducingOptimizer[Any]:
+) -> Any:
     """Changes the object's class to one derived from it and from `kind`, which reduces."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
@@ -188,7 +189,7 @@ def _adopt(
     )
     if reducer is not None:
         weakref.finalize(optimizer, reducer.detach).atexit = False
-    return cast("ReducingOptimizer[Any]", optimizer)
+    return optimizer
 
 
 class _Before(type):
@@ -220,11 +221,8 @@ def _own(optimizer: torch.optim.Optimizer) -> type:
 _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
-class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
-    """What DistributedOptimizer makes of an optimizer of class Wrapped, with the methods it adds.
-
-    Do not call its constructor. The object still is the Wrapped that it was.
-    """
+class ReducingOptimizer(torch.optim.Optimizer):
+    """The methods that DistributedOptimizer adds to an optimizer. Do not call its constructor."""
 
     _reducer: Reducer | None  # None: no other rank to reduce with
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
@@ -392,7 +390,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
 
 # By op: optimizers that combine the ranks' steps in place of gradients. farandole.extras.adasum
 # registers its own.
-combining: dict[ReduceOp, type[ReducingOptimizer[Any]]] = {}
+combining: dict[ReduceOp, type[ReducingOptimizer]] = {}
 
 
 class _Copy(torch.optim.Optimizer):

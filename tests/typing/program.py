@@ -15,9 +15,15 @@ import farandole.torch as hvd
 
 hvd.init()
 model = torch.nn.Linear(3, 2)
-sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
-assert_type(optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+assert_type(optimizer, torch.optim.SGD)
+state = hvd.elastic.TorchState(model, optimizer, epoch=1, rates=[0.1])
+assert_type(state.model, torch.nn.Linear)
+assert_type(state.optimizer, torch.optim.SGD)
+state.epoch += 1
+other = hvd.elastic.TorchState(model, optimizer)
+assert isinstance(optimizer, hvd.ReducingOptimizer)
 optimizer.set_backward_passes_per_step(1)
 with optimizer.no_sync():
     model(torch.ones(4, 3)).sum().backward()
@@ -65,10 +71,6 @@ assert_type(farandole.alltoall(y), Doubles)
 assert_type(farandole.alltoall(y, splits=[4]), tuple[Doubles, np.ndarray[Any, np.dtype[np.int64]]])
 assert_type(farandole.broadcast_object({"epoch": 1}), dict[str, int])
 
-state = hvd.elastic.TorchState(model, optimizer, epoch=1, rates=[0.1])
-assert_type(state.model, torch.nn.Linear)
-assert_type(state.optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
-state.epoch += 1
 objects = farandole.elastic.ObjectState(epoch=3)
 objects.epoch += 1
 
@@ -91,7 +93,6 @@ def train_linear(state: hvd.elastic.TorchState[torch.nn.Linear, torch.optim.SGD]
     return state.model.out_features
 
 
-other = hvd.elastic.TorchState(model, sgd)
 assert_type(train(state, rate=2.0), int)
 assert_type(train_linear(other), int)
 assert_type(count(objects), int)
