@@ -23,7 +23,7 @@ from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
 from farandole.calls.prepared import RepeatedCall
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Call, Op, PreparedCall, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
 from farandole.ops.starts import describe, handle_of
@@ -182,6 +182,7 @@ def _world_rank(what: str, rank: int, process_set: ProcessSet) -> int:
 
 
 @waiting(Op.SEND, calls=_known(Op.SEND, "destination"))
+@_repeating
 def send(
     tensor: Any,
     destination: int,
@@ -213,10 +214,11 @@ def send(
         ...     hvd.recv(np.empty(3, int), source=0, tag=7)
     """
     terms: Any = {"tag": tag, "name": name, "process_set": process_set, "timeout": timeout}
-    return send_async(tensor, destination, **terms).wait()
+    return wait_for(send_async(tensor, destination, **terms))
 
 
 @waiting(Op.RECEIVE, calls=_known(Op.RECEIVE, "source"))
+@_repeating
 def recv(
     tensor: Any,
     source: int | None = None,
@@ -248,4 +250,4 @@ def recv(
         ...     sender = hvd.recv(np.empty(3, int), tag=7)
     """
     terms: Any = {"tag": tag, "name": name, "process_set": process_set, "timeout": timeout}
-    return recv_async(tensor, source, **terms).wait()
+    return wait_for(recv_async(tensor, source, **terms))

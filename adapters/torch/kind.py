@@ -26,6 +26,8 @@ _CODES: dict[torch.dtype, int] = {
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
+# Tells autograd of a change in place: a backward pass through the old values raises.
+_count_a_change = torch.autograd.graph.increment_version
 # What to send instead of tensors that hold no elements themselves, by class name, since looking up
 # the classes would import them. The first name among a tensor's base classes is used.
 _INSTEAD = {
@@ -50,7 +52,8 @@ class TorchKind(Kind):
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
-            _tell_autograd(x)
+            with suppress(RuntimeError):  # a tensor of torch.inference_mode()
+                _count_a_change(x)
         if not x.is_contiguous() or is_lazy(x):
             if in_place:
                 check_apart(x)
@@ -76,9 +79,9 @@ class TorchKind(Kind):
             if storage.nbytes() < x.nbytes + (begin and begin * x.element_size()):
                 return _NOT_LENT
             if in_place:
-                _tell_autograd(x)
+                _count_a_change(x)
             return x.data_ptr() or address_of(x), storage
-        except (RuntimeError, TypeError, ValueError):  # describe() raises the error
+        except (RuntimeError, TypeError, ValueError):  # describe() knows what to do
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
@@ -97,12 +100,6 @@ class TorchKind(Kind):
             return cuda.tensor_over(memory, like)
         flat = np.asarray(memory).reshape(-1)  # as bytes: torch lacks some types, NumPy others
         return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
-
-
-def _tell_autograd(x: Tensor) -> None:
-    """Counts a change in place, so that a backward pass through the old values raises."""
-    with suppress(RuntimeError):  # a tensor of torch.inference_mode()
-        torch.autograd.graph.increment_version(x)
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:

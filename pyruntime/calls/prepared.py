@@ -25,7 +25,10 @@ from farandole.members import ProcessSet
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
 _MOST = 4096  # remembered calls; the oldest are dropped first
-_prepared: dict[Hashable, RepeatedCall] = {}
+# By a call's name or terms: its arguments, and how it was prepared.
+_Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
+_all: list[_Known] = []  # of each function that repeats calls
+_NONE: Any = None, None, None
 _preparing = threading.Lock()
 # Types of arguments that can't change; an array as a factor may hold another value next time.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
@@ -48,84 +51,67 @@ def _exactly(value: object) -> object:
     return _Exactly(value) if isinstance(value, (int, float)) else value
 
 
-def _key_of(
-    function: object, array: Any, args: Any, kwargs: dict[str, Any], place: int | None
-) -> Hashable:
-    """The key of a call: its name; for others, of which there are many, all terms and the array's
-    form."""
-    if place is not None:
-        name = kwargs.get("name")
-        if name is None and len(args) > place:
-            name = args[place]
-        if name is not None:
-            return function, name
-    form = getattr(array, "dtype", None), getattr(array, "shape", None)
-    return function, args, *kwargs.values(), form
-
-
-def again(
-    function: object, array: Any, args: Any, kwargs: dict[str, Any], place: int | None
-) -> Handle[Any] | None:
-    """Submits the call if it repeats a remembered one; else returns None. `place`: that of the name
-    among `args`, if a name stands for one call."""
-    try:
-        prepared = _prepared.get(_key_of(function, array, args, kwargs, place))
-        if prepared is None or prepared.kwargs != kwargs or prepared.args != args:
-            return None
-    except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
-        return None
-    try:
-        return prepared.start(array)
-    except Exception as reason:
-        if is_of_core(reason):  # the core has reported a wrong submission to the peers
-            raise told(reason) from None
-        raise  # the core may have taken the call: never twice
-    except BaseException as reason:
-        part.end(reason)
-        raise
-
-
 def remember(
-    function: object,
-    array: Any,
-    args: Any,
-    kwargs: dict[str, Any],
-    prepared: RepeatedCall,
-    place: int | None,
+    known: _Known, key: Hashable, args: Any, kwargs: dict[str, Any], prepared: RepeatedCall
 ) -> None:
     """Remembers a call that has been made once."""
     if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
         return
-    prepared.args = tuple(map(_exactly, args))
-    prepared.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
+    exactly = {name: _exactly(value) for name, value in kwargs.items()}
     try:
-        _prepared[_key_of(function, array, args, kwargs, place)] = prepared
+        known[key] = tuple(map(_exactly, args)), exactly, prepared
     except TypeError:
         return
-    if len(_prepared) > _MOST:
-        for key in list(_prepared)[: _MOST // 4]:  # a copy: other threads go on
-            _prepared.pop(key, None)
+    if len(known) > _MOST:
+        for old in list(known)[: _MOST // 4]:  # a copy: other threads go on
+            known.pop(old, None)
 
 
 def clear() -> None:
     """Forgets all: names and process set numbers may have another meaning from now on."""
-    _prepared.clear()
+    for known in _all:
+        known.clear()
 
 
 def repeating(function: _F, by_name: bool = True) -> _F:
     """Decorates a call that returns a handle: repeated on equal terms, on an array of the same
     form, it is submitted as it was prepared. `by_name`: a name stands for one call."""
-    place = list(signature(function).parameters).index("name") - 1 if by_name else None
+    place = list(signature(function).parameters).index("name") - 1  # among the others
+    known: _Known = {}
+    _all.append(known)
 
     @wraps(function)
     def call(array: Any = _MISSING, /, *args: Any, **kwargs: Any) -> Any:
         if array is _MISSING:  # passed by name, or missing
             return function(*args, **kwargs)
-        handle = again(function, array, args, kwargs, place)
-        if handle is None:
-            handle = function(array, *args, **kwargs)
-            if handle.prepared is not None:
-                remember(function, array, args, kwargs, handle.prepared, place)
+        key: Any = None
+        if by_name:
+            key = kwargs.get("name")
+            if key is None and len(args) > place:
+                key = args[place]
+        if key is None:  # there are many of these: all terms and the array's form
+            form = getattr(array, "dtype", None), getattr(array, "shape", None)
+            key = args, *kwargs.values(), form
+        try:
+            usual_args, usual_kwargs, prepared = known.get(key, _NONE)
+            same = usual_kwargs == kwargs and usual_args == args
+        except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
+            same = False
+        if same:
+            try:
+                handle = prepared.start(array)
+            except Exception as reason:
+                if is_of_core(reason):  # the core has reported a wrong submission to the peers
+                    raise told(reason) from None
+                raise  # the core may have taken the call: never twice
+            except BaseException as reason:
+                part.end(reason)
+                raise
+            if handle is not None:
+                return handle
+        handle = function(array, *args, **kwargs)
+        if (prepared := getattr(handle, "prepared", None)) is not None:
+            remember(known, key, args, kwargs, prepared)
         return handle
 
     return cast("_F", call)
@@ -148,8 +134,6 @@ class RepeatedCall:
         "_timeout",
         "_type",
         "_what",
-        "args",
-        "kwargs",
     )
 
     def __init__(
@@ -171,8 +155,6 @@ class RepeatedCall:
         self._lent = self._kind.lent
         # Whether it is a named call in place on the CPU, which needs nothing but its submission.
         self._plain = in_place and self._device is None and call.name is not None
-        self.args: Any = ()
-        self.kwargs: dict[str, Any] = {}
 
     def start(self, array: Any, what: object = None) -> Handle[Any] | None:
         """Submits it for `array`, or returns None if that has another form. `what` is, as text, for
@@ -182,7 +164,7 @@ class RepeatedCall:
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        site = here(4)  # called by again(), and that by the public call
+        site = here(3)  # called by the public call
         call = self._prepared.get(site.text) or self._prepare(site)
         if not self._plain:
             return self._start(call, array, pointer, memory, what or self._what)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from farandole.calls import part
 from farandole.calls.arguments import ARGUMENTS, shown, wrong
+from farandole.calls.handles import Handle
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.calls.sites import begin, end
 from farandole.members import denoted, global_process_set
@@ -88,11 +89,16 @@ def collective(
     return decorate
 
 
+def wait_for(handle: Handle[R]) -> R:
+    """To be returned by a function that waits: its decorator returns the handle's result."""
+    return cast("R", handle)
+
+
 def waiting(
     op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
 ) -> Callable[[F], F]:
-    """Decorates functions that make a collective's call, which tells its own errors, and wait for
-    it. Arguments that do not fit the function's signature are told here."""
+    """Decorates functions that make a collective's call, which tells its own errors, and return
+    wait_for() its handle. Arguments that do not fit the function's signature are told here."""
 
     def decorate(function: F) -> F:
         checks = _Checks(function, op, calls=calls)
@@ -100,7 +106,7 @@ def waiting(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return function(*args, **kwargs)
+                return function(*args, **kwargs).wait()
             except TypeError as reason:
                 if checks.unbound(args, kwargs) is None:
                     raise

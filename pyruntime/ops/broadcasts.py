@@ -8,7 +8,7 @@ from operator import index
 
 from farandole.calls.handles import Handle
 from farandole.calls.prepared import repeating
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Call, Op
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops.starts import T, one, start
@@ -56,6 +56,7 @@ def broadcast_async(
 
 
 @waiting(Op.BROADCAST)
+@repeating
 def broadcast(
     tensor: T,
     root_rank: int,
@@ -79,7 +80,7 @@ def broadcast(
         >>> hvd.broadcast(np.arange(3), root_rank=0)
         array([0, 1, 2])
     """
-    return broadcast_async(tensor, root_rank, name, process_set, timeout=timeout).wait()
+    return wait_for(broadcast_async(tensor, root_rank, name, process_set, timeout=timeout))
 
 
 @repeating
@@ -112,6 +113,7 @@ def broadcast_async_(
 
 
 @waiting(Op.BROADCAST)
+@repeating
 def broadcast_(
     tensor: T,
     root_rank: int,
@@ -136,7 +138,7 @@ def broadcast_(
         >>> hvd.broadcast_(np.arange(3), root_rank=0)
         array([0, 1, 2])
     """
-    return broadcast_async_(tensor, root_rank, name, process_set, timeout=timeout).wait()
+    return wait_for(broadcast_async_(tensor, root_rank, name, process_set, timeout=timeout))
 
 
 @collective(Op.BROADCAST)
@@ -191,7 +193,7 @@ def grouped_broadcast(
         >>> hvd.grouped_broadcast([np.arange(3)], root_rank=0)
         [array([0, 1, 2])]
     """
-    return grouped_broadcast_async(tensors, root_rank, name, process_set, timeout=timeout).wait()
+    return wait_for(grouped_broadcast_async(tensors, root_rank, name, process_set, timeout=timeout))
 
 
 @collective(Op.BROADCAST)
@@ -247,4 +249,6 @@ def grouped_broadcast_(
         >>> hvd.grouped_broadcast_([np.arange(3)], root_rank=0)
         [array([0, 1, 2])]
     """
-    return grouped_broadcast_async_(tensors, root_rank, name, process_set, timeout=timeout).wait()
+    return wait_for(
+        grouped_broadcast_async_(tensors, root_rank, name, process_set, timeout=timeout)
+    )

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from farandole.calls.handles import Handle
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Call, Op
 from farandole.calls.rows import Table, splits_of
 from farandole.members import ProcessSet, global_process_set, set_id
@@ -22,7 +22,7 @@ def _with_rows(pair: tuple[T, Table]) -> tuple[T, Rows]:
     return pair[0], np.array(pair[1], np.int64)
 
 
-def _without_rows(pair: tuple[T, Table]) -> T:
+def _without_rows(pair: tuple[T, object]) -> T:
     return pair[0]
 
 
@@ -103,8 +103,8 @@ def alltoall(
         >>> hvd.alltoall(np.arange(3))
         array([0, 1, 2])
     """
-    both = alltoall_async(tensor, splits, name, process_set, timeout=timeout).wait()
-    return both[0] if splits is None else both
+    handle: Handle[Any] = alltoall_async(tensor, splits, name, process_set, timeout=timeout)
+    return wait_for(handle.map(_without_rows) if splits is None else handle)
 
 
 @collective(Op.SCATTER)
@@ -169,4 +169,4 @@ def scatter(
         >>> hvd.scatter(np.arange(3), root_rank=0, splits=[3])
         array([0, 1, 2])
     """
-    return scatter_async(tensor, root_rank, splits, name, process_set, timeout=timeout).wait()
+    return wait_for(scatter_async(tensor, root_rank, splits, name, process_set, timeout=timeout))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.calls.handles import Handle
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Call, Op
 from farandole.calls.rows import Table
 from farandole.members import ProcessSet, global_process_set, set_id
@@ -96,7 +96,7 @@ def allgather(
         >>> hvd.allgather(np.arange(3))
         array([0, 1, 2])
     """
-    return allgather_async(tensor, name, process_set, timeout=timeout).wait()
+    return wait_for(allgather_async(tensor, name, process_set, timeout=timeout))
 
 
 @collective(Op.ALLGATHER)
@@ -148,7 +148,7 @@ def grouped_allgather(
         >>> hvd.grouped_allgather([np.arange(3)])
         [array([0, 1, 2])]
     """
-    return grouped_allgather_async(tensors, name, process_set, timeout=timeout).wait()
+    return wait_for(grouped_allgather_async(tensors, name, process_set, timeout=timeout))
 
 
 @collective(Op.REDUCESCATTER)
@@ -213,7 +213,7 @@ def reducescatter(
         array([0, 1, 2])
     """
     factors = (prescale_factor, postscale_factor)
-    return reducescatter_async(tensor, name, op, process_set, *factors, timeout=timeout).wait()
+    return wait_for(reducescatter_async(tensor, name, op, process_set, *factors, timeout=timeout))
 
 
 @collective(Op.REDUCESCATTER)
@@ -278,6 +278,6 @@ def grouped_reducescatter(
         [array([0, 1, 2])]
     """
     factors = (prescale_factor, postscale_factor)
-    return grouped_reducescatter_async(
-        tensors, name, op, process_set, *factors, timeout=timeout
-    ).wait()
+    return wait_for(
+        grouped_reducescatter_async(tensors, name, op, process_set, *factors, timeout=timeout)
+    )

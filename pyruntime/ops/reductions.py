@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from farandole.calls.handles import Handle
 from farandole.calls.prepared import repeating
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops.starts import Adasum, T, composed, one, reduce_op_of, reduction, start
@@ -65,6 +65,7 @@ def allreduce_async(
 
 
 @waiting(Op.ALLREDUCE)
+@repeating
 def allreduce(
     tensor: T,
     average: bool | None = None,
@@ -94,7 +95,9 @@ def allreduce(
         array([3., 3.])
     """
     factors = (prescale_factor, postscale_factor)
-    return allreduce_async(tensor, average, name, op, *factors, process_set, timeout=timeout).wait()
+    return wait_for(
+        allreduce_async(tensor, average, name, op, *factors, process_set, timeout=timeout)
+    )
 
 
 @repeating
@@ -132,6 +135,7 @@ def allreduce_async_(
 
 
 @waiting(Op.ALLREDUCE)
+@repeating
 def allreduce_(
     tensor: T,
     average: bool | None = None,
@@ -161,9 +165,9 @@ def allreduce_(
         array([3., 3.])
     """
     factors = (prescale_factor, postscale_factor)
-    return allreduce_async_(
-        tensor, average, name, op, *factors, process_set, timeout=timeout
-    ).wait()
+    return wait_for(
+        allreduce_async_(tensor, average, name, op, *factors, process_set, timeout=timeout)
+    )
 
 
 @collective(Op.ALLREDUCE)
@@ -229,9 +233,9 @@ def grouped_allreduce(
         [array([3., 3.])]
     """
     factors = (prescale_factor, postscale_factor)
-    return grouped_allreduce_async(
-        tensors, average, name, op, *factors, process_set, timeout=timeout
-    ).wait()
+    return wait_for(
+        grouped_allreduce_async(tensors, average, name, op, *factors, process_set, timeout=timeout)
+    )
 
 
 @collective(Op.ALLREDUCE)
@@ -298,6 +302,6 @@ def grouped_allreduce_(
         [array([3., 3.])]
     """
     factors = (prescale_factor, postscale_factor)
-    return grouped_allreduce_async_(
-        tensors, average, name, op, *factors, process_set, timeout=timeout
-    ).wait()
+    return wait_for(
+        grouped_allreduce_async_(tensors, average, name, op, *factors, process_set, timeout=timeout)
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from farandole.calls.handles import Handle
 from farandole.calls.prepared import repeating
-from farandole.calls.public_call import collective, waiting
+from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops.starts import T, one, reduction, start
@@ -63,6 +63,7 @@ def reduce_async(
 
 
 @waiting(Op.REDUCE)
+@repeating
 def reduce(
     tensor: T,
     root_rank: int,
@@ -93,7 +94,7 @@ def reduce(
         array([3., 3.])
     """
     terms = (op, prescale_factor, postscale_factor, name, process_set)
-    return reduce_async(tensor, root_rank, *terms, timeout=timeout).wait()
+    return wait_for(reduce_async(tensor, root_rank, *terms, timeout=timeout))
 
 
 @repeating
@@ -133,6 +134,7 @@ def reduce_async_(
 
 
 @waiting(Op.REDUCE)
+@repeating
 def reduce_(
     tensor: T,
     root_rank: int,
@@ -163,7 +165,7 @@ def reduce_(
         array([3., 3.])
     """
     terms = (op, prescale_factor, postscale_factor, name, process_set)
-    return reduce_async_(tensor, root_rank, *terms, timeout=timeout).wait()
+    return wait_for(reduce_async_(tensor, root_rank, *terms, timeout=timeout))
 
 
 @collective(Op.REDUCE)
@@ -233,7 +235,7 @@ def grouped_reduce(
         [array([3., 3.])]
     """
     terms = (op, prescale_factor, postscale_factor, name, process_set)
-    return grouped_reduce_async(tensors, root_rank, *terms, timeout=timeout).wait()
+    return wait_for(grouped_reduce_async(tensors, root_rank, *terms, timeout=timeout))
 
 
 @collective(Op.REDUCE)
@@ -303,4 +305,4 @@ def grouped_reduce_(
         [array([3., 3.])]
     """
     terms = (op, prescale_factor, postscale_factor, name, process_set)
-    return grouped_reduce_async_(tensors, root_rank, *terms, timeout=timeout).wait()
+    return wait_for(grouped_reduce_async_(tensors, root_rank, *terms, timeout=timeout))
