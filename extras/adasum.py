@@ -21,7 +21,7 @@ from farandole.torch.optimizer import ReducingOptimizer, combining
 class AdasumOptimizer(ReducingOptimizer):
     """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
 
-    _compressor_of: Callable[[str, Tensor], Any]
+    _compressor: Any
     _names: Sequence[str]  # of the parameters that it was made with, in the order of the groups
     _scope: Scope
     _before_step: Callable[[], None]  # compares the ranks' models
@@ -67,19 +67,16 @@ class AdasumOptimizer(ReducingOptimizer):
     @torch.no_grad()
     def _combine(self, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
-        compressors = [self._compressor_of(name, p) for name, p, _ in starts]
-        pairs = zip(compressors, starts, strict=True)
-        encoded = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
+        form = self._compressor
+        encoded = [form.compress((p.detach() - start).contiguous()) for _, p, start in starts]
         combined = grouped_allreduce(
             [x for x, _ in encoded],
             op=Adasum,
             name=f"{self._scope.name}.deltas",
             process_set=self._process_set,
         )
-        for delta, (_, context), compressor, (_, p, start) in zip(
-            combined, encoded, compressors, starts, strict=True
-        ):
-            p.copy_(start.add_(compressor.decompress(delta, context)))
+        for delta, (_, context), (_, p, start) in zip(combined, encoded, starts, strict=True):
+            p.copy_(start.add_(form.decompress(delta, context)))
 
     def _reduces(self) -> bool:
         return True

@@ -5,7 +5,7 @@ made, or gets parameters."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Settings:
     reduce_op: int
     prescale: float
     postscale: float
-    compressor_of: Callable[[str, Tensor], Compressor]
+    compressor: Compressor
     sparse_as_dense: bool
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
     views: bool  # gradient_as_bucket_view

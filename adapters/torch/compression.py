@@ -5,8 +5,7 @@ users, and for the calls and optimizers that take one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +22,6 @@ class Compressor(Protocol):
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """The reduced tensor in its original form."""
-
-
-# One compressor for all parameters, or a function (name, parameter) -> compressor.
-Choice = Compressor | Callable[[str, Tensor], Compressor]
 
 
 def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -77,32 +72,3 @@ def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
             f"{type(encoded).__name__}: it gives (tensor to send, what decompress needs)"
         )
     return encoded
-
-
-def chooser(choice: Choice) -> Callable[[str, Tensor], Compressor]:
-    """The function form of a choice.
-
-    The user's function is asked once for each parameter. Raises TypeError for any other value.
-    """
-    if _compresses(choice):
-        plain = cast("Compressor", choice)
-        return lambda name, parameter: plain
-    if not callable(choice):
-        raise TypeError(
-            f"compression is {choice!r}, of type {type(choice).__name__}: pass a class with "
-            "compress and decompress, or a function (name, parameter) -> one"
-        )
-    return cache(lambda name, parameter: _checked(choice(name, parameter), name))
-
-
-def _compresses(value: Any) -> bool:
-    return hasattr(value, "compress") and hasattr(value, "decompress")
-
-
-def _checked(compressor: Compressor, name: str) -> Compressor:
-    if _compresses(compressor):
-        return compressor
-    raise TypeError(
-        f"compression gives {compressor!r} for parameter {name}: give a class with compress and "
-        "decompress"
-    )

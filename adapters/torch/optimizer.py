@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from farandole.calls import part
-from farandole.calls.arguments import check, factors_of
+from farandole.calls.arguments import check, check_compression, factors_of
 from farandole.calls.requests import Scope
 from farandole.equality import Interval
 from farandole.members import ProcessSet, global_process_set, set_id
@@ -31,7 +31,7 @@ from farandole.torch.arguments import (
     parameter_names,
 )
 from farandole.torch.compiling import stay_outside
-from farandole.torch.compression import Choice, Compression, chooser
+from farandole.torch.compression import Compression, Compressor
 from farandole.torch.gradients.reducer import Passes, Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
@@ -43,7 +43,7 @@ _made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and wha
 def DistributedOptimizer(
     optimizer: Wrapped,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
-    compression: Choice = Compression.none,
+    compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -65,7 +65,8 @@ def DistributedOptimizer(
 
     - optimizer: any of torch.optim but LBFGS, or one that derives from them.
     - named_parameters: names for error texts; default: numbers of group and parameter.
-    - compression: a class with compress and decompress, or a function (name, parameter) -> one.
+    - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or a class
+      of yours with compress and decompress.
     - backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
       add up.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
@@ -111,6 +112,7 @@ def DistributedOptimizer(
     """
     before, after = factors_of(op, gradient_predivide_factor, process_set)
     check(backward_passes_per_step=backward_passes_per_step)
+    check_compression(compression)
     interval = Interval.of(verify_every, verify)
     _check(optimizer)
     if op == Adasum and gradient_as_bucket_view:
@@ -126,7 +128,7 @@ def DistributedOptimizer(
         reduce_op=ReduceOp(op),
         prescale=before,
         postscale=after,
-        compressor_of=chooser(compression),
+        compressor=compression,
         sparse_as_dense=sparse_as_dense,
         groups=assign(parameters, groups, num_groups),
         views=gradient_as_bucket_view,
@@ -134,15 +136,13 @@ def DistributedOptimizer(
         verify=Interval(0, False) if alone else interval,
     )
     adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
-    for parameter, name in zip(parameters, names, strict=True):
-        settings.compressor_of(name, parameter)  # raises for what is none
     if op == Adasum:
         if alone:
             return adopt(None, kind=ReducingOptimizer)
         kind: Any = combining[Adasum]
         scope = Scope("adasum optimizer", process_set)
         compare = comparison(optimizer, kind.named, process_set, interval)
-        fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
+        fields: Any = {"_names": names, "_compressor": compression, "_scope": scope}
         return adopt(None, kind=kind, _before_step=compare, **fields)
     reducer: Reducer | None = None
     if not alone:
@@ -167,12 +167,12 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _adopt(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Wrapped,
     reducer: Reducer | None,
     process_set: ProcessSet,
     kind: type,
     **fields: Any,
-) -> Any:
+) -> Wrapped:
     """Changes the object's class to one derived from it and from `kind`, which reduces."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
@@ -327,16 +327,6 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.reset()
         self._follow()
         super().zero_grad(*args, **kwargs)
-
-    def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:
-        """Scales the gradients to a total norm of `max_norm` at most, returns it; as synchronize()
-        it reduces them, if the last pass has not.
-
-        Further arguments as in torch.nn.utils.clip_grad_norm_.
-        """
-        self.synchronize()
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
 
     @property
     def backward_passes_per_step(self) -> int:

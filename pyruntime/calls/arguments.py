@@ -192,10 +192,6 @@ def _is_compression(value: Any) -> Fault:
     return None if both else TypeError
 
 
-def _is_share(value: Any) -> Fault:
-    return None if value is None else is_factor(value)
-
-
 def _is_passes(value: Any) -> Fault:
     if number(value) is not None and not hasattr(value, "__index__"):
         return ValueError
@@ -276,7 +272,6 @@ ARGUMENTS: dict[str, Argument] = {
         _is_timeout,
         "after it the wait ends in a StallError",
     ),
-    "density_threshold": Argument("pass a share from 0 to 1, or None", _is_share),
     "device": _checked_later("accepted for compatibility with Horovod, and not used"),
     "device_dense": _checked_later("accepted for compatibility with Horovod, and not used"),
     "device_sparse": _checked_later("accepted for compatibility with Horovod, and not used"),

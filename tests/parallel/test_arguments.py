@@ -164,7 +164,6 @@ WRONG: dict[str, list[Any]] = {
         lambda: fd.ProcessSet([0]),
     ],
     "timeout": ["1", NAN, -1, [], 1e300, object(), True],
-    "density_threshold": ["x", NAN, [], object()],
     "obj": [lambda: Unsendable(), lambda: threading.Lock()],
     "params": [
         None,

@@ -34,17 +34,6 @@ def backward(p: Tensor, scale: Any = None) -> None:
     (loss if scale is None else scale.scale(loss)).backward()
 
 
-def test_clip_by_the_method() -> None:
-    p, optimizer = toy()
-    for _ in range(2):
-        optimizer.zero_grad()
-        backward(p)
-        norm = optimizer.clip_grad_norm_(1.0)
-        torch.testing.assert_close(norm, mean_gradient().norm())
-        optimizer.step()
-        torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("skip", [True, False])
 def test_clip_as_with_horovod(skip: bool) -> None:
     p, optimizer = toy()

@@ -130,9 +130,7 @@ def test_compression_of_single_calls() -> None:
     assert hvd.allreduce(torch.ones(2, dtype=torch.int32), compression=hvd.Compression.fp16)[0] == 1
 
 
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.6, 10.0])
-def test_sparse_allreduce(threshold: float | None) -> None:
-    """At 0.6 of 5 rows, 2 ranks with 2 rows in all go sparse, 4 ranks with 6 go dense."""
+def test_sparse_allreduce() -> None:
     rank = hvd.rank()
     rows = [] if rank == 1 else [rank, rank, 4]  # rank 1 has none; duplicates are added up
     x = torch.sparse_coo_tensor(
@@ -142,7 +140,7 @@ def test_sparse_allreduce(threshold: float | None) -> None:
         check_invariants=True,
     )
     start = hvd.sparse_allreduce_async
-    result = start(x, "sparse", hvd.Average, density_threshold=threshold)()
+    result = start(x, "sparse", hvd.Average)()
     dense = hvd.allreduce(x.to_dense(), op=hvd.Average)
     torch.testing.assert_close(result.to_dense(), dense)
     assert result.is_coalesced()

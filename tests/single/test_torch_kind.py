@@ -14,7 +14,7 @@ from torch import nn
 from farandole.arrays.buffers import DTYPES, EMPTY, Memory
 from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import assign, parameter_names
-from farandole.torch.compression import Compression, chooser
+from farandole.torch.compression import Compression
 from farandole.torch.kind import TorchKind, address_of, describe, device_and_stream, is_lazy
 from harness.process import ended
 from harness.wrapped_tensors import WRAPPED, Held
@@ -190,10 +190,6 @@ def test_compressors() -> None:
         assert compressor.decompress(wire, context).dtype is torch.float32
         integers = torch.ones(2, dtype=torch.int32)
         assert compressor.compress(integers)[0] is integers
-    assert chooser(Compression.fp16)("name", x) is Compression.fp16
-    assert chooser(lambda name, parameter: Compression.bf16)("name", x) is Compression.bf16
-    with pytest.raises(TypeError, match="compress and decompress"):
-        chooser("fp16")  # type: ignore[arg-type]
 
 
 def test_numbers_of_groups() -> None:

@@ -114,8 +114,6 @@ class LoopRunner:
             if form == "clip":
                 self._synchronize()
                 torch.nn.utils.clip_grad_norm_(self._net.parameters(), CLIP)
-            elif form == "clip_own":
-                self._optimizers[0].clip_grad_norm_(CLIP)
             for optimizer in self._optimizers:
                 optimizer.step(*([self._closure] if form == "closure" else []))
 

@@ -17,7 +17,7 @@ CLIP = 0.1  # the norm that gradients are clipped to
 
 _ENDS = (["zero"], ["drop"])  # forms of raise
 _INSTEAD = {
-    "split": {"clip_own": "clip", "closure": "plain"},
+    "split": {"closure": "plain"},
 }
 
 
@@ -120,10 +120,9 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     """The moves that mean something, in the same words.
 
     What can't be told from a reduction's result comes after the step only, and gradients of another
-    op than Average are reset between steps, as farandole says. Two optimizers are not clipped by
-    one of them, and take no closure. Sparse gradients are not clipped, and sparse momentum is not
-    broadcast. No rank gives up a step that may take a second round for them, in which the others
-    wait for it.
+    op than Average are reset between steps, as farandole says. Two optimizers take no closure.
+    Sparse gradients are not clipped, and sparse momentum is not broadcast. No rank gives up a step
+    that may take a second round for them, in which the others wait for it.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()

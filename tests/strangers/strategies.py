@@ -129,7 +129,7 @@ def _loop_moves() -> Strategy:
     hold = st.sampled_from([False, False, True])
     forms = st.sampled_from(["plain", "plain", "plain", "penalty", "query", "again"])
     zero = ["optimizer_none", "optimizer_zero", "model_none", "model_zero"]
-    step = ["plain"] * 3 + ["clip", "clip_own", "closure", "timeout", "timeout_drop"]
+    step = ["plain"] * 3 + ["clip", "closure", "timeout", "timeout_drop"]
     after = st.sampled_from(["zero", "go_on", "drop"])
     moves: dict[str, tuple[int, Strategy]] = {
         "backward": (6, _move("backward", used, hold, forms)),

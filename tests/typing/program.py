@@ -28,7 +28,6 @@ optimizer.set_backward_passes_per_step(1)
 with optimizer.no_sync():
     model(torch.ones(4, 3)).sum().backward()
 model(torch.ones(4, 3)).sum().backward()
-assert_type(optimizer.clip_grad_norm_(1.0), torch.Tensor)
 optimizer.synchronize(timeout=60.0)
 with optimizer.skip_synchronize():
     optimizer.step()

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +14,6 @@ from farandole.calls.public_call import collective
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
-from farandole.torch.collectives.reductions import allreduce
 from farandole.torch.strides import sparse_sum
 
 _FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of its first call
@@ -42,21 +38,16 @@ def sparse_allreduce_async(
     op: int,
     process_set: ProcessSet = global_process_set,
     *,
-    density_threshold: float | None = None,
     timeout: float | None = None,
 ) -> Callable[[], Tensor]:
     """Sum or average of sparse COO tensors of one shape; a rank may have no elements.
 
-    Returns a function that waits and returns a coalesced sparse tensor. Elements are gathered. With
-    a `density_threshold` they are sent as a dense tensor instead, if the ranks' elements together
-    are more than this share (0 to 1) of the dense tensor's. All ranks learn the counts from the
-    gathered indices; then the values are sent only when the function is called.
+    Returns a function that waits and returns a coalesced sparse tensor. Elements are gathered.
 
     - tensor: a sparse COO tensor on a CPU or GPU.
     - name, process_set: calls of one name meet, others by their order, in this set of ranks.
     - op: Average or Sum.
-    - density_threshold: a share from 0 to 1; None: elements are always gathered.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
     ValueError on all ranks if one passes a dense tensor or another operation, or if shapes differ.
@@ -76,28 +67,16 @@ def sparse_allreduce_async(
         raise ValueError(f"op is {shown(op)}: sparse tensors can be summed or averaged only")
     name = _UNNAMED if name is None else name
     mine = elements_of(tensor)
-    share = math.inf if density_threshold is None else float(density_threshold)
     divisor = divisor_of(op, set_id(process_set))
-    most = share * math.prod(tensor.shape[: tensor.sparse_dim()])
-    now = mine if density_threshold is None else mine[:2]
-    gathered = ops.grouped_allgather_async(now, _FIRST.format(name), process_set, timeout=timeout)
+    gathered = ops.grouped_allgather_async(mine, _FIRST.format(name), process_set, timeout=timeout)
 
     def wait() -> Tensor:
-        forms, everyones, *values = gathered.wait()
+        forms, indices, values = gathered.wait()
         if not forms.eq(mine[0]).all():  # an index may be out of range for a smaller tensor
             raise ValueError(
                 f"sparse_allreduce_async {name!r}: ranks have different shapes, by rank "
                 f"{[tuple(shape) for shape in forms.tolist()]}"
             )
-        if len(everyones) > most:
-            common: Any = {"name": f"{name}.dense", "process_set": process_set, "timeout": timeout}
-            total = allreduce(tensor.detach().to_dense(), op=op, **common)
-            return total.to_sparse(tensor.sparse_dim())
-        return sum_of(everyones, values[0] if values else late(), tensor, divisor, name)
-
-    @functools.cache
-    def late() -> Tensor:
-        rows = ops.allgather_async(mine[2], f"{name}.values", process_set, timeout=timeout)
-        return rows.wait()
+        return sum_of(indices, values, tensor, divisor, name)
 
     return wait

@@ -200,8 +200,7 @@ class Reducer:
         )
         group, members = s.groups.get(id(parameter), (None, 1))
         label = None if group is None else f"{scope}.group.{group}"
-        compressor = s.compressor_of(name, parameter)
-        return Encoding(call, compressor, s.sparse_as_dense, (label, members))
+        return Encoding(call, s.compressor, s.sparse_as_dense, (label, members))
 
     def detach(self, why: str = "its optimizer is gone") -> None:
         """Ends the reducer."""
