@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launcher tells each process that it starts: its rank, and how many there are. For the
-bootstrap, doctor and farandole.run(); and for `import torch`, which loads this file without the
-package (farandole_autoload): nothing of it is imported here at once."""
+bootstrap, doctor and farandole.run()."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
+
+from farandole.errors import LibraryError
 
 # No setting: init() marks a rank's process by it, for its children. See ancestry.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
@@ -144,8 +145,6 @@ def launcher() -> Launcher:
 def check() -> None:
     """Raises LibraryError where torchrun's variables contradict MPI's launcher or each other, and
     where `accelerate launch` has started one process of several."""
-    from farandole.errors import LibraryError
-
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:

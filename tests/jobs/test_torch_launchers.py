@@ -11,7 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
+from harness.launchers import install
 from harness.mpirun import MPI_ENVIRONMENT, mpirun
 from harness.process import PATIENCE, Process
 
@@ -105,6 +107,43 @@ def test_mpi_without_a_launcher_is_an_error(program: str) -> None:
     ((code, out),) = run([[sys.executable, program, "mpi"]])
     assert code != 0
     assert "RuntimeError: mpi://: no launcher has started this process" in out, out
+
+
+NO_IMPORT = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("{backend}")
+place = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+x = torch.tensor([10.0 ** dist.get_rank()])
+dist.all_reduce(x)
+print(f"rank {{dist.get_rank()}}: {{x.item():g}}, {{' '.join(place)}}.", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch, "_import_device_backends"), reason="torch before 2.5")
+@pytest.mark.parametrize("backend", ["farandole", "cpu:farandole"])
+@pytest.mark.parametrize("launcher", ["mpirun", "srun", "torchrun"])
+def test_no_import_is_needed(launcher: str, backend: str, tmp_path: Path) -> None:
+    """The variables are set by then."""
+    path = tmp_path / "program.py"
+    path.write_text(NO_IMPORT.format(backend=backend))
+    variables = {}
+    if launcher == "mpirun":
+        out = mpirun([sys.executable, str(path)], 2, timeout=PATIENCE).check().out
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node=2", str(path)]
+        if launcher == "srun":
+            double = install(tmp_path, "bin/srun", "srun")
+            command = [double, "--ntasks", "2", "--mpi", "none", sys.executable, str(path)]
+            variables["MPI4PY_LIBMPI"] = "/nowhere/libmpi.so"
+        ((code, out),) = run([command], **variables)
+        assert code == 0, out
+    for rank in range(2):
+        assert out.count(f"rank {rank}: 11, {rank} 2 {rank} 2.") == 1, out
 
 
 @pytest.mark.parametrize("url", ["store:{0}/met", "tcp://localhost:{1}"])

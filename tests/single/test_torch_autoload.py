@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`import torch` where farandole is installed: it knows the backend, and costs nothing else."""
+"""`import torch` where farandole is installed: it knows the backend, and changes nothing else."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import farandole_autoload
 from farandole.launch.place import free_port
 from harness.mpirun import MPI_ENVIRONMENT
 from harness.process import ended
@@ -26,17 +29,76 @@ def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_nothing_of_the_package_is_imported() -> None:
+# The variables of one rank of two, as srun and Open MPI's mpirun set them.
+LAUNCHED = {
+    "no launcher": {},
+    "srun": {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    },
+    "mpirun": {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+}
+launched = pytest.mark.parametrize("launcher", LAUNCHED)
+
+
+@launched
+def test_nothing_changes_where_farandole_is_not_named(launcher: str) -> None:
+    """In children neither."""
     result = python(
-        "import os, sys\n"
+        "import os, subprocess, sys\n"
         "before = dict(os.environ)\n"
         "import torch, torch.distributed as dist\n"
         "assert 'farandole' in dist.Backend.backend_list\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "torch.optim.SGD(model.parameters(), 1.0).step()\n"
         "assert not [x for x in sys.modules if x.startswith('farandole.')]\n"
         "assert {'farandole', 'cffi', 'mpi4py'}.isdisjoint(sys.modules)\n"
-        "assert 'RANK' not in os.environ\n"
+        "added = {*os.environ} - {*before}\n"
+        "assert not [name for name in added if 'RANK' in name or 'SIZE' in name], added\n"
+        "program = 'import os, torch; print(os.environ.get(\"RANK\"))'\n"
+        "subprocess.run([sys.executable, '-c', program], check=True)\n",
+        **LAUNCHED[launcher],
     )
-    assert result.stderr == ""
+    assert (result.stdout, result.stderr) == ("None\n", "")
+
+
+@launched
+def test_torchs_own_error_stays(launcher: str) -> None:
+    """A script may take it for the sign that it runs alone."""
+    result = python(
+        "import sys\n"
+        "import torch.distributed as dist\n"
+        "for backend in ('gloo', 'cpu:gloo', None):\n"
+        "    try:\n"
+        "        dist.init_process_group(backend)\n"
+        "    except ValueError as reason:\n"
+        "        print(reason)\n"
+        "assert 'farandole' not in sys.modules\n",
+        **LAUNCHED[launcher],
+    )
+    assert result.stdout.count("environment variable RANK expected") == 3
+
+
+def test_the_import_of_the_package_sets_the_place() -> None:
+    result = python(
+        "import os\n"
+        "import torch.distributed as dist\n"
+        "assert 'RANK' not in os.environ\n"
+        "import farandole.torch\n"
+        "print(*(os.environ[x] for x in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')))",
+        **LAUNCHED["srun"],
+    )
+    assert result.stdout == "1 2 1 2\n"
 
 
 @pytest.mark.parametrize("method", ["file", "tcp"])
@@ -68,11 +130,44 @@ def test_other_backends_meet_by_torchs_own_means() -> None:
     assert result.stdout == "1\n"
 
 
-def test_a_failure_is_a_warning(tmp_path: Path) -> None:
-    """Another package of the name, or half an installation."""
+def test_a_failure_is_a_warning() -> None:
+    """Such as a torch that keeps its handlers elsewhere."""
+    result = python(
+        "import torch.distributed as dist\n"
+        "from torch.distributed.rendezvous import _rendezvous_handlers\n"
+        "import farandole_autoload\n"
+        "del dist.Backend.FARANDOLE\n"
+        "_rendezvous_handlers.clear()\n"
+        "farandole_autoload.start()\n"
+    )
+    assert "RuntimeWarning: farandole failed to load in `import torch`" in result.stderr
+    assert "Remedy: " in result.stderr
+
+
+def test_another_package_of_the_name_leaves_torch_alone(tmp_path: Path) -> None:
     (tmp_path / "farandole").mkdir()
     (tmp_path / "farandole" / "__init__.py").touch()
     result = python("import torch; print(torch.ones(1).item())", PYTHONPATH=str(tmp_path))
-    assert result.stdout == "1.0\n"
-    assert "RuntimeWarning: farandole failed to load in `import torch`" in result.stderr
-    assert "Remedy: " in result.stderr
+    assert (result.stdout, result.stderr) == ("1.0\n", "")
+
+
+@pytest.mark.parametrize("backend", ["farandole", "Farandole", "cpu:farandole"])
+def test_torch_asks_for_the_registrar(backend: str, tmp_path: Path) -> None:
+    """From 2.14 on; also where it loads no device's backend."""
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip("torch before 2.14 asks for no registrar")
+    result = python(
+        "import torch, torch.distributed as dist\n"
+        "assert 'farandole' not in dist.Backend.backend_list\n"
+        f"dist.init_process_group('{backend}', 'file://{tmp_path}/s', rank=0, world_size=1)\n"
+        "x = torch.arange(3.0)\n"
+        "dist.all_reduce(x)\n"
+        "print(x.tolist())\n",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert result.stdout == "[0.0, 1.0, 2.0]\n"
+
+
+def test_the_registrar_is_where_torch_looks() -> None:
+    (entry,) = entry_points(group="torch.distributed.backends", name="farandole")
+    assert entry.load() is farandole_autoload.register

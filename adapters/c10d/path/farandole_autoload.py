@@ -1,40 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What farandole adds to `import torch`, by torch's entry points (2.5 and newer): the backend's
-name, and the place that MPI's launcher or srun gives this process among several.
+"""What farandole adds to torch by entry points: the backend's name, and meetings of its ranks.
 
-This module is outside the package and imports nothing of it: programs that only have farandole
-installed don't pay for it. farandole.torch uses it too.
+torch 2.5 and newer call start() at the end of `import torch`, and torch 2.14 calls register() when
+the backend is first asked for. Neither changes a program that does not name farandole. This module
+is outside the package and imports nothing of it, so that such programs don't pay for it.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from multiprocessing import parent_process
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
-__all__ = ["of_torch", "register", "start", "watch"]
+__all__ = ["of_torch", "register", "start"]
 
 _NAME = "farandole"
-_PACKAGE = "farandole"
 _PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # in a URL, and in the environment
-_watches = False
 of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
     """torch calls it at the end of its import. A failure here must not become one of torch."""
     try:
-        _start()
+        if dist.is_available():
+            register()
     except Exception as reason:
         warnings.warn(
             f"farandole failed to load in `import torch`: {reason!r}. Remedy: `import "
@@ -42,37 +37,6 @@ def start() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _start() -> None:
-    if not dist.is_available():
-        return
-    register()
-    launchers = _launchers()
-    if parent_process() is not None or os.environ.get(launchers.RANK_PROCESS):
-        return  # a child of a rank, or a rank that has met the others
-    found = launchers.launcher()
-    if found.size > 1 and found is not launchers.TORCHRUN:
-        launchers.complete()
-        watch()
-
-
-def _launchers() -> Any:
-    """The package's module of that name, without the package, which would be imported first."""
-    name = f"{_PACKAGE}.start.launchers"
-    if name in sys.modules:
-        return sys.modules[name]
-    package = find_spec(_PACKAGE)
-    assert package is not None
-    assert package.submodule_search_locations
-    file = Path(package.submodule_search_locations[0]) / "start" / "launchers.py"
-    spec = spec_from_file_location("farandole_launchers", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
 
 
 def register() -> None:
@@ -93,24 +57,37 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> Any:
+    from farandole import c10d
     from farandole.c10d.world import create
 
+    c10d.register()
     return create(options)
 
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-    """The handler of env://, which is c10d's where its variables are set."""
+    """The handler of env://. It is c10d's where its variables are set, and in programs that do not
+    name farandole."""
     asked = _asked(url)
     wanted = ["MASTER_ADDR", "MASTER_PORT", *(_PLACE[key] for key in _PLACE if key not in asked)]
+    met = None
     if all(os.environ.get(name) for name in wanted):
-        if _PACKAGE in sys.modules:
-            importlib.import_module(f"{_PACKAGE}.start.unmet").excuse()
-        yield from of_torch(url, timeout=timeout, **kwargs)
-        return
-    from farandole.c10d import meeting
+        if _NAME in sys.modules:
+            from farandole.start import unmet
 
-    met = meeting.meet(asked, timeout)
+            unmet.excuse()
+    elif _NAME in sys.modules or _is_backend():
+        met = _met(asked, timeout)
     yield from (of_torch(url, timeout=timeout, **kwargs) if met is None else met)
+
+
+def _is_backend() -> bool:
+    """True if init_process_group is making a group of this backend. c10d does not tell handlers."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "init_process_group":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return _NAME in str(frame.f_locals.get("backend")).lower()
 
 
 def _meet_by_launcher(
@@ -118,9 +95,7 @@ def _meet_by_launcher(
 ) -> Iterator[Any]:
     """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet by it,
     without an address. Raises RuntimeError where no launcher has started this process."""
-    from farandole.c10d import meeting
-
-    met = meeting.meet(_asked(url), timeout)
+    met = _met(_asked(url), timeout)
     if met is None:
         raise RuntimeError(
             "mpi://: no launcher has started this process. Remedy: start it by `mpirun -np 4 "
@@ -129,34 +104,15 @@ def _meet_by_launcher(
     yield from met
 
 
+def _met(asked: dict[str, int], timeout: timedelta) -> Any:
+    from farandole import c10d
+    from farandole.c10d import meeting
+
+    c10d.register()
+    return meeting.meet(asked, timeout)
+
+
 def _asked(url: str) -> dict[str, int]:
     """The place that a URL gives this rank."""
     query = parse_qs(urlparse(url).query)
     return {key: int(query[key][0]) for key in _PLACE if key in query}
-
-
-def watch() -> None:
-    """From now on this process says so if it trains without having met the others; once."""
-    global _watches
-    if not _watches:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        register_optimizer_step_post_hook(_Stepped())
-    _watches = True
-
-
-class _Stepped:
-    """Called after every step of every optimizer; the first one tells."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def __call__(self, *_: Any) -> None:
-        if self._told:
-            return
-        self._told = True
-        met = dist.is_initialized()
-        if met and _PACKAGE not in sys.modules:
-            return
-        unmet = importlib.import_module(f"{_PACKAGE}.start.unmet")
-        unmet.excuse() if met else unmet.tell_training()
