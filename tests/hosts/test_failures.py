@@ -88,6 +88,36 @@ def test_all_survivors_of_a_death_are_told_who_died_where(
     job.wait_until_gone()
 
 
+# In its third step rank argv[3] dies, and leaves a child that lives until the test gives its word.
+WITH_CHILD = WORK.replace(
+    'tell("step", step)',
+    """if step == 3 and rank == int(sys.argv[3]):
+            if os.fork() == 0:
+                wait_for_word()
+                os._exit(0)
+            tell("dies", f"{time.time():.3f}")
+            os.kill(os.getpid(), 9)""",
+)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_dead_leader_whose_child_lives_on_is_noticed(start: Start, victim: int) -> None:
+    """The child has none of its links to the other host."""
+    env = {"FARANDOLE_WIRE": "tcp"}
+    arguments = (LARGE, "handles", victim)
+    job = start(WITH_CHILD, [2, 2], *arguments, mpi_args=ULFM, env=env)
+    job.wait_until_said(victim, "dies")
+    died = float(job.said(victim).split("dies ")[1])
+    for rank in {0, 1, 2, 3} - {victim}:
+        at, text = told(job, rank)
+        assert f"rank {victim} " in text, text
+        assert at - died < 2 + 8  # the second term is for a loaded machine
+        job.wait_until_said(rank, "end")
+    job.give_word(victim)
+    assert job.job.process.wait(60) is not None, f"mpirun hangs\n{job.everything()}"
+    job.wait_until_gone()
+
+
 def test_under_plain_mpirun_a_death_ends_the_job_on_all_hosts(start: Start) -> None:
     """A neighbour tells, unless MPI, which ends all processes as soon as it sees the closed
     connection, is faster."""
