@@ -378,12 +378,11 @@ def test_both_send_first(elements: int) -> None:
     x, y = np.full(elements, fd.rank() + 1.0), np.zeros(elements)
     early = fd.send_async(x, peer, tag=1)
     fd.recv(np.zeros(1), peer, tag=2) if fd.rank() else fd.send(np.zeros(1), peer, tag=2)
-    with pytest.raises(fd.StallError, match=r"both send, and neither has a receive") as error:
+    with pytest.raises(fd.StallError) as error:
         early.wait(timeout=0.5)
     MPI.COMM_WORLD.sendrecv(None, peer, source=peer)  # both have waited
-    assert f"rank {peer} has posted send of rank {peer} to rank {fd.rank()} with tag 1" in str(
-        error.value
-    )
+    its = f"rank {peer} waits in send of rank {peer} to rank {fd.rank()} with tag 1, which rank "
+    assert f"{its}{fd.rank()} lacks" in str(error.value)
     fd.recv(y, peer, tag=1)
     early.wait()
     assert y[-1] == peer + 1

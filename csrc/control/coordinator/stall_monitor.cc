@@ -2,7 +2,6 @@
 #include "control/coordinator/stall_monitor.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -13,7 +12,6 @@ namespace {
 
 constexpr size_t kMaxCalls = 20;  // listed in one report
 constexpr size_t kMaxRanks = 8;   // whose stacks it shows
-constexpr size_t kLongestName = 256;
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
@@ -35,74 +33,22 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// Probably: layers.1 and layers.2, which both ranks know from earlier steps, are two.
-bool same_tensor(const WaitingCall& a, const WaitingCall& b) {
-  return near_names(a.name, b.name) && !(a.made_before && b.made_before);
-}
-
 // A call that `rank` waits in and that lacks a rank which waits for `rank` in `call`: a deadlock.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
-  const WaitingCall* found = nullptr;
   for (const WaitingCall& other : all) {
     if (other.moving || !has(other.here, rank)) continue;
-    const bool mutual =
-        std::ranges::any_of(other.missing, [&](Rank r) { return has(call.here, r); });
-    if (!mutual) continue;
-    if (same_tensor(other, call)) return &other;
-    if (!found) found = &other;
+    if (std::ranges::any_of(other.missing, [&](Rank r) { return has(call.here, r); }))
+      return &other;
   }
-  return found;
-}
-
-// What `rank` has posted: an end that this one could have met, else one between the same ranks, else any.
-const WaitingCall* its_message(const WaitingCall& call, Rank rank,
-                               const std::vector<WaitingCall>& all) {
-  auto closeness = [&](const WaitingCall& other) {
-    if (other.end == End::kNone || !has(other.here, rank)) return 0;
-    if (!has(other.missing, call.here.front())) return 1;
-    return other.end == call.end ? 2 : 3;
-  };
-  const auto found = std::ranges::max_element(all, {}, closeness);
-  return found == all.end() || closeness(*found) == 0 ? nullptr : &*found;
-}
-
-// Why the ends of two messages have not met; `other` may be for a third rank. Nobody knows whether a rank waits
-// in what it has posted.
-std::string why_apart(const WaitingCall& call, const WaitingCall& other) {
-  if (!has(other.missing, call.here.front())) return "";
-  if (other.end != call.end) {
-    return other.tag != call.tag ? ": the tags differ" : ": the process sets differ";
-  }
-  return call.end == End::kSender
-             ? ": both send, and neither has a receive posted; let one of them receive first, or "
-               "send by send_async"
-             : ": both receive, and neither has sent";
+  return nullptr;
 }
 
 constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
 constexpr int64_t kLongestLead = 2'000'000'000;  // between question and giving up
 constexpr size_t kMaxReports = 20;               // failures with causes and stacks
 
-}  // namespace
-
-// Levenshtein distance of at most a sixth of the name.
-bool near_names(const std::string& a, const std::string& b) {
-  if (a.empty() || b.empty() || a == b) return false;
-  if (std::max(a.size(), b.size()) > kLongestName) return false;
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
-    }
-  }
-  return row.back() <= std::max<size_t>(1, std::max(a.size(), b.size()) / 6);
-}
-
+// One line, such as "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing".
 std::string line_of(const WaitingCall& call, int64_t now_ns) {
   const std::string age = seconds(now_ns - call.since_ns);
   if (call.moving) {
@@ -118,74 +64,73 @@ std::string line_of(const WaitingCall& call, int64_t now_ns) {
   return text + ", " + text_of_ranks(call.missing) + " missing";
 }
 
-std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
-                     const std::vector<WaitingCall>& all, int64_t now_ns) {
-  if (state.stopped) return "is stopped by a signal or a debugger";
-  if (state.joined >= 0) {
-    return "waits in join() of process set " + std::to_string(state.joined) +
+}  // namespace
+
+bool StallMonitor::is_silent(Rank rank, int64_t now_ns) const {
+  const RankState& state = state_of(rank);
+  return state.owes_answer() && now_ns - state.asked_ns >= kAnswerNs;
+}
+
+bool StallMonitor::is_stopped(Rank rank) const {
+  const RankState& state = state_of(rank);
+  return state.answered_ns > state.heard_ns && state.answer.stopped;
+}
+
+bool StallMonitor::all_answered() const {
+  return std::ranges::none_of(ranks_, &RankState::owes_answer);
+}
+
+SetId StallMonitor::joined_by(Rank rank) const {
+  SetId joined = -1;
+  for (const auto& [id, set] : std::as_const(shared_.sets).known()) {
+    const int member = set->member_of(rank);
+    if (member >= 0 && set->joined.contains(member)) joined = id;
+  }
+  return joined;
+}
+
+std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
+                                      const std::vector<WaitingCall>& all, int64_t now_ns) const {
+  if (is_stopped(rank)) return "is stopped by a signal or a debugger";
+  if (const SetId joined = joined_by(rank); joined >= 0) {
+    return "waits in join() of process set " + std::to_string(joined) +
            ", which holds for that set alone: let it join the set of this call first";
   }
-  if (call.moving || state.silent) {
+  if (call.moving || is_silent(rank, now_ns)) {
     return "does not answer, and neither does its background thread: it is frozen, swaps, or has "
            "no core";
   }
-  if (call.end != End::kNone) {
-    if (const WaitingCall* other = its_message(call, rank, all)) {
-      return "has posted " + other->what + why_apart(call, *other) + "; its last call was " +
-             tenths(now_ns - state.heard_ns) + " ago";
-    }
-  }
   if (const WaitingCall* other = crossed(call, rank, all)) {
-    const std::string its = "waits in " + other->what + ", which ";
-    const std::string lack =
-        text_of_ranks(other->missing) + " lack" + (other->missing.size() == 1 ? "s" : "") + ": ";
-    if (same_tensor(*other, call)) {
-      return its + lack + "is it the same tensor under a different name?";
-    }
-    return its + lack +
-           "the ranks make these calls in different orders, or under a condition that " +
-           "differs between them";
+    return "waits in " + other->what + ", which " + text_of_ranks(other->missing) + " lack" +
+           (other->missing.size() == 1 ? "s" : "") +
+           ": let all ranks make the same calls, under the same names and tags, and blocking ones "
+           "in the same order";
   }
-  if (state.heard_ns < 0) {
+  const int64_t heard_ns = state_of(rank).heard_ns;
+  if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
-  if (state.heard_ns > call.since_ns && call.end != End::kNone) {
-    return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +
-           " ago, but not the other end of this message";
+  if (heard_ns > call.since_ns) {
+    return "has made other calls since, the last " + tenths(now_ns - heard_ns) +
+           " ago: it does not make this one (a condition in the model?)";
   }
-  if (state.heard_ns > call.since_ns) {
-    return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +
-           " ago: it does not use this tensor (a condition in the model?), or does not have it";
-  }
-  return "has made no call for " + tenths(now_ns - state.heard_ns) +
+  return "has made no call for " + tenths(now_ns - heard_ns) +
          ": it has run out of data (use join() or drop_last), computes, or hangs";
 }
 
-std::string causes_of(const std::vector<WaitingCall>& calls, const std::vector<WaitingCall>& all,
-                      const StateOf& state_of, int64_t now_ns) {
+std::string StallMonitor::missing_from(std::span<const WaitingCall> calls,
+                                       const std::vector<WaitingCall>& all, int64_t now_ns) const {
   std::string text;
   std::set<Rank> told;
   for (const WaitingCall& call : calls) {
     for (Rank rank : call.missing) {
       if (told.size() >= kMaxRanks || !told.insert(rank).second) continue;
-      const RankState state = state_of(rank);
-      text += "\n  rank " + std::to_string(rank) + " " + cause_of(call, rank, state, all, now_ns) +
-              indented(state.where);
+      const RankState& state = state_of(rank);
+      text += "\n  rank " + std::to_string(rank) + " " + standing_of(rank, call, all, now_ns);
+      if (state.answered_ns > state.heard_ns) text += indented(state.answer.text);
     }
   }
   return text;
-}
-
-std::string stall_report(const std::vector<WaitingCall>& calls, const std::vector<WaitingCall>& all,
-                         const StateOf& state_of, int64_t now_ns) {
-  std::string text = "some ranks wait for others:";
-  for (size_t i = 0; i < std::min(calls.size(), kMaxCalls); ++i) {
-    text += "\n  " + line_of(calls[i], now_ns);
-  }
-  if (calls.size() > kMaxCalls) {
-    text += "\n  and " + std::to_string(calls.size() - kMaxCalls) + " more";
-  }
-  return text + causes_of(calls, all, state_of, now_ns);
 }
 
 // Age at which a call's missing ranks are asked: at the warning, or shortly before it is given up.
@@ -209,8 +154,6 @@ void StallMonitor::expect_progress(int64_t since_ns, int64_t now_ns) {
 WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   WaitingCall view;
   view.what = text_of(call.key(), call.request());
-  view.name = call.key().name;
-  view.made_before = shared_.calls.registry().at(call.id())->published;
   view.group = call.request().group;
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
@@ -226,61 +169,28 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
 WaitingCall StallMonitor::view_of(const Posted& posted) const {
   WaitingCall view;
   view.what = text_of(posted);
-  view.name = posted.request().name;
   view.here = {posted.rank};
   const Rank peer = posted.request().peer;
   for (Rank rank : shared_.sets.at(posted.request().set).ranks) {
     const bool wanted = peer == kAnyRank ? rank != posted.rank : rank == peer;
     if (wanted) view.missing.push_back(rank);
   }
-  view.end = posted.request().signature.traits().end;
-  view.tag = posted.request().tag;
   view.first = view.last = posted.rank;
   view.since_ns = view.last_ns = posted.since_ns;
   return view;
 }
 
 // A bucket in flight, some of whose members may have stopped.
-WaitingCall StallMonitor::view_of_bucket(const SetState& set) const {
+WaitingCall StallMonitor::view_of_bucket(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what =
       "bucket " + std::to_string(set.host.done + 1) + " of process set " + std::to_string(set.id);
   view.moving = true;
   view.since_ns = view.last_ns = set.host.moving_since_ns;
   for (Rank rank : set.ranks) {
-    const RankState state = state_of(rank);
-    if (state.silent || state.stopped) view.missing.push_back(rank);
+    if (is_stopped(rank) || is_silent(rank, now_ns)) view.missing.push_back(rank);
   }
   return view;
-}
-
-// While a new question is open, a rank's answer to the previous one still counts.
-const StackReport* StallMonitor::answer_of(Rank rank) const {
-  if (auto found = answers_.find(rank); found != answers_.end()) return &found->second;
-  if (!question_open_ || heard_ns_[static_cast<size_t>(rank)] >= earlier_ns_) return nullptr;
-  auto earlier = earlier_answers_.find(rank);
-  return earlier == earlier_answers_.end() ? nullptr : &earlier->second;
-}
-
-// From the last question, unless the rank has made a call since.
-RankState StallMonitor::state_of(Rank rank) const {
-  RankState state;
-  state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
-  for (const auto& [id, set] : std::as_const(shared_.sets).known()) {
-    const int member = set->member_of(rank);
-    if (member >= 0 && set->joined.contains(member)) state.joined = id;
-  }
-  if (!questioned_.contains(rank) || question_ns_ <= state.heard_ns) return state;
-  const StackReport* answer = answer_of(rank);
-  state.silent = answer == nullptr;
-  if (state.silent) return state;
-  state.stopped = answer->stopped;
-  state.where = answer->text;
-  return state;
-}
-
-StateOf StallMonitor::states() const {
-  return [this](Rank rank) { return state_of(rank); };
 }
 
 std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_ns) {
@@ -295,7 +205,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   });
   for (auto& [id, set] : shared_.sets) {
     if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
-      views.push_back(view_of_bucket(*set));
+      views.push_back(view_of_bucket(*set, now_ns));
     }
   }
   std::ranges::stable_sort(views, {}, &WaitingCall::since_ns);
@@ -312,7 +222,7 @@ std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
 
 Failure StallMonitor::no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                                   int64_t now_ns) const {
-  const std::string causes = all.empty() ? "" : causes_of({call}, all, states(), now_ns);
+  const std::string causes = all.empty() ? "" : missing_from({&call, 1}, all, now_ns);
   return {ErrorCode::kStall, "no progress: " + line_of(call, now_ns) + causes +
                                  "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
 }
@@ -365,32 +275,34 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
 Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
   if (!set.host.moving() || now_ns - set.host.moving_since_ns < shared_.settings.stall_abort_ns)
     return {};
-  const WaitingCall view = view_of_bucket(set);
+  const WaitingCall view = view_of_bucket(set, now_ns);
   if (view.missing.empty()) return {};
   return no_progress(view, {view}, now_ns);
 }
 
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
-  questioned_.clear();
-  earlier_answers_ = std::exchange(answers_, {});
-  earlier_ns_ = question_ns_;
-  for (const WaitingCall& call : calls)
-    questioned_.insert(call.missing.begin(), call.missing.end());
+  std::set<Rank> asked;
+  for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
   for (auto& [id, set] : shared_.sets) {
-    if (set->host.moving()) questioned_.insert(set->ranks.begin(), set->ranks.end());
+    if (set->host.moving()) asked.insert(set->ranks.begin(), set->ranks.end());
+  }
+  for (Rank rank : asked) {
+    RankState& state = ranks_[static_cast<size_t>(rank)];
+    if (!state.owes_answer()) state.asked_ns = now_ns;
   }
   question_ns_ = now_ns;
   question_open_ = true;
   next_question_ns_ =
       now_ns + (shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kAnswerNs);
-  if (!questioned_.empty())
-    shared_.outbox.write(CollectStacks{{questioned_.begin(), questioned_.end()}});
+  if (!asked.empty()) shared_.outbox.write(CollectStacks{{asked.begin(), asked.end()}});
 }
 
 void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t now_ns) {
-  if (!questioned_.contains(from)) return;
-  answers_[from] = stack_report;
-  if (question_open_ && answers_.size() == questioned_.size()) conclude(now_ns);
+  RankState& state = ranks_[static_cast<size_t>(from)];
+  if (state.asked_ns < 0) return;
+  state.answered_ns = now_ns;
+  state.answer = stack_report;
+  if (question_open_ && all_answered()) conclude(now_ns);
 }
 
 // All have answered, or time is up: warns, if calls still wait.
@@ -399,7 +311,14 @@ void StallMonitor::conclude(int64_t now_ns) {
   if (shared_.settings.stall_warn_ns <= 0) return;
   const std::vector<WaitingCall> calls = waiting_for(shared_.settings.stall_warn_ns, now_ns);
   if (calls.empty()) return;
-  shared_.outbox.notice(stall_report(calls, all_waiting(now_ns), states(), now_ns));
+  std::string text = "some ranks wait for others:";
+  for (size_t i = 0; i < std::min(calls.size(), kMaxCalls); ++i) {
+    text += "\n  " + line_of(calls[i], now_ns);
+  }
+  if (calls.size() > kMaxCalls) {
+    text += "\n  and " + std::to_string(calls.size() - kMaxCalls) + " more";
+  }
+  shared_.outbox.notice(text + missing_from(calls, all_waiting(now_ns), now_ns));
 }
 
 Failure StallMonitor::tick(int64_t now_ns) {
@@ -413,8 +332,7 @@ Failure StallMonitor::tick(int64_t now_ns) {
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
   if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
   const int64_t answer_by = question_ns_ + kAnswerNs;
-  const bool all_answered = answers_.size() == questioned_.size();
-  if (question_open_ && (all_answered || now_ns >= answer_by)) conclude(now_ns);
+  if (question_open_ && (all_answered() || now_ns >= answer_by)) conclude(now_ns);
 
   if (question_open_) next_tick_ns_ = answer_by;
   if (!overdue.empty()) next_tick_ns_ = std::min(next_tick_ns_, next_question_ns_);
@@ -435,12 +353,12 @@ std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
     const WaitingCall view = view_of(*set, *call);
-    text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
+    text = line_of(view, now_ns) + missing_from({&view, 1}, all, now_ns);
   }
   shared_.posts.for_each([&](const Posted& posted) {
     if (posted.rank != inquire.key.poster || posted.post.number != inquire.key.sequence) return;
     const WaitingCall view = view_of(posted);
-    text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
+    text = line_of(view, now_ns) + missing_from({&view, 1}, all, now_ns);
   });
   if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
   return text;
