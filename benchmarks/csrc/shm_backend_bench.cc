@@ -43,7 +43,7 @@ struct World {
       : segment(Segment::create(
             "bench",
             2 * kBellsRoom +
-                ShmBackend::bytes_needed(options.ranks, options.block_bytes, options.slots),
+                ShmBackend::sizes(options.ranks, options.block_bytes, options.slots).bytes,
             /*inherit=*/true)) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       arenas.push_back(std::make_shared<Arena>());

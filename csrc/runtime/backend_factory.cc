@@ -23,11 +23,17 @@ uint64_t wire_number(SetId id, Feeds feeds) {
   return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
 }
 
+// Of a block, before it is fitted to the members. Messages are as fast in smaller blocks, and take less memory.
+size_t usual_block_bytes(size_t wanted, SetId id) {
+  constexpr size_t kMostOfPair = 256 << 10;
+  return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;
+}
+
 // What is set, or the next size that the schedule can cut for so many members.
-size_t shm_block_bytes(const Config& config, int members) {
+size_t shm_block_bytes(const Config& config, SetId id, int members) {
   const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
-  return round_up(std::max(static_cast<size_t>(config.block_bytes), least),
-                  ShmSchedule::kAlignment);
+  const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes), id);
+  return round_up(std::max(usual, least), ShmSchedule::kAlignment);
 }
 
 struct HierarchicalBlocks {
@@ -37,12 +43,12 @@ struct HierarchicalBlocks {
 
 // Smaller blocks than inside a host, and more in flight: links carry some while others are reduced. Larger
 // again for many hosts, so that a host's chunk of a stripe is no tiny message.
-HierarchicalBlocks hierarchical_blocks(const Config& config, const HostMap& hosts) {
+HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const HostMap& hosts) {
   constexpr size_t kSmaller = 2, kMore = 4;
   constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
   const auto members = static_cast<size_t>(hosts.members());
   const auto chunks = static_cast<size_t>(hosts.hosts()) * static_cast<size_t>(hosts.stripes());
-  const size_t usual = static_cast<size_t>(config.block_bytes) / kSmaller;
+  const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes) / kSmaller, id);
   const size_t wanted = std::max(
       {usual, std::min(chunks * kChunk, kManyHosts), HierarchicalSchedule::kAlignment * members});
   HierarchicalBlocks blocks;
@@ -56,13 +62,15 @@ HierarchicalBlocks hierarchical_blocks(const Config& config, const HostMap& host
 
 }  // namespace
 
-size_t BackendFactory::staging_bytes(const std::vector<Rank>& ranks) const {
+SegmentSize BackendFactory::staging_size(SetId id, const std::vector<Rank>& ranks) const {
   const HostMap hosts = host_map(topology_, ranks);
   if (hosts.hosts() == 1) {
-    return ShmBackend::bytes_needed(hosts.members(), shm_block_bytes(config_, hosts.members()),
-                                    static_cast<int>(config_.staging_slots));
+    const SegmentSize size =
+        ShmBackend::sizes(hosts.members(), shm_block_bytes(config_, id, hosts.members()),
+                          static_cast<int>(config_.staging_slots));
+    return is_pair(id) ? size : SegmentSize(size.bytes);
   }
-  const HierarchicalBlocks blocks = hierarchical_blocks(config_, hosts);
+  const HierarchicalBlocks blocks = hierarchical_blocks(config_, id, hosts);
   return HierarchicalBackend::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
                                            blocks.sizes.block_bytes, blocks.slots);
 }
@@ -90,11 +98,12 @@ std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set,
   setup.members = set.members();
   setup.memory = staging.data();
   setup.bytes = staging.size();
-  setup.block_bytes = shm_block_bytes(config_, setup.members);
+  setup.block_bytes = shm_block_bytes(config_, id, setup.members);
   setup.slots = static_cast<int>(config_.staging_slots);
   setup.wakeups = std::move(wakeups);
   setup.arenas = fabric_.arenas();
   setup.locals = std::move(locals);
+  if (is_pair(id)) setup.fd = staging.fd();
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<ShmBackend>(setup));
 }
@@ -108,7 +117,7 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
   setup.bytes = staging.size();
   setup.wakeups = std::move(wakeups);
   setup.wire = fabric_.open_wire()(set.ranks, wire_number(id, feeds));
-  const HierarchicalBlocks blocks = hierarchical_blocks(config_, setup.hosts);
+  const HierarchicalBlocks blocks = hierarchical_blocks(config_, id, setup.hosts);
   setup.sizes = blocks.sizes;
   setup.sizes.most_chunk = setup.wire->most_bytes();
   setup.slots = blocks.slots;

@@ -20,8 +20,8 @@ class BackendFactory {
                  std::function<PhaseWatch(SetId)> phases_of)
       : config_(config), topology_(topology), fabric_(fabric), phases_of_(std::move(phases_of)) {}
 
-  // Bytes of shared memory that a set of these ranks needs on this host.
-  size_t staging_bytes(const std::vector<Rank>& ranks) const;
+  // The shared memory that a set of these ranks needs on this host. A pair's is allocated as it is used.
+  SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
   // For a set of which this rank is a member; `staging` is the memory that its members share.
   std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging,
                                   Feeds feeds) const;

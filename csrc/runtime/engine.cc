@@ -2,6 +2,7 @@
 #include "runtime/engine.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "base/error.h"
@@ -24,6 +25,24 @@ void Lanes::open(SetId id, const ProcessSet& set, Segment staging) {
 Lane* Lanes::find(SetId id) {
   auto found = lanes_.find(id);
   return found == lanes_.end() ? nullptr : found->second.lane.get();
+}
+
+void Lanes::push(SetId id, Bucket bucket) {
+  Lane& lane = *lanes_.at(id).lane;
+  if (is_pair(id)) use_pair(lane);
+  lane.push(std::move(bucket));
+}
+
+// Frees the memory of those that were not used for the longest time.
+void Lanes::use_pair(Lane& lane) {
+  if (!pairs_.empty() && pairs_.back() == &lane) return;
+  std::erase(pairs_, &lane);
+  pairs_.push_back(&lane);
+  size_t held = lane.held();
+  for (Lane* one : std::views::reverse(pairs_) | std::views::drop(1)) {
+    held += one->held();
+    if (held > kMostHeld) one->rest();
+  }
 }
 
 bool Lanes::step() {
@@ -221,12 +240,11 @@ void Engine::apply(const Entry& entry) {
 }
 
 void Engine::on(const Run& run) {
-  Lane* lane = lanes_.find(run.set);
-  if (calls_.job.broken() || !lane) return;
+  if (calls_.job.broken() || !lanes_.find(run.set)) return;
   const bool labelled = run.gpu && gpu_.gpu().names_ranges();
   BegunRun begun = calls_.begin(run, log_position_, gpu_.device(), labelled);
   if (run.gpu) return gpu_.push(run.set, std::move(begun));
-  lane->push(std::move(begun.bucket));
+  lanes_.push(run.set, std::move(begun.bucket));
 }
 
 Segment Engine::take_staging(SetId id) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <span>
+#include <vector>
 
 #include "control/bootstrap/host_links.h"
 #include "control/hosts/host_controller.h"
@@ -31,6 +32,7 @@ class Lanes {
   void open(SetId id, const ProcessSet& set, Segment staging);
   // nullptr: this rank is no member.
   Lane* find(SetId id);
+  void push(SetId id, Bucket bucket);
   // A lane for GPU buckets staged through host memory; it is not added to these.
   std::unique_ptr<Lane> make(SetId id, const ProcessSet& set, Segment& staging) {
     return make_(id, set, staging, Feeds::kGpu);
@@ -48,8 +50,13 @@ class Lanes {
     Segment staging;  // must outlive the lane
     std::unique_ptr<Lane> lane;
   };
+  // Between messages, this rank's pairs keep so much memory together.
+  static constexpr size_t kMostHeld = size_t{8} << 20;
+  void use_pair(Lane& lane);
+
   const OpenLane make_;
   std::map<SetId, Opened> lanes_;
+  std::vector<Lane*> pairs_;  // the least recently used first
 };
 
 // The same for this rank's GPU, which has one lane: opens sets' backends on it, and decides when buckets are launched.

@@ -40,16 +40,16 @@ Fabric::Fabric(const Config& config, const Topology& topology, std::span<const P
 }
 
 void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
-                          std::span<const PeerInfo> peer_infos, size_t staging_bytes,
+                          std::span<const PeerInfo> peer_infos, SegmentSize staging,
                           Deadline deadline) {
   links_ = HostLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);
   const int ranks = topology_.local_size();
-  const auto segment = [&](const char* name, size_t bytes) {
+  const auto segment = [&](const char* name, SegmentSize bytes) {
     return links_.leads() ? links_.give(kWorldSet, name, bytes, numbers_below(ranks))
                           : links_.receive(kWorldSet, deadline);
   };
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
-  staging_ = segment("farandole-staging", staging_bytes);
+  staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
   // The others use it after share_arena() only.
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();

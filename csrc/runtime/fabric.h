@@ -29,9 +29,9 @@ class Fabric {
   // Keeps what is needed between hosts. The next three are collective on the host, in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
-  // `staging_bytes`: for the world's set. The listener ends once the ranks of the host are connected.
+  // `staging`: for the world's set. The listener ends once the ranks of the host are connected.
   void share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
-                    std::span<const PeerInfo> peer_infos, size_t staging_bytes, Deadline deadline);
+                    std::span<const PeerInfo> peer_infos, SegmentSize staging, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
   // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
   // Throws Error(kLibrary) if FARANDOLE_WIRE names a transport that is not available here.

@@ -47,7 +47,8 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   backends_ = std::make_unique<BackendFactory>(
       config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
   fabric_->share_memory(std::move(endpoint.listener), std::move(endpoint.to_leader), peer_infos,
-                        backends_->staging_bytes(numbers_below(topology_.size)), deadline);
+                        backends_->staging_size(kWorldSet, numbers_below(topology_.size)),
+                        deadline);
   fabric_->share_arena(std::move(endpoint.arena), deadline);
   watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
                                        began_ns);
@@ -80,15 +81,16 @@ Runtime::~Runtime() {
 }
 
 void Runtime::open_leader() {
-  HostController::Setup setup{
-      LeaderChannel(fabric_->control(), topology_.local),
-      fabric_->hosts(),
-      fabric_->tree(),
-      fabric_->links(),
-      topology_,
-      fabric_->host_names(),
-      [this](const std::vector<Rank>& ranks) { return backends_->staging_bytes(ranks); },
-      [this](Rank rank) { return watch_->why_standing(rank); }};
+  HostController::Setup setup{LeaderChannel(fabric_->control(), topology_.local),
+                              fabric_->hosts(),
+                              fabric_->tree(),
+                              fabric_->links(),
+                              topology_,
+                              fabric_->host_names(),
+                              [this](SetId set, const std::vector<Rank>& ranks) {
+                                return backends_->staging_size(set, ranks);
+                              },
+                              [this](Rank rank) { return watch_->why_standing(rank); }};
   if (topology_.rank == 0) {
     leader_ = std::make_unique<RootController>(
         coordinator_settings(config_, topology_), std::move(setup),

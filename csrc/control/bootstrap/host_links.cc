@@ -46,8 +46,9 @@ HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_in
   }
 }
 
-Segment HostLinks::give(SetId set, const char* label, size_t bytes, std::span<const int> locals) {
-  Segment segment = Segment::create(label, bytes);
+Segment HostLinks::give(SetId set, const char* label, SegmentSize size,
+                        std::span<const int> locals) {
+  Segment segment = Segment::create(label, size);
   int fd = segment.fd();
   for (int local : locals) {
     if (auto& link = members_[static_cast<size_t>(local)]) {

@@ -24,9 +24,9 @@ class HostLinks {
   HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos, UnixListener& listener,
             const JobKey& key, std::unique_ptr<UnixSocket> to_leader, Deadline deadline);
 
-  // On the leader: creates a segment of `bytes` for this set and sends it to these local ranks, itself excepted. After
+  // On the leader: creates a segment for this set and sends it to these local ranks, itself excepted. After
   // a failure some of them may have it.
-  Segment give(SetId set, const char* label, size_t bytes, std::span<const int> locals);
+  Segment give(SetId set, const char* label, SegmentSize size, std::span<const int> locals);
   // On the others: the next segment of this set that the leader gave. Drops those of other sets, which never opened.
   Segment receive(SetId set, Deadline deadline);
   // Collective: exchanges one descriptor of each local rank; returns them by local rank.

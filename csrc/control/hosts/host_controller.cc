@@ -44,8 +44,8 @@ void HostController::share_staging(SetId set, const std::vector<Rank>& ranks) {
   const Topology& topology = setup_.topology;
   const std::vector<int> locals = topology.locals_among(ranks);
   if (locals.empty()) return;
-  size_t bytes = setup_.staging_bytes(ranks);
-  Segment segment = setup_.links.give(set, "farandole-staging", bytes, locals);
+  Segment segment =
+      setup_.links.give(set, "farandole-staging", setup_.staging_size(set, ranks), locals);
   if (locals.front() == topology.local_rank) staging_.emplace(set, std::move(segment));
 }
 

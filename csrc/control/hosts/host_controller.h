@@ -23,8 +23,8 @@ namespace farandole {
 
 class HostController {
  public:
-  // Bytes of shared memory on this host for the lane of a process set of these ranks.
-  using StagingBytes = std::function<size_t(const std::vector<Rank>&)>;
+  // Shared memory on this host for the lane of a process set of these ranks.
+  using StagingSize = std::function<SegmentSize(SetId, const std::vector<Rank>&)>;
   // Why a rank of this host is stopped, seen from outside; empty: it is not.
   using Standing = std::function<std::string(Rank)>;
   struct Setup {
@@ -34,7 +34,7 @@ class HostController {
     HostLinks& links;
     const Topology& topology;
     std::vector<std::string> host_names;  // by rank
-    StagingBytes staging_bytes;
+    StagingSize staging_size;
     Standing standing;
   };
   explicit HostController(Setup setup) : setup_(std::move(setup)) {}

@@ -75,6 +75,9 @@ class Backend {
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight. No peer accesses our buffers afterwards, and step() must not be called.
   virtual void abort() = 0;
+  // Bytes that rest() would free. Call it between two buckets; does nothing while a peer still reads them.
+  virtual size_t held() const { return 0; }
+  virtual void rest() {}
 };
 
 // One bucket as this rank sees it. `begun`, if set, is called before its first byte moves. `done` is called
@@ -105,6 +108,11 @@ class Lane {
   bool busy() const { return begun_; }
   // Fails all buckets; afterwards no peer accesses our buffers.
   void abort(const Failure& failure);
+  // Bytes of memory that it needs only while a bucket is under way; rest() frees them if none is.
+  size_t held() const { return backend_->held(); }
+  void rest() {
+    if (buckets_.empty()) backend_->rest();
+  }
 
  private:
   std::unique_ptr<Backend> backend_;

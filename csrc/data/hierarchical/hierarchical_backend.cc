@@ -101,6 +101,17 @@ void HierarchicalBackend::abort() {
   for (BlockTransfer& f : transfers_) new std::vector<std::byte>(std::move(f.arena));
 }
 
+size_t HierarchicalBackend::held() const {
+  size_t bytes = 0;
+  for (const BlockTransfer& f : transfers_) bytes += f.arena.capacity();
+  return bytes;
+}
+
+// Only the wire and this member access arenas, and finished() waited for both.
+void HierarchicalBackend::rest() {
+  for (BlockTransfer& f : transfers_) f.arena = {};
+}
+
 void HierarchicalBackend::plan_next() {
   BlockTransfer& next = transfer(at_.staged);
   has_next_ = plan_.next(next.block);

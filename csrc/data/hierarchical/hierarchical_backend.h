@@ -87,6 +87,8 @@ class HierarchicalBackend final : public Backend {
   bool ready() const override;
   Deadline look_again() const override;
   void abort() override;
+  size_t held() const override;
+  void rest() override;
 
  private:
   using Column = HostProgressTable::Column;

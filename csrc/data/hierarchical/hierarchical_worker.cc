@@ -119,6 +119,7 @@ void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Jo
 }
 
 void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
+  if (locals_.size() == 1) return;
   for (const BlockTransfer::Job& job : f.jobs) {
     if (!job.combines && !job.relays) continue;
     const Chunk& chunk = f.block.chunks[job.chunk];
@@ -127,17 +128,27 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
   }
 }
 
+// A member that is alone on its host has made or received every result itself.
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
-  for (const Chunk& chunk : f.block.chunks) consume_chunk(block, f, chunk);
+  if (locals_.size() == 1) {
+    for (const BlockTransfer::Job& job : f.jobs) {
+      if (!job.combines && !job.relays) continue;
+      consume_chunk(f, f.block.chunks[job.chunk], f.arena.data() + job.result);
+    }
+    return;
+  }
+  for (const Chunk& chunk : f.block.chunks) {
+    if (chunk.sender == member_) continue;
+    consume_chunk(f, chunk,
+                  chunk.needed_on(hosts_, host_)
+                      ? published(block, chunk.combiner(hosts_, host_), chunk)
+                      : staged(block, chunk.sender, chunk));
+  }
 }
 
-void HierarchicalWorker::consume_chunk(uint64_t block, const BlockTransfer& f,
-                                       const Chunk& chunk) const {
-  const bool for_me = chunk.receiver == Chunk::kAll || chunk.receiver == member_;
-  if (!for_me || chunk.sender == member_) return;
-  const std::byte* const from = chunk.needed_on(hosts_, host_)
-                                    ? published(block, chunk.combiner(hosts_, host_), chunk)
-                                    : staged(block, chunk.sender, chunk);
+void HierarchicalWorker::consume_chunk(const BlockTransfer& f, const Chunk& chunk,
+                                       const std::byte* from) const {
+  if (chunk.receiver != Chunk::kAll && chunk.receiver != member_) return;
   for (const Piece& piece : f.block.of(chunk)) {
     std::byte* const output = parts_[piece.part].output;
     if (output != nullptr) kernels::copy(output + piece.output, from + piece.packed, piece.bytes);

@@ -20,7 +20,9 @@ class HierarchicalWorker {
   // this.
   HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
                      size_t block_bytes);
+  // None for a member that is alone on its host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots) {
+    if (local_members == 1) return 0;
     return static_cast<size_t>(local_members * slots) * 2 * block_bytes;
   }
 
@@ -40,7 +42,7 @@ class HierarchicalWorker {
   void stage_chunk(uint64_t block, const BlockTransfer& f, const Chunk& chunk) const;
   void reduce_chunk(uint64_t block, BlockTransfer& f, const BlockTransfer::Job& job);
   void combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job);
-  void consume_chunk(uint64_t block, const BlockTransfer& f, const Chunk& chunk) const;
+  void consume_chunk(const BlockTransfer& f, const Chunk& chunk, const std::byte* from) const;
   std::byte* staged(uint64_t block, int member, const Chunk& chunk) const;
   std::byte* published(uint64_t block, int member, const Chunk& chunk) const;
   std::byte* slot(uint64_t block, int member) const;

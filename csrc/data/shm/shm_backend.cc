@@ -16,14 +16,17 @@ namespace {
 // A reduced chunk is still in the nearest cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
-// Counters, address tables and slots have pages of their own.
-size_t tables_begin(int members) { return whole_pages(HostProgressTable::bytes_needed(members)); }
+// Counters with marks, address tables and slots have pages of their own.
+size_t marks_begin(int members) { return HostProgressTable::bytes_needed(members); }
+size_t tables_begin(int members, int slots) {
+  return whole_pages(marks_begin(members) + Exchange::mark_bytes(members, slots));
+}
 size_t slots_begin(int members, int slots) {
-  return tables_begin(members) + whole_pages(Exchange::table_bytes(members, slots));
+  return tables_begin(members, slots) + whole_pages(Exchange::table_bytes(members, slots));
 }
 
 const ShmSetup& checked(const ShmSetup& setup) {
-  const size_t needed = ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots);
+  const size_t needed = ShmBackend::sizes(setup.members, setup.block_bytes, setup.slots).bytes;
   if (setup.bytes >= needed) return setup;
   throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
                                         std::to_string(needed));
@@ -42,13 +45,25 @@ bool may_show_input(const Part& part) {
 // ---- Exchange
 
 Exchange::Exchange(const ShmSetup& setup)
-    : tables_(reinterpret_cast<Table*>(setup.memory + tables_begin(setup.members))),
-      memory_(setup.memory + slots_begin(setup.members, setup.slots)),
+    : memory_(setup.memory),
+      marks_(reinterpret_cast<Mark*>(memory_ + marks_begin(setup.members))),
+      tables_(reinterpret_cast<Table*>(memory_ + tables_begin(setup.members, setup.slots))),
+      slots_memory_(memory_ + slots_begin(setup.members, setup.slots)),
+      fd_(setup.fd),
       member_(setup.member),
       slots_(static_cast<size_t>(setup.slots)),
       block_bytes_(setup.block_bytes),
       arenas_(setup.members == 1 ? nullptr : setup.arenas),
-      locals_(setup.locals) {}
+      locals_(setup.locals) {
+  const size_t first = index(0, member_);
+  for (size_t i = 0; i < slots_; ++i)
+    claims_.push_back({slots_memory_ + (first + i) * block_bytes_});
+  claims_.push_back({reinterpret_cast<std::byte*>(tables_ + first)});
+}
+
+size_t Exchange::mark_bytes(int members, int slots) {
+  return static_cast<size_t>(members) * static_cast<size_t>(slots) * sizeof(Mark);
+}
 
 size_t Exchange::table_bytes(int members, int slots) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * sizeof(Table);
@@ -64,9 +79,32 @@ void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);
   if (!block.shows()) return;
-  const uint64_t used = arenas_->has_own() && !block.whole ? 1 : 0;
-  uint64_t& told = table(number, member_).used;
-  if (told != used) told = used;  // else keeps the cache line valid in the peers' caches
+  const uint64_t has_table = arenas_->has_own() && !block.whole ? 1 : 0;
+  if (has_table) claim(claims_.back(), slots_ * sizeof(Table));
+  uint64_t& told = used(number, member_);
+  if (told != has_table) told = has_table;  // else keeps the cache line valid in the peers' caches
+}
+
+void Exchange::claim(Claim& claim, size_t bytes) {
+  if (fd_ < 0 || bytes <= claim.bytes) return;
+  const auto offset = static_cast<uint64_t>(claim.begin - memory_) + claim.bytes;
+  allocate_pages(fd_, "messages", offset, bytes - claim.bytes);
+  held_ += bytes - claim.bytes;
+  claim.bytes = bytes;
+}
+
+void Exchange::give_back() {
+  for (Claim& claim : claims_) {
+    free_pages(fd_, static_cast<uint64_t>(claim.begin - memory_), claim.bytes);
+    claim.bytes = 0;
+  }
+  held_ = 0;
+}
+
+std::byte* Exchange::own_slot(uint64_t block, const Range& range) {
+  Claim& slot = claims_[block % slots_];
+  claim(slot, std::min(whole_pages(range.slot + range.bytes), block_bytes_));
+  return slot.begin + range.slot;
 }
 
 uint64_t Exchange::address_of(const std::byte* memory, size_t bytes) {
@@ -78,17 +116,17 @@ uint64_t Exchange::address_of(const std::byte* memory, size_t bytes) {
 
 bool Exchange::offer(uint64_t block, const Range& range, const Part& part) {
   uint64_t input = kNowhere;
-  if (table(block, member_).used != 0) {
+  if (used(block, member_) != 0) {
     if (may_show_input(part)) input = address_of(part.input, range.bytes);
     own(block, range).input = input;
   }
   if (input != kNowhere) return true;
-  kernels::copy(slot(block, range, member_), part.input + range.input, range.bytes);
+  kernels::copy(own_slot(block, range), part.input + range.input, range.bytes);
   return false;
 }
 
 void Exchange::expect(uint64_t block, const Range& range, const Part& part) {
-  if (table(block, member_).used == 0) return;
+  if (used(block, member_) == 0) return;
   own(block, range).output = address_of(part.output, range.bytes);
 }
 
@@ -98,7 +136,7 @@ const std::byte* Exchange::reach(uint64_t block, const Range& range, int member)
 }
 
 void Exchange::deliver(uint64_t block, const Range& range, const Part& part,
-                       std::vector<std::byte*>& targets) const {
+                       std::vector<std::byte*>& targets) {
   bool all = arenas_ != nullptr;
   for (int member = 0; member < static_cast<int>(locals_.size()); ++member) {
     if (member == member_ || !gets_result(part.signature, member)) continue;
@@ -106,7 +144,7 @@ void Exchange::deliver(uint64_t block, const Range& range, const Part& part,
     all = all && output != kNowhere;
     if (output != kNowhere) targets.push_back(memory_of(member, output) + range.output);
   }
-  if (!all) targets.push_back(slot(block, range, member_));
+  if (!all) targets.push_back(own_slot(block, range));
 }
 
 void Exchange::fetch(uint64_t block, const Range& range, const Part& part) const {
@@ -129,9 +167,10 @@ void Exchange::abandon(std::span<const Part> parts) {
 
 // ---- The backend
 
-size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots) {
-  if (members == 1) return tables_begin(1);  // nothing is staged
-  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes);
+SegmentSize ShmBackend::sizes(int members, size_t block_bytes, int slots) {
+  const size_t at_once = tables_begin(members, slots);
+  if (members == 1) return at_once;  // nothing is staged
+  return {slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes), at_once};
 }
 
 ShmBackend::ShmBackend(const ShmSetup& setup)
@@ -176,6 +215,12 @@ void ShmBackend::abort() {
   if (!finished()) exchange_.abandon(parts_);
   aborted_ = true;
   parts_ = {};
+}
+
+void ShmBackend::rest() {
+  if (held() > 0 && progress_.all_reached(&HostProgress::consumed, at_.staged)) {
+    exchange_.give_back();
+  }
 }
 
 bool ShmBackend::can_stage() const {
@@ -258,7 +303,7 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
   // Results for peers are first reduced into private memory, then copied: the slot's cache lines are in the
   // peers' caches, and a copy takes them over faster than the kernels' stores.
   if (!shared && overwrites_own_input(part, range)) {
-    scratch_.targets.push_back(exchange_.slot(at_.reduced, range, member_));
+    scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);
     kernels::copy(output, scratch_.targets.front(), range.bytes);
     return;

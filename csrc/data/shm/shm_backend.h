@@ -13,6 +13,7 @@
 #include "data/shm/shm_schedule.h"
 #include "kernels/kernels.h"
 #include "lib/ipc/event_count.h"
+#include "lib/ipc/segment.h"
 
 namespace farandole {
 
@@ -25,13 +26,14 @@ struct ShmSetup {
   int member = 0;
   int members = 1;
   std::byte* memory = nullptr;       // zeroed, mapped by all members, aligned to 64
-  size_t bytes = 0;                  // at least bytes_needed()
+  size_t bytes = 0;                  // at least sizes().bytes
   std::vector<EventCount*> wakeups;  // one per member, this one included
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
   HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
   std::vector<int> locals = {};        // with arenas: local ranks of the members
+  int fd = -1;                         // the file of `memory`, if it is allocated as it is used
   PhaseWatch watch = {};
 };
 
@@ -43,6 +45,7 @@ struct ShmSetup {
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
+  static size_t mark_bytes(int members, int slots);
   static size_t table_bytes(int members, int slots);
   static size_t slot_bytes(int members, int slots, size_t block_bytes);
 
@@ -56,16 +59,17 @@ class Exchange {
   const std::byte* reach(uint64_t block, const Range& range, int member) const;
   // Reduce phase: appends to `targets` all places where peers expect the result.
   void deliver(uint64_t block, const Range& range, const Part& part,
-               std::vector<std::byte*>& targets) const;
-  // Memory for the range in a member's slot. In the reduce phase no peer reads my own any more.
-  std::byte* slot(uint64_t block, const Range& range, int member) const {
-    const size_t index = static_cast<size_t>(member) * slots_ + block % slots_;
-    return memory_ + index * block_bytes_ + range.slot;
-  }
+               std::vector<std::byte*>& targets);
+  // Memory for the range in my slot. In the reduce phase no peer reads it any more.
+  std::byte* own_slot(uint64_t block, const Range& range);
   // Consume phase: copies what range.member offered or reduced into my output, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
   // Drops the bucket in flight: afterwards no peer changes these buffers.
   void abandon(std::span<const Part> parts);
+  // Bytes of my slots and tables that give_back() frees; 0 where all memory is allocated for good.
+  size_t held() const { return held_; }
+  // No peer may read them any more.
+  void give_back();
 
  private:
   // Addresses of one part's buffers: 1 + offset in the member's arena; kNowhere: not shared.
@@ -74,36 +78,53 @@ class Exchange {
     uint64_t input;
     uint64_t output;
   };
-  // What a member tells its peers about one block. A block's parts are in one run, so their numbers modulo
-  // the longest run differ.
+  // What a member tells its peers about one block: whether it has a table for it. If not, everything is copied.
+  struct Mark {
+    alignas(64) uint64_t used;
+  };
+  // A block's parts are in one run, so their numbers modulo the longest run differ.
   struct Table {
-    alignas(64) uint64_t used;  // 0: everything is copied, and `addresses` is not written
     Address addresses[PartRun::kMostParts];
   };
 
-  Table& table(uint64_t block, int member) const {
-    return tables_[static_cast<size_t>(member) * slots_ + block % slots_];
+  size_t index(uint64_t block, int member) const {
+    return static_cast<size_t>(member) * slots_ + block % slots_;
   }
+  uint64_t& used(uint64_t block, int member) const { return marks_[index(block, member)].used; }
   Address& own(uint64_t block, const Range& range) const {
-    return table(block, member_).addresses[range.part % PartRun::kMostParts];
+    return tables_[index(block, member_)].addresses[range.part % PartRun::kMostParts];
   }
   Address seen(uint64_t block, const Range& range, int member) const {
-    const Table& theirs = table(block, member);
-    if (theirs.used == 0) return {kNowhere, kNowhere};
-    return theirs.addresses[range.part % PartRun::kMostParts];
+    if (used(block, member) == 0) return {kNowhere, kNowhere};
+    return tables_[index(block, member)].addresses[range.part % PartRun::kMostParts];
+  }
+  const std::byte* slot(uint64_t block, const Range& range, int member) const {
+    return slots_memory_ + index(block, member) * block_bytes_ + range.slot;
   }
   std::byte* memory_of(int member, uint64_t address) const {
     return arenas_->at(locals_[static_cast<size_t>(member)], address - 1);
   }
   uint64_t address_of(const std::byte* memory, size_t bytes);
 
-  Table* const tables_;
+  // Memory of mine that is allocated up to here.
+  struct Claim {
+    std::byte* begin;
+    size_t bytes = 0;
+  };
+  void claim(Claim& claim, size_t bytes);
+
   std::byte* const memory_;
+  Mark* const marks_;
+  Table* const tables_;
+  std::byte* const slots_memory_;
+  const int fd_;
   const int member_;
   const size_t slots_;
   const size_t block_bytes_;
   HostArenas* const arenas_;
   const std::vector<int> locals_;
+  std::vector<Claim> claims_;  // each slot, then all tables
+  size_t held_ = 0;
 };
 
 // Each block is staged, reduced and consumed. Each phase has its own cursor, so a member that waits for its
@@ -112,12 +133,15 @@ class ShmBackend final : public Backend {
  public:
   // Throws kInternal if there is not enough memory.
   explicit ShmBackend(const ShmSetup& setup);
-  static size_t bytes_needed(int members, size_t block_bytes, int slots);
+  // Without what is allocated at once no member can begin; the rest follows where ShmSetup::fd is set.
+  static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
   Progress step() override;
   bool ready() const override;
   void abort() override;
+  size_t held() const override { return exchange_.held(); }
+  void rest() override;
 
  private:
   Block& block(uint64_t index) { return blocks_[index % blocks_.size()]; }

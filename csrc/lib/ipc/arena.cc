@@ -89,7 +89,7 @@ std::byte* Arena::allocate(size_t bytes) {
   try {
     fill(offset, room);
   } catch (...) {
-    punch(offset, room);
+    free_pages(fd_.get(), offset, room);
     give_back(offset, room);
     throw;
   }
@@ -141,11 +141,6 @@ void Arena::fill(uint64_t offset, size_t bytes) {
   allocate_pages(fd_.get(), "an array", offset, bytes);
 }
 
-void Arena::punch(uint64_t offset, size_t bytes) {
-  fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(bytes));
-}
-
 bool Arena::release(std::byte* memory) {
   std::lock_guard lock(mutex_);
   const auto found = around(memory);
@@ -158,7 +153,7 @@ bool Arena::release(std::byte* memory) {
   }
   allocations_.erase(found);
   if (allocation.bytes >= kHugePageBytes) madvise(memory, allocation.bytes, MADV_NOHUGEPAGE);
-  punch(offset, allocation.bytes);
+  free_pages(fd_.get(), offset, allocation.bytes);
   give_back(offset, allocation.bytes);
   return true;
 }
@@ -224,7 +219,7 @@ bool Arena::empty() const {
 void Arena::forget_peers() {
   std::lock_guard lock(mutex_);
   for (const auto& [offset, allocation] : allocations_) {
-    if (allocation.retired) punch(offset, allocation.bytes);
+    if (allocation.retired) free_pages(fd_.get(), offset, allocation.bytes);
   }
 }
 

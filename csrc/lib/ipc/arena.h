@@ -67,7 +67,6 @@ class Arena {
   uint64_t take(size_t bytes, size_t alignment);
   void give_back(uint64_t offset, size_t bytes);
   void fill(uint64_t offset, size_t bytes);
-  void punch(uint64_t offset, size_t bytes);
   void make_private(uint64_t offset, size_t bytes);
   Allocations::const_iterator around(const std::byte* memory) const;
 

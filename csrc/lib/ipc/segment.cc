@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <string>
@@ -30,16 +31,19 @@ size_t fixed_size(const Fd& fd) {
 
 }  // namespace
 
-Segment Segment::create(const char* label, size_t bytes, bool inherit) {
-  if (bytes == 0) throw Error(ErrorCode::kInternal, "a segment of no bytes");
-  refuse_too_much(label, bytes);
+Segment Segment::create(const char* label, SegmentSize size, bool inherit) {
+  if (size.bytes == 0) throw Error(ErrorCode::kInternal, "a segment of no bytes");
+  refuse_too_much(label, size.at_once);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error(std::string("cannot create shared memory for ") + label, errno);
-  allocate_pages(fd.get(), label, 0, bytes);
+  if (ftruncate(fd.get(), static_cast<off_t>(size.bytes)) != 0) {
+    throw_system_error(std::string("cannot size shared memory for ") + label, errno);
+  }
+  allocate_pages(fd.get(), label, 0, size.at_once);
   if (fcntl(fd.get(), F_ADD_SEALS, kFixedSize | F_SEAL_SEAL) != 0) {
     throw_system_error("cannot seal shared memory", errno);
   }
-  return Segment(std::move(fd), bytes, inherit);
+  return Segment(std::move(fd), size.bytes, inherit);
 }
 
 Segment Segment::map(Fd fd, bool inherit) {

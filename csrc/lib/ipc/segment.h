@@ -9,12 +9,20 @@
 
 namespace farandole {
 
+struct SegmentSize {
+  SegmentSize(size_t all) : SegmentSize(all, all) {}
+  SegmentSize(size_t all, size_t first) : bytes(all), at_once(first) {}
+
+  size_t bytes;
+  size_t at_once;  // who writes to a byte after these calls allocate_pages() first
+};
+
 class Segment {
  public:
   // Creates zeroed memory, already allocated: a full tmpfs or memory limit is an Error here, not a SIGBUS
   // later. `label` shows in /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither
   // touch nor destroy the Segment.
-  static Segment create(const char* label, size_t bytes, bool inherit = false);
+  static Segment create(const char* label, SegmentSize size, bool inherit = false);
 
   // Maps a segment that another rank created. Throws if its creator could still shrink it.
   static Segment map(Fd fd, bool inherit = false);

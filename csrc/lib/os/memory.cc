@@ -140,4 +140,9 @@ void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   }
 }
 
+void free_pages(int fd, uint64_t offset, size_t bytes) noexcept {
+  fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
+}
+
 }  // namespace farandole

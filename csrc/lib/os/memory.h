@@ -35,5 +35,7 @@ void prefer_huge_pages(void* begin, size_t bytes);
 
 // Allocates pages of a memfd now; throws kLibrary with the remedy.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes);
+// Gives them back; these bytes are zeros again. A failure leaves them as they are.
+void free_pages(int fd, uint64_t offset, size_t bytes) noexcept;
 
 }  // namespace farandole

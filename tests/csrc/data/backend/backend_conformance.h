@@ -184,6 +184,7 @@ class SimulatedMember {
     if (progress == Progress::kFinished) {
       bucket_->check();
       bucket_.reset();
+      if (next_ % 2 == 0) backend_->rest();
     }
   }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/shm/shm_backend.h"
 
+#include <sys/stat.h>
+
 #include <numeric>
 
 #include "base/error.h"
@@ -37,7 +39,7 @@ BackendWorld world_of(int members, const Shape& shape, Buffers buffers = Buffers
     }
     return std::make_unique<ShmBackend>(setup);
   };
-  return BackendWorld(members, ShmBackend::bytes_needed(members, shape.block_bytes, shape.slots),
+  return BackendWorld(members, ShmBackend::sizes(members, shape.block_bytes, shape.slots).bytes,
                       make, buffers);
 }
 
@@ -215,6 +217,56 @@ TEST(an_aborted_member_is_left_alone) {
   CHECK_THROWS(backends[0]->begin(aborted.parts()), ErrorCode::kInternal);
 }
 
+// Two members whose slots are allocated as they are used.
+struct Pair {
+  static constexpr size_t kBlock = 8192;
+  static constexpr int kSlots = 4;
+
+  Pair() {
+    for (int member : {0, 1}) backends.push_back(world.backend(member));
+  }
+  size_t allocated() const {
+    struct stat status;
+    CHECK(fstat(staging.fd(), &status) == 0);
+    return static_cast<size_t>(status.st_blocks) * 512;
+  }
+
+  const Segment staging = Segment::create("pair", ShmBackend::sizes(2, kBlock, kSlots), true);
+  const BackendWorld world{
+      2, 4096, [this](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
+        ShmSetup setup = {place.member,  2,      staging.data(), staging.size(),
+                          place.wakeups, kBlock, kSlots};
+        setup.fd = staging.fd();
+        return std::make_unique<ShmBackend>(setup);
+      }};
+  std::vector<std::unique_ptr<Backend>> backends;
+};
+
+TEST(a_pair_at_rest_holds_no_memory) {
+  Pair pair;
+  CHECK_EQ(pair.allocated(), 4096);
+  Backend &receiver = *pair.backends[0], &sender = *pair.backends[1];
+  for (int round = 0; round < 3; ++round) {
+    const BucketSpec specs = {plain(Op::kBroadcast, 5000 + 100 * round, 2)};  // in three blocks
+    const MemberBucket received = pair.world.bucket(specs, 0), sent = pair.world.bucket(specs, 1);
+    receiver.begin(received.parts());
+    sender.begin(sent.parts());
+    CHECK(exhaust(sender));
+    const size_t held = sender.held();
+    CHECK(held > 0 && held <= Pair::kBlock * Pair::kSlots);
+    CHECK(pair.allocated() >= 4096 + held);
+    sender.rest();  // it may not: the receiver has read nothing yet
+    CHECK_EQ(sender.held(), held);
+    CHECK(exhaust(receiver));
+    received.check();
+    sent.check();
+    CHECK_EQ(receiver.held(), 0);
+    sender.rest();
+    CHECK_EQ(sender.held(), 0);
+    CHECK_EQ(pair.allocated(), 4096);
+  }
+}
+
 TEST(a_second_bucket_waits_for_the_first) {
   const BackendWorld world = world_of(2, kShapes[0]);
   const BucketSpec specs = {sum(500)};
@@ -229,6 +281,6 @@ TEST(too_little_memory_is_refused) {
   EventCount wakeup;
   ShmSetup setup = {0, 2, memory, sizeof memory, {&wakeup, &wakeup}, 1024, 4, 0};
   ShmBackend backend(setup);
-  setup.bytes = ShmBackend::bytes_needed(2, 1024, 4) - 1;
+  setup.bytes = ShmBackend::sizes(2, 1024, 4).bytes - 1;
   CHECK_THROWS(ShmBackend(setup), ErrorCode::kInternal);
 }

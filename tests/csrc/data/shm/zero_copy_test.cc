@@ -29,7 +29,7 @@ BackendWorld world_of(int members, Buffers buffers = Buffers::kShared) {
     for (int member = 0; member < place.members; ++member) setup.locals.push_back(member);
     return std::make_unique<ShmBackend>(setup);
   };
-  return BackendWorld(members, ShmBackend::bytes_needed(members, kBlockBytes, kSlots), make,
+  return BackendWorld(members, ShmBackend::sizes(members, kBlockBytes, kSlots).bytes, make,
                       buffers);
 }
 
@@ -69,8 +69,8 @@ struct TwoSets {
   static constexpr size_t kElements = 5000;
 
   TwoSets()
-      : staging(Segment::create("backend-test", ShmBackend::bytes_needed(2, kBlockBytes, kSlots),
-                                true)),
+      : staging(
+            Segment::create("backend-test", ShmBackend::sizes(2, kBlockBytes, kSlots).bytes, true)),
         world(
             2, staging.size(), [this](const BackendWorld::Place& place) { return make(place); },
             Buffers::kShared) {
