@@ -24,11 +24,11 @@ from farandole.calls.arguments import check
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import heard_by_all
 from farandole.config import setting
-from farandole.errors import MismatchError, counted, ranks_text
+from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text
 from farandole.members import ProcessSet, set_id
 from farandole.ops import allgather, allgather_async
 from farandole.start.agency import may_grow
-from farandole.topology import rank
+from farandole.topology import rank, size
 
 _SHOWN = 4  # names and settings in a text
 Told = list[dict[str, Any]]  # of each rank that takes part
@@ -154,12 +154,30 @@ class Equality:
             self._handle = allgather_async(line, name=name, process_set=self._process_set)
         lines = self._handle.wait(limit).tobytes().splitlines()
         self._handle = None
-        told: Told = [json.loads(line) for line in lines]  # ranks in join() send nothing
+        told = [_read(scope, line) for line in lines]  # ranks in join() send nothing
         self._raises |= any(one["raises"] for one in told)
         joins, before = self._equal or (None, None)
         joined = joins is not None and self._compared is not None and joins != self._compared[0]
         text = explain(told, self._remedies, before, joined)
         return text and f"{scope}, after {counted(steps, 'step')}: {text}"
+
+
+def _read(scope: str, line: bytes) -> dict[str, Any]:
+    """What a rank has told. Between hosts somebody may have changed it on its way: raises PeerError
+    if no rank can have said it."""
+
+    def texts(found: dict[str, str]) -> dict[str, str]:
+        return {printable(name): printable(value) for name, value in found.items()}
+
+    try:
+        one = json.loads(line)
+        model = {what: texts(one[what]) for what in Model._fields}
+        return {"rank": range(size())[one["rank"]], "raises": one["raises"] is True, **model}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
+        raise PeerError(
+            f"{scope}: what a rank tells of its model can't be read ({printable(repr(reason)):.200}"
+            "): somebody changes what the hosts send each other; remedy: a private network"
+        ) from reason
 
 
 class Comparison:

@@ -4,15 +4,21 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <fstream>
+#include <sstream>
+#include <utility>
+#include <vector>
 
 namespace farandole {
 namespace {
 
 constexpr off_t kMostBytes = off_t{64} << 20;
 constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+constexpr int kMostLinks = 40;  // in one path, as the kernel has it
 
 uid_t overflow_user() {
   uid_t user = 65534;
@@ -39,17 +45,37 @@ std::string why_not(const struct stat& found) {
   return found.st_size > kMostBytes ? "is larger than 64 MB" : "";
 }
 
-// False if another user can have chosen which of this user's files is at `path`: by a link, or in a folder of theirs.
-bool is_own_place(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  struct stat folder{};
+bool is_trusted_user(uid_t user) { return user == 0 || is_own_user(user); }
+
+bool has_trusted_owner(int folder) {
   struct stat found{};
-  if (stat(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), &folder) != 0 ||
-      lstat(path.c_str(), &found) != 0) {
-    return false;
+  return fstat(folder, &found) == 0 && is_trusted_user(found.st_uid);
+}
+
+// Puts the pieces of a path before those that are `left`, which are taken from the end.
+void put(std::vector<std::string>& left, const std::string& path) {
+  std::vector<std::string> found;
+  std::istringstream pieces(path);
+  for (std::string piece; std::getline(pieces, piece, '/');)
+    if (!piece.empty()) found.push_back(piece);
+  left.insert(left.end(), found.rbegin(), found.rend());
+}
+
+// Where the link `name` in `folder` leads. Empty, with errno: it may not be followed, or is none.
+std::string target_of(int folder, const char* name, bool reads) {
+  const int reason = errno;  // why it could not be opened as it is
+  struct stat where{};
+  const auto found = look_at(folder, name);
+  if (!found || !S_ISLNK(found->st_mode) || fstat(folder, &where) != 0) {
+    errno = reason;
+    return {};
   }
-  if (is_own(folder)) return true;
-  return (folder.st_uid == 0 || is_own_user(folder.st_uid)) && !S_ISLNK(found.st_mode);
+  errno = EPERM;
+  if (reads ? !is_own(where) : !is_own_choice(folder, *found)) return {};
+  errno = ELOOP;  // the caller's, if there are too many
+  char text[PATH_MAX];
+  const ssize_t length = readlinkat(folder, name, text, sizeof text);
+  return {text, static_cast<size_t>(std::max<ssize_t>(length, 0))};
 }
 
 }  // namespace
@@ -62,14 +88,62 @@ bool is_own(const struct stat& found) {
   return (is_own_user(found.st_uid) || found.st_uid == 0) && (found.st_mode & kOthersWrite) == 0;
 }
 
+std::optional<struct stat> look_at(int folder, const char* name) {
+  const int fd = openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  struct stat found{};
+  const bool looked = fd >= 0 && fstat(fd, &found) == 0;
+  if (fd >= 0) close(fd);
+  return looked ? std::optional(found) : std::nullopt;
+}
+
+bool is_own_choice(int folder, const struct stat& found) {
+  struct stat where{};
+  if (fstat(folder, &where) != 0) return false;
+  if (is_own(where)) return true;
+  return (where.st_mode & S_ISVTX) != 0 && is_trusted_user(where.st_uid) &&
+         is_trusted_user(found.st_uid);
+}
+
+int open_own(const std::string& path, int flags, bool makes) {
+  const bool reads = (flags & O_PATH) == 0;
+  std::vector<std::string> left;
+  put(left, path);
+  int at = open(path.starts_with('/') ? "/" : ".", kOwnFolder);
+  for (int links = 0; at >= 0 && !left.empty();) {
+    const std::string name = left.back();
+    left.pop_back();
+    const bool last = left.empty();
+    int next = -1;
+    if (!makes || mkdirat(at, name.c_str(), 0755) == 0 || errno == EEXIST) {
+      next = openat(at, name.c_str(), last ? flags | O_NOFOLLOW : kOwnFolder);
+      const std::string target = next < 0 ? target_of(at, name.c_str(), last && reads) : "";
+      if (!target.empty() && ++links <= kMostLinks) {
+        put(left, target);
+        next = target.starts_with('/') ? open("/", kOwnFolder) : dup(at);
+      } else if (next >= 0 && last && reads && !has_trusted_owner(at)) {
+        close(std::exchange(next, -1));
+        errno = EPERM;
+      }
+    }
+    const int reason = errno;
+    close(at);
+    errno = reason;
+    at = next;
+  }
+  return at;
+}
+
 std::optional<std::string> read_own_file(const std::string& path, std::string& why) {
   why.clear();
-  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (fd < 0) return std::nullopt;
+  if (path.empty()) return std::nullopt;
+  const int fd = open_own(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0) {
+    if (errno == EPERM)
+      why = "is a link that another user can have made, or lies in another user's folder";
+    return std::nullopt;
+  }
   struct stat found{};
   why = fstat(fd, &found) != 0 ? strerror(errno) : why_not(found);
-  if (why.empty() && !is_own_place(path))
-    why = "is a link that another user can have made, or lies in another user's folder";
   std::string text(why.empty() ? static_cast<size_t>(found.st_size) : 0, '\0');
   size_t filled = 0;
   while (filled < text.size()) {

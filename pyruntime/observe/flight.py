@@ -22,7 +22,8 @@ from farandole.trust import is_own_user, read_text
 
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
-_MOST_BYTES = 64 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
+_MOST_BYTES = 16 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
+_MOST_MEMBERS = 1 << 20  # of all lists and objects in it; each takes a reader 60 bytes and more
 _MOST_RANKS = 1 << 14  # of a job, in a dump's own words
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
@@ -144,7 +145,7 @@ def read_dumps(folder: Path) -> list[Page]:
     """The dumps in a folder, by rank.
 
     Raises FileNotFoundError if there is none, ValueError on a file that is cut off, foreign, larger
-    than 64 MB or no regular file.
+    than 16 MB or no regular file.
     """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
@@ -166,7 +167,10 @@ def _read(file: Path, owners: set[int]) -> Page:
     """A dump, safe to print, whose rank and size are possible. Raises ValueError for another."""
     shown = printable(str(file))
     try:
-        found = _shown(json.loads(read_text(file, _MOST_BYTES, owners)))
+        text = read_text(file, _MOST_BYTES, owners)
+        if sum(map(text.count, ",[{")) > _MOST_MEMBERS:
+            raise ValueError(f"{shown} is not a dump: it has more members")
+        found = _shown(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as reason:
         raise ValueError(f"{shown} is not a complete dump: {reason}") from reason
     if not isinstance(found, dict) or found.get("format") != _FORMAT:

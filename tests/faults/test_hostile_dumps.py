@@ -69,6 +69,8 @@ def test_a_dump_as_it_should_be_is_explained(tmp_path: Path) -> None:
         ({"failure": {"code": 1}}, "not written by farandole"),
         ({"events": [{}]}, "not written by farandole"),
         ({"open": 7}, "not written by farandole"),
+        ({"open": [[]] * 1_100_000}, "not a dump: it has more members"),
+        ({"story": "x" * (17 << 20)}, "at most 16777216 are read"),
         ({"now_ns": None}, "has no times"),
     ],
     ids=lambda x: str(x)[:30] if isinstance(x, dict) else "",

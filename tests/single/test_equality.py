@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from farandole import equality
 from farandole.equality import Interval, Remedies, Told, explain, fingerprint
+from farandole.errors import PeerError
 
 REMEDIES = Remedies("broadcast first", "broadcast from the last one", "load it")
 
@@ -44,6 +48,44 @@ def test_a_model_that_nobody_broadcast_after_join() -> None:
 def test_what_a_rank_cannot_read_is_no_difference(other: dict[str, str]) -> None:
     same = {"lr": "1"}
     assert explain(told(({"w": "a"}, same), (other, same)), REMEDIES, None) is None
+
+
+GOOD = {"rank": 1, "raises": False, "arrays": {"w": "a"}, "settings": {}, "state": {}}
+STRANGE: dict[str, bytes] = {
+    "no text": b"\xff\xfe",
+    "no object": b"[]",
+    "deep": b"[" * 100_000,
+    "no members": b"{}",
+    "another's rank": json.dumps({**GOOD, "rank": 2}).encode(),
+    "no rank": json.dumps({**GOOD, "rank": "x"}).encode(),
+    "no names": json.dumps({**GOOD, "arrays": ["w"]}).encode(),
+    "no fingerprint": json.dumps({**GOOD, "arrays": {"w": 7}}).encode(),
+}
+
+
+def difference(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """How a model differs from that which another rank of two tells by this line."""
+    monkeypatch.setattr(equality, "size", lambda: 2, raising=False)  # there is no world here
+    own = json.dumps({**GOOD, "rank": 0}).encode()
+    found = np.frombuffer(own + b"\n" + line + b"\n", np.uint8)
+    one = equality.Equality(lambda: None, None, Interval(1, True), REMEDIES)  # type: ignore[arg-type,return-value]
+    one._handle = SimpleNamespace(wait=lambda limit: found)  # type: ignore[assignment]
+    return one._difference("optimizer", 3, None)
+
+
+@pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
+def test_what_no_rank_can_have_told(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It travels without a MAC."""
+    with pytest.raises(PeerError, match=r"^optimizer: what a rank tells .* private network"):
+        difference(line, monkeypatch)
+
+
+def test_no_terminal_obeys_what_another_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {**GOOD, "arrays": {"w\x1b[2J": "\udcff"}, "settings": {"lr": "\x07"}}
+    text = difference(json.dumps(told).encode(), monkeypatch)
+    assert text is not None
+    assert text.isprintable()
+    assert difference(json.dumps(GOOD).encode(), monkeypatch) is None
 
 
 def test_a_setting_that_one_rank_lacks() -> None:

@@ -20,7 +20,6 @@
 #include "base/own_file.h"
 #include "lib/os/fd.h"
 #include "lib/os/process.h"
-#include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listening socket with the connections that have not yet proved who they are. It never blocks on one of
 // them: each is judged by the bytes received so far and dropped after 5 s without a proof. Where strangers take all
-// places, or all descriptors of the process, the oldest connection is judged once more, then dropped: an honest caller
-// calls again. Part of TcpListener.
+// places, or all descriptors of the process, all are judged once more, then the oldest is dropped that has not said its
+// hello, or else the oldest: an honest caller calls again. Part of TcpListener.
 #pragma once
 
 #include <poll.h>
@@ -23,7 +23,7 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise ulimit -n";
 
-template <class Unproved>  // its first member is its Fd
+template <class Unproved>  // its first member is its Fd; greeted(): it has said its hello
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -46,7 +46,7 @@ class GuardedListener {
     };
     const auto make_room = [&](size_t most) {
       if (waiting_.size() > most) judge();
-      while (waiting_.size() > most) waiting_.erase(waiting_.begin());
+      while (waiting_.size() > most) waiting_.erase(superfluous());
     };
     resumes_ = Deadline::at(0);
     for (size_t calls = 0; calls <= most_ && !is_full(); ++calls) {
@@ -57,7 +57,7 @@ class GuardedListener {
       } else if (errno == EMFILE || errno == ENFILE) {
         const int reason = errno;
         if (waiting_.empty()) throw_system_error("cannot accept a connection", reason, kMoreFiles);
-        if (is_young(waiting_.front())) break;
+        if (is_young(*superfluous())) break;
         make_room(waiting_.size() - 1);
       } else if (errno != EINTR && errno != ECONNABORTED) {
         break;
@@ -84,14 +84,20 @@ class GuardedListener {
   };
   // Each has this time in any case, lest a flood of strangers drives out an honest caller before its proof is here.
   static constexpr std::chrono::milliseconds kLeast{100};
-  bool is_young(const Waiting& oldest) {
+  bool is_young(const Waiting& one) {
     const Deadline due =
-        Deadline::at(oldest.due.ns() - std::chrono::nanoseconds(kPatience - kLeast).count());
+        Deadline::at(one.due.ns() - std::chrono::nanoseconds(kPatience - kLeast).count());
     if (due.expired()) return false;
     resumes_ = due;
     return true;
   }
-  bool is_full() { return waiting_.size() >= most_ && is_young(waiting_.front()); }
+  bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
+  // Not empty: the one that goes for another. An honest caller that is far away has said its hello.
+  auto superfluous() {
+    const auto greeted = [](const Waiting& one) { return one.unproved.greeted(); };
+    const auto silent = std::ranges::find_if_not(waiting_, greeted);
+    return silent == waiting_.end() ? waiting_.begin() : silent;
+  }
 
   Fd fd_;
   size_t most_;

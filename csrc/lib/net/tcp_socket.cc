@@ -194,7 +194,7 @@ void TcpListener::look(int32_t own, const Key128& key) {
 bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) {
   std::vector<std::byte>& got = unproved.received;
   for (;;) {
-    const bool greeted = unproved.rank >= 0;
+    const bool greeted = unproved.greeted();
     const size_t size = greeted ? kProof : kHello;
     if (!receive_up_to(unproved.fd.get(), size, got)) return false;
     if (got.size() < size) return true;

@@ -63,6 +63,8 @@ class TcpListener {
 
  private:
   struct Unproved {
+    bool greeted() const { return rank >= 0; }
+
     Fd fd;
     int32_t rank = -1;                     // as claimed in its hello; -1: no hello yet
     TcpLine line = 0;                      // as claimed

@@ -20,49 +20,10 @@ namespace {
 constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kMode = 0600;
 
-// True if only this user or root can have chosen what is at the name `found` in `folder`. In a folder that others may
-// write to, they could have put it there, or moved a link of the user's own to this name. The sticky bit, as /tmp has
-// it, keeps them from moving what is not theirs.
-bool trusted(int folder, const struct stat& found) {
-  struct stat where{};
-  if (fstat(folder, &where) != 0) return false;
-  if (is_own(where)) return true;
-  const auto ours = [](uid_t user) { return user == 0 || is_own_user(user); };
-  return (where.st_mode & S_ISVTX) != 0 && ours(where.st_uid) && ours(found.st_uid);
-}
-
-// The folder `name` in `folder`; with errno if there is none, or a link to it that may not be followed.
-Fd enter(int folder, const char* name) {
-  constexpr int kFolder = O_PATH | O_DIRECTORY | O_CLOEXEC;
-  Fd inner(openat(folder, name, kFolder | O_NOFOLLOW));
-  if (inner) return inner;
-  const int reason = errno;
-  const auto found = look_at(folder, name);
-  if (!found || !S_ISLNK(found->st_mode)) {
-    errno = reason;
-    return {};
-  }
-  if (trusted(folder, *found)) return Fd(openat(folder, name, kFolder));
-  errno = EACCES;
-  return {};
-}
-
-// The folder at the end of `path`, piece by piece; what is missing is made if `makes`.
-Fd walk(const std::string& path, bool makes) {
-  Fd at(open(path.starts_with('/') ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
-  std::istringstream pieces(path);
-  for (std::string piece; at && std::getline(pieces, piece, '/');) {
-    if (piece.empty()) continue;
-    if (makes && mkdirat(at.get(), piece.c_str(), 0755) != 0 && errno != EEXIST) return {};
-    at = enter(at.get(), piece.c_str());
-  }
-  return at;
-}
-
 // A file's folder and its name in it.
 struct Place {
   explicit Place(const std::string& path)
-      : folder(walk(path.substr(0, path.find_last_of('/') + 1), false)),
+      : folder(open_own(path.substr(0, path.find_last_of('/') + 1), kOwnFolder)),
         name(path.substr(path.find_last_of('/') + 1)) {}
   Fd folder;
   std::string name;
@@ -77,13 +38,6 @@ std::string unforeseen(const std::string& name) {
 }
 
 }  // namespace
-
-std::optional<struct stat> look_at(int folder, const char* name) {
-  const Fd fd(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  struct stat found{};
-  if (!fd || fstat(fd.get(), &found) != 0) return std::nullopt;
-  return found;
-}
 
 std::string read_text_file(const std::string& path) {
   std::ostringstream text;
@@ -112,7 +66,7 @@ Fd create_file(const std::string& path) {
       if (unlinkat(place.folder.get(), name, 0) != 0) return {};
       continue;
     }
-    if (trusted(place.folder.get(), *found)) {
+    if (is_own_choice(place.folder.get(), *found)) {
       return Fd(openat(place.folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
     }
     errno = EACCES;
@@ -139,7 +93,8 @@ void write_text_file(const std::string& path, const std::string& text) {
 }
 
 void make_folder(const std::string& path) {
-  if (!walk(path, true)) throw_system_error("cannot make the folder " + path, errno);
+  if (!Fd(open_own(path, kOwnFolder, true)))
+    throw_system_error("cannot make the folder " + path, errno);
 }
 
 }  // namespace farandole

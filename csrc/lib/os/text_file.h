@@ -3,9 +3,6 @@
 // /tmp, what they have put at a name is neither followed nor written into.
 #pragma once
 
-#include <sys/stat.h>
-
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,9 +12,6 @@ namespace farandole {
 
 // The file as far as it can be read; empty: not at all.
 std::string read_text_file(const std::string& path);
-
-// Looks at a name in a folder, and follows no link. nullopt: errno tells why.
-std::optional<struct stat> look_at(int folder, const char* name);
 
 // Writes all of it; false: errno tells why not.
 bool write_whole(int fd, std::string_view text);

@@ -20,6 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uid_t kStranger = 65534;
+constexpr const char* kChosen =
+    "no: is a link that another user can have made, or lies in another user's folder";
 
 class Folder {
  public:
@@ -72,8 +74,6 @@ TEST(what_others_may_write_is_refused) {
 
 // Another user who may write to the folder chooses among this user's files by a link.
 TEST(a_file_of_ones_own_that_others_have_chosen_is_refused) {
-  const std::string chosen =
-      "no: is a link that another user can have made, or lies in another user's folder";
   const Folder folder;
   const std::string file = folder.path("file");
   write(file, "precious");
@@ -81,13 +81,42 @@ TEST(a_file_of_ones_own_that_others_have_chosen_is_refused) {
   fs::create_symlink("file", folder.path("link"));
   for (const mode_t mode : {0775, 01777}) {
     CHECK_EQ(chmod(folder.path("").c_str(), mode), 0);
-    CHECK_EQ(outcome(folder.path("link")), chosen);
+    CHECK_EQ(outcome(folder.path("link")), kChosen);
     CHECK_EQ(outcome(file), "precious");
   }
   CHECK_EQ(chmod(folder.path("").c_str(), 0755), 0);
   if (geteuid() != 0) skip("needs root, to be two users");
   CHECK_EQ(chown(folder.path("").c_str(), kStranger, kStranger), 0);
-  CHECK_EQ(outcome(file), chosen);
+  CHECK_EQ(outcome(file), kChosen);
+}
+
+// The folder of the file is this user's own, and a link above it chooses which one.
+TEST(a_folder_that_others_have_chosen_is_refused) {
+  const Folder folder;
+  for (const char* name : {"all", "own", "own/deep"}) {
+    CHECK_EQ(mkdir(folder.path(name).c_str(), 0755), 0);
+  }
+  write(folder.path("own/deep/file"), "precious");
+  CHECK_EQ(chmod(folder.path("own/deep/file").c_str(), 0600), 0);
+  const std::string link = folder.path("all/link");
+  for (const std::string& target :
+       {folder.path("own"), std::string("../own"), std::string("back")}) {
+    fs::create_symlink(target, link);
+    if (target == "back") fs::create_symlink("../own", folder.path("all/back"));
+    for (const mode_t mode : {0755, 01777, 0777}) {  // in the last one others can have moved it
+      CHECK_EQ(chmod(folder.path("all").c_str(), mode), 0);
+      CHECK_EQ(outcome(link + "/deep/file"), mode == 0777 ? kChosen : "precious");
+    }
+    if (geteuid() == 0) {
+      CHECK_EQ(chmod(folder.path("all").c_str(), 01777), 0);
+      const std::string planted = target == "back" ? folder.path("all/back") : link;
+      CHECK_EQ(lchown(planted.c_str(), kStranger, kStranger), 0);
+      CHECK_EQ(outcome(link + "/deep/file"), kChosen);
+    }
+    fs::remove(link);
+  }
+  fs::create_symlink("link", link);
+  CHECK_EQ(outcome(link + "/deep/file"), "no: ");
 }
 
 // Nobody ever writes into the pipe, and the disk holds nothing of the huge file.

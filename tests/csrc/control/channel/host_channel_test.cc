@@ -146,6 +146,26 @@ TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
   CHECK_EQ(alive(), size_t{0});
 }
 
+// One that is far away: its proof takes longer than strangers need to come.
+TEST(who_has_said_its_hello_does_not_go_for_the_silent) {
+  TcpListener listener;
+  const Key128 key = random_key();
+  TcpCaller caller(7, 0, kControlLine, listener.address(), key);
+  caller.step();  // sends its hello: loopback connects at once
+  CHECK(!listener.take(0, 7, kControlLine, key));
+  std::vector<Fd> crowd;
+  for (size_t i = 0; i < 3 * TcpListener::kMaxStrangers; ++i)
+    crowd.push_back(probe(listener.address()));
+  std::byte one;
+  while (recv(crowd.front().get(), &one, 1, MSG_DONTWAIT) != 0) {  // the first of them has to go
+    CHECK(!listener.take(0, 7, kControlLine, key));
+  }
+  std::thread root([&] { CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1}); });
+  while (!caller.step()) caller.wait(patience());
+  root.join();
+  CHECK(caller.trouble().ends_with("; "));  // nothing was tried in vain
+}
+
 // More honest callers than strangers are allowed, all of them unproved at once: none is dropped.
 TEST(honest_callers_take_no_place_of_one_another) {
   constexpr Rank kCallers = 150;
