@@ -29,7 +29,6 @@ from farandole.membership.words import NOTHING, Commit
 from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
 from farandole.trust import (
     Folder,
-    check,
     is_trusted_user,
     make_folder,
     open_file,
@@ -367,7 +366,7 @@ def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
     path = folder / FILE
     with _opened(folder, make=False) as place:
         try:
-            check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
+            file = open_file(place, FILE, path)
         except FileNotFoundError:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
@@ -376,5 +375,5 @@ def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
                     "could run code: it is not read; remedy: start again in a different folder"
                 ) from None
             raise
-        with open_file(place, FILE, path) as file:
+        with file:
             yield file

@@ -55,15 +55,8 @@ def opened(path: Path, within: int | None = None) -> Iterator[int]:
         with _parent(path, _check_above) as (parent, last, _), opened(last, parent) as number:
             yield number
         return
-    name = path.name or "/"
-    found = os.stat(name, dir_fd=within, follow_symlinks=False)
-    check(path, found)  # first: an error that names the owner says more than one of open()
-    number = os.open(name, _FOLDER, dir_fd=within)
-    try:
-        check(path, os.fstat(number))
+    with _closing(_opened(within, path.name or "/", path, _FOLDER)) as number:
         yield number
-    finally:
-        os.close(number)
 
 
 @contextlib.contextmanager
@@ -110,7 +103,7 @@ class Folder:
             if self._held is None:
                 with os.scandir(number) as found:
                     if self._new and any(found):
-                        _refuse(self.path, "is not new: somebody has exchanged it")
+                        raise _untrusted(self.path, "is not new: somebody has exchanged it")
                 self._held = os.dup(number)
                 weakref.finalize(self, os.close, self._held)
             elif not self._is(number):
@@ -149,7 +142,7 @@ def _check_place(path: Path, number: int, shared: str) -> None:
     except OSError:
         return  # nobody may write here, or this file system has no links
     if noted != shared:
-        _refuse(
+        raise _untrusted(
             path,
             f"was {noted} before: somebody who may write to a folder above it has renamed it; "
             f"remedy: if that was you, remove {path / _PLACE}",
@@ -165,13 +158,30 @@ def read_file(place: int, name: str) -> bytes:
 
 def open_file(place: int, name: str, path: Path) -> io.BufferedReader:
     """Opens such a file; errors name `path`."""
-    file = os.fdopen(os.open(name, _READ | os.O_NOFOLLOW, dir_fd=place), "rb")
+    return os.fdopen(_opened(place, name, path, _READ), "rb")
+
+
+def _opened(place: int, name: str, path: Path, flags: int) -> int:
+    """The descriptor of a file or folder in the folder with the descriptor `place`. Raises
+    CheckpointError for one that another user may write to, and for a link, OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        # First: an error that names the owner says more than one of open().
+        check(path, os.stat(name, dir_fd=place, follow_symlinks=False))
+    number = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=place)
     try:
-        check(path, os.fstat(file.fileno()))
+        check(path, os.fstat(number))
     except BaseException:
-        file.close()
+        os.close(number)
         raise
-    return file
+    return number
+
+
+@contextlib.contextmanager
+def _closing(number: int) -> Iterator[int]:
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def replace_file(
@@ -193,18 +203,8 @@ def replace_file(
 def open_lock(place: int, name: str) -> int:
     """The descriptor of a file for locks in the folder with the descriptor `place`. Raises
     CheckpointError for one that another user may lock, OSError."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        lock = os.open(name, flags, 0o600, dir_fd=place)
-    except PermissionError:
-        check(Path(name), os.stat(name, dir_fd=place, follow_symlinks=False))
-        raise
-    try:
-        check(Path(name), os.fstat(lock))
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    return _opened(place, name, Path(name), flags)
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -218,12 +218,9 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         return
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    with _parent(path, _check_way) as (parent, last, _):
-        place = os.open(".", _FOLDER, dir_fd=parent)
-        try:
-            replace_file(place, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
-        finally:
-            os.close(place)
+    way = _parent(path, _check_way)
+    with way as (parent, last, _), _closing(os.open(".", _FOLDER, dir_fd=parent)) as place:
+        replace_file(place, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
 
 
 def read_secret(path: Path, most: int) -> bytes:
@@ -235,7 +232,7 @@ def read_secret(path: Path, most: int) -> bytes:
     path.stat()  # no folder need be trusted where no secret is
     with _parent(path, _check_above, follows=True) as (parent, last, _):
         descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
-    try:
+    with _closing(descriptor):
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise PermissionError("it is not a regular file")
@@ -244,8 +241,6 @@ def read_secret(path: Path, most: int) -> bytes:
         if found.st_mode & 0o077:
             raise PermissionError(f"others may use it too; remedy: chmod 600 {path}")
         return os.read(descriptor, most)
-    finally:
-        os.close(descriptor)
 
 
 def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
@@ -273,13 +268,15 @@ def check(path: Path, found: os.stat_result) -> None:
     """Raises CheckpointError for what another user owns or may write to, and for links."""
     mode = found.st_mode
     if stat.S_ISLNK(mode):
-        _refuse(path, "is a symbolic link; remedy: give the path that it leads to")
+        raise _untrusted(path, "is a symbolic link; remedy: give the path that it leads to")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        _refuse(path, "is neither a file nor a folder; remedy: choose a different folder")
+        raise _untrusted(path, "is neither a file nor a folder; remedy: choose a different folder")
     if not is_trusted_user(found.st_uid):
-        _refuse(path, f"belongs to user {found.st_uid}; remedy: choose a folder that you own")
+        raise _untrusted(
+            path, f"belongs to user {found.st_uid}; remedy: choose a folder that you own"
+        )
     if mode & _OTHERS and not _sticky(mode):
-        _refuse(
+        raise _untrusted(
             path,
             f"can be written to by other users (mode {stat.S_IMODE(mode):o}); remedy: look at what "
             f"is there, then chmod go-w {path}",
@@ -291,9 +288,11 @@ def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_re
     if stat.S_ISLNK(found.st_mode):
         user, mode = found.st_uid, above.st_mode
         if not (is_trusted_user(user) or _is_unknown(found, above)):
-            _refuse(path, f"is a link of user {user}; remedy: give the path that it leads to")
+            raise _untrusted(
+                path, f"is a link of user {user}; remedy: give the path that it leads to"
+            )
         if mode & _OTHERS and not _sticky(mode):
-            _refuse(
+            raise _untrusted(
                 path,
                 "is a link that others can rename; remedy: give the path that it leads to",
             )
@@ -309,29 +308,27 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
         return _check_way(number, path, found, above)
     ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
     if not (is_trusted_user(user) or ours or _is_unknown(found, above)):
-        _refuse(
+        raise _untrusted(
             path,
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
             "below ones of root, of you, or that a group of yours shares",
         )
     by_owner = not (is_trusted_user(user) or _is_hidden(user))  # root is hidden, too, if any is
-    if _sticky(mode):
+    if not mode & _OTHERS or _sticky(mode):
         return by_owner
-    group = mode & stat.S_IWGRP and not (ours or _is_hidden(found.st_gid, "gid"))
     if mode & stat.S_IWOTH:
         who, remedy = "others", "chmod o-w"
-    elif group:
+    elif not (ours or _is_hidden(found.st_gid, "gid")):
         who, remedy = f"group {found.st_gid}, which is not yours,", "chmod g-w"
-    elif mode & stat.S_IWGRP and (named := _named_in_acl(number)):
+    elif named := _named_in_acl(number):
         who, remedy = named, "setfacl -b"
     else:
-        return by_owner or bool(mode & _OTHERS)
-    _refuse(
+        return True
+    raise _untrusted(
         path,
         f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
         f"remedy: look at what is there, then {remedy} {path}, or chmod +t",
     )
-    return False
 
 
 def _named_in_acl(number: int) -> str:
@@ -350,8 +347,8 @@ def _named_in_acl(number: int) -> str:
     return ""
 
 
-def _refuse(path: Path, why: str) -> None:
-    raise CheckpointError(f"farandole does not trust {path}, which {why}")
+def _untrusted(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"farandole does not trust {path}, which {why}")
 
 
 def is_trusted_user(user: int) -> bool:
