@@ -45,16 +45,9 @@ def is_own_user(user: int) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path, within: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder that is this user's own alone, and that nobody else can exchange.
-    `within`: the descriptor of its parent; None: all folders above it are checked.
-
-    Raises CheckpointError for one that is not, OSError.
-    """
-    if within is None:
-        with _parent(path, _check_above) as (parent, last, _), opened(last, parent) as number:
-            yield number
-        return
+def opened(path: Path, within: int) -> Iterator[int]:
+    """The descriptor of a folder that is this user's own alone, in one that has been checked and
+    has the descriptor `within`. Raises CheckpointError for one that is not, OSError."""
     with _closing(_opened(within, path.name or "/", path, _FOLDER)) as number:
         yield number
 
@@ -97,7 +90,8 @@ class Folder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Its descriptor. Raises CheckpointError if it is another one, or as opened()."""
+        """Its descriptor. Raises CheckpointError if it is another one, or is not this user's own
+        alone, or if others can exchange it; OSError."""
         parent = _parent(self.path, _check_above)
         with parent as (above, last, shared), opened(last, above) as number:
             if self._held is None:

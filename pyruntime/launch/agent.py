@@ -36,7 +36,7 @@ from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
 from farandole.start.line import Line, reach
 from farandole.start.server import Guest, Server
-from farandole.trust import Folder, make_folder, open_lock, opened
+from farandole.trust import Folder, make_folder, open_lock
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
@@ -366,7 +366,7 @@ def _only_one(folder: Path, host: str, replaces: bool) -> int | None:
     so no stranger can take it."""
     name = f"agent-{hashlib.sha256(os.fsencode(host)).hexdigest()[:16]}.lock"
     make_folder(folder)
-    with opened(folder) as place:
+    with Folder(folder).opened() as place:
         lock = open_lock(place, name)
     if _locked(lock):
         return lock

@@ -96,7 +96,7 @@ def _look_only(findings: list[Finding], report: _Report) -> int:
         return _report_own(findings, report)
     try:
         job = connect(purpose="doctor")
-        # As JSON: the ranks may meet in a store that lets anyone write who can reach it.
+        # As JSON, which runs no code.
         told = json.dumps([dataclasses.astuple(finding) for finding in findings]).encode()
         everyone = [_findings(answer) for answer in job.allgather(told)]
     except (FarandoleError, ValueError) as reason:
