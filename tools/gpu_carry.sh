@@ -18,8 +18,8 @@ rm -rf "$carry" && mkdir -p "$carry"
 make wheel
 cp dist/*.whl "$carry"
 requirements=()
-for tool in $tools; do # at the versions the tests run with, where requirements-dev.txt names one
-  requirements+=("$(grep "^$tool==" requirements-dev.txt || echo "$tool")")
+for tool in $tools; do # at the versions the tests run with, where requirements/ names one
+  requirements+=("$(grep -h "^$tool==" requirements/*.txt || echo "$tool")")
 done
 .venv/bin/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary=:all: \
   --implementation cp --python-version "$version" "${platforms[@]}" -d "$carry" "${requirements[@]}"

@@ -29,7 +29,7 @@ tools/wheel_aarch64.sh "$bin/python"
 rm -rf "$home/site"
 "$bin/python" -m pip install -qq --disable-pip-version-check --target "$home/site" --only-binary :all: --implementation cp \
   --python-version 3.11 --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 \
-  "$(grep ^numpy== requirements-dev.txt)" dist/*aarch64.whl
+  "$(grep ^numpy== requirements/run.txt)" dist/*aarch64.whl
 
 cd "$home" && cp "$OLDPWD/examples/numpy_regression.py" .
 "$bin/farandole" run -np 2 qemu-aarch64 -L "$root" -E "PYTHONPATH=$home/site" "$root/usr/bin/python3.11" \

@@ -20,7 +20,7 @@ _SECONDS = 500  # mpi4py is compiled in one, on a busy machine in five minutes
 
 def pinned(name: str) -> str:
     """The requirement, at the version the tests run with."""
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    lines = (ROOT / "requirements" / "run.txt").read_text().splitlines()
     return next(line for line in lines if line.startswith(f"{name}=="))
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes in packaging/ say what pyproject.toml says."""
+"""The recipes in packaging/ say what pyproject.toml says, and `make train` asks for no more than it
+needs."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,37 @@ def test_they_need_the_same_python() -> None:
     (least,) = re.findall(r'^requires-python = ">=(.+)"$', PROJECT, re.MULTILINE)
     assert f"- python >={least}\n" in CONDA.read_text()
     assert f'"python@{least}:"' in SPACK.read_text()
+
+
+def test_the_container_asks_for_extras_that_exist() -> None:
+    extras = PROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
+    exist = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    asked = re.findall(r"whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())
+    assert asked
+    assert {name for each in asked for name in each.split(",")} <= exist
+
+
+def commands(*words: str, folder: Path) -> str:
+    """What make would do on a fresh machine."""
+    make = ["make", "-n", f"VENV={folder}", *words]
+    return subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_training_installs_and_builds_no_tests(tmp_path: Path) -> None:
+    told = commands("train", folder=tmp_path)
+    assert "requirements/run.txt" in told
+    assert "mpirun -np 2 python examples/torch_digits.py" in told
+    unneeded = ("test.txt", "lint.txt", "docs.txt", "FARANDOLE_TESTS=ON")
+    assert not [name for name in unneeded if name in told]
+    assert told.count("echo ") >= 4, "a line for each step"
+    developing = commands("venv", "programs", folder=tmp_path)
+    assert all(name in developing for name in ("run.txt", "test.txt", "lint.txt"))
+    assert "FARANDOLE_TESTS=ON" in developing
+
+
+def test_each_package_is_pinned_once() -> None:
+    files = sorted((ROOT / "requirements").glob("*.txt"))
+    lines = [x for file in files if file.stem != "docs" for x in file.read_text().splitlines()]
+    pins = [line for line in lines if not line.startswith("#")]
+    assert not [pin for pin in pins if not re.fullmatch(r"[\w-]+==[\w.]+", pin)]
+    assert len({pin.partition("==")[0].lower() for pin in pins}) == len(pins)
