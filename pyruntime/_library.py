@@ -26,7 +26,7 @@ def _load() -> tuple[Any, Any]:
     except (OSError, cffi.CDefError) as reason:
         raise ImportError(
             f"farandole cannot load its core {_LIBRARY}: {reason}. Remedy: in a checkout run "
-            "`make venv` (it builds the core); else `pip install --force-reinstall farandole`. "
+            "`make venv` (it builds the core); else install its wheel with --force-reinstall. "
             "The core is built for Linux on x86-64 and aarch64 only."
         ) from reason
 
