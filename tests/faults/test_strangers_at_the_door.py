@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from farandole.launch.result_server import Outcome, ResultServer
 from farandole.launch.supervisor import _Door
 from farandole.membership.words import Status, encode
-from farandole.start import line
+from farandole.start import line, server
 from farandole.start.line import reach
 from farandole.start.server import Guest, Server
 from farandole.start.session import Session
@@ -260,6 +261,35 @@ def test_who_is_slow_is_served_before_who_is_silent(
     assert proved.receive(PATIENCE) == b"work"
 
 
+def test_a_stranger_has_its_least_time_though_an_older_one_stays(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest has said its hello, and keeps its place. It made a flood drive out the silent at
+    once, among them honest callers whose hello is on its way."""
+    now = [100.0]
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(ResultServer, "patience", 1e5)
+    monkeypatch.setattr(ResultServer, "strangers", 2)
+    door = stack.enter_context(ResultServer(1, b"", False))
+    (greeted,) = silent(stack, door.address, 1)
+    greeted.sendall(Session(bytes(32), 0).outgoing)
+    assert greeted.recv(100)
+    now[0] += 10.0
+    young = silent(stack, door.address, 3)  # the last one finds no place
+
+    for _ in range(6):  # turns of the door's thread
+        turned = threading.Event()
+        door.soon(turned.set)
+        assert turned.wait(PATIENCE)
+    with pytest.raises(BlockingIOError):
+        young[0].recv(1, socket.MSG_DONTWAIT)
+    now[0] += 1.0
+    young[0].settimeout(PATIENCE)
+    assert young[0].recv(1) == b"", "it goes for the last one, later"
+    with pytest.raises(BlockingIOError):
+        greeted.recv(1, socket.MSG_DONTWAIT)
+
+
 def test_a_silent_stranger_has_to_go(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResultServer, "patience", 0.1)
     door = stack.enter_context(ResultServer(1, b"", False))
@@ -299,6 +329,7 @@ def test_a_door_without_descriptors_goes_on(
 SUPERVISOR = """
 import resource, subprocess, sys
 from queue import SimpleQueue
+from types import SimpleNamespace
 from farandole.launch.supervisor import _Door
 
 class Hears:
