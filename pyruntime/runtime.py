@@ -22,7 +22,7 @@ from farandole.config import without_effect
 from farandole.errors import RETRIED, FarandoleError, StallError
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
-from farandole.observe import prometheus, stacks
+from farandole.observe import flight, prometheus, stacks
 from farandole.process_sets import add_process_set, forget_all, know_communicators
 from farandole.start import agency, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
@@ -295,9 +295,25 @@ def _end(cause: str, failed: bool) -> None:
     """Leaves the job at the end of the process."""
     if failed:
         agency.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
+    else:
+        _tell_if_unused()
     _leave(bootstrap.Farewell(bootstrap.Coming.NEVER, cause or _ended), failed, cause)
     if not failed:
         agency.tell_end()
+
+
+def _tell_if_unused() -> None:
+    """Says so if this rank of several ends without a single call: it may have trained alone."""
+    if _job is None or _job.size == 1 or requests.world() > 1 or lib.farandole_broken():
+        return
+    if flight.own_page()["counters"]["tensors_submitted"] == 0:
+        print(
+            f"farandole: rank {_job.rank} of {_job.size} ends without a single collective call: a "
+            "model that it has trained is its own. Remedy: wrap the optimizer in "
+            "DistributedOptimizer, or average by allreduce()",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
@@ -374,7 +390,7 @@ def _advise() -> None:
     """Warns, on rank 0 and once, about settings that do nothing or make every run slow."""
     told = [without_effect(os.environ)]
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
-    if mine == 1 and cores > 1:
+    if mine == 1 and cores // local > 1:
         told.append(
             "the launcher has bound this whole process, all its threads, to one core; remedy: "
             "`mpirun --bind-to none` (or `--map-by ppr:1:socket --bind-to socket`)"

@@ -95,6 +95,7 @@ class _Hands:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._slots = slots
         self._decides = Agent(name, host, slots, _LEASE, time.monotonic())
         self._numbers: dict[str, int] = {}  # of ranks, by name
         self._names: list[str] = []  # by number
@@ -245,7 +246,9 @@ class _Hands:
 
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not is_inherited(name)}
-        return {**own, "FARANDOLE_CHECKPOINT_DIR": str(self._folder.path)}
+        threads = max(1, len(os.sched_getaffinity(0)) // self._slots)  # as mpirun and torchrun do
+        ours = {"FARANDOLE_CHECKPOINT_DIR": str(self._folder.path)}
+        return {"OMP_NUM_THREADS": str(threads), **own, **ours}
 
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from farandole.launch.job import Host, parse_host
 
+_NO_COMMAND = (126, 127)  # a shell's exit codes where it can't run one
 _PERIOD = 1.0  # seconds between two looks at what the script prints
 _SCRIPT_SECONDS = 30.0
 
@@ -32,6 +33,7 @@ class Roster:
         self.scripted = bool(script)
         self._script, self._slots, self._say = script, slots, say
         self._wrong = ""  # with the script's last output
+        self._code = 0  # its last exit code
         self._process: subprocess.Popen[str] | None = None  # the script's last one
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
@@ -39,6 +41,8 @@ class Roster:
     def __enter__(self) -> Roster:
         if self.scripted:
             self.look()
+            if self._code in _NO_COMMAND:
+                raise ValueError(f"--host-discovery-script: {self._wrong}")
             self._thread.start()
         return self
 
@@ -61,6 +65,7 @@ class Roster:
 
     def _ask(self) -> tuple[Host, ...]:
         code, out, errors = self._run()
+        self._code = code
         if code != 0:
             last = errors.strip().splitlines()[-1:]
             raise ValueError(": ".join([f"{self._script} ended with {code}", *last]))

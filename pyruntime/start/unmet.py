@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that a launcher started as one of several, and that never meets the others, says so:
-else N processes would train N models in silence. For the import of farandole, init() and the
-adapters."""
+"""A process that a launcher started as one of several, and that trains without meeting the others,
+says so: else N processes would train N models in silence. For the import of farandole, init() and
+the adapters."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import re
@@ -30,8 +29,6 @@ def watch() -> None:
     if found.size <= 1 or found.rank < 0 or alone or is_child():
         return
     _open = True
-    if not _is_helper():
-        atexit.register(_end)
 
 
 def is_open() -> bool:
@@ -54,20 +51,13 @@ def excuse() -> None:
 def tell_training() -> None:
     """Called when a model has been trained for a step."""
     if _open and not _met_by_mpi():
-        _say("has made an optimizer step", "each trains its own model")
+        found = launchers.launcher()
+        text = (
+            f"farandole: this process, rank {found.rank} of the {found.size} of {found}, has made "
+            "an optimizer step without having met the others: each trains its own model. "
+        )
+        print(text + _REMEDY, file=sys.stderr, flush=True)
     excuse()
-
-
-def _end() -> None:
-    failed = hasattr(sys, "last_type")  # by an exception, which has been told
-    if _open and not failed and not _met_by_mpi():
-        _say("ends", "if they wait for it, they wait in vain")
-
-
-def _say(what: str, so: str) -> None:
-    found = launchers.launcher()
-    text = f"farandole: this process, rank {found.rank} of the {found.size} of {found}, {what}"
-    print(f"{text} without having met the others: {so}. {_REMEDY}", file=sys.stderr, flush=True)
 
 
 def _met_by_mpi() -> bool:
@@ -79,10 +69,3 @@ def _met_by_mpi() -> bool:
         if answer.value:
             return True
     return False
-
-
-def _is_helper() -> bool:
-    """Whether the program is not a script, but `python -c`, a session or a command of farandole."""
-    main = sys.modules.get("__main__")
-    name = getattr(getattr(main, "__spec__", None), "name", "")
-    return not hasattr(main, "__file__") or name.startswith("farandole.")

@@ -21,6 +21,7 @@ from farandole._library import text as c_text
 from farandole.errors import said
 from farandole.installed import cards, mapped, number_of, open_library
 from farandole.installed import version as _version
+from farandole.start.launchers import launcher
 
 _MB = 1 << 20
 _STAGING = 64 * _MB  # bytes per rank, generously: staging, control, arenas of a small model
@@ -182,12 +183,13 @@ def _single_copy() -> Iterator[Finding]:
 
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    if mine == 1 and all_cores > 1:
+    ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
+    shared = all_cores if mine == 1 else mine  # a rank that is bound to one may have it alone
+    if mine == 1 and all_cores // ranks > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
         yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")
-    elif ranks > mine:
-        text = f"{ranks} ranks share {mine} cores"
+    elif ranks > shared:
+        text = f"{ranks} ranks share {shared} cores"
         yield warning("cores", text, "fewer ranks, for speed; correctness does not need it")
     else:
         yield ok("cores", f"{mine} of {all_cores} usable")

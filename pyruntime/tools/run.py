@@ -90,6 +90,15 @@ _REFUSED = {
 
 _FOLDER = "FARANDOLE_CHECKPOINT_DIR"
 
+# Options that only elastic jobs know, with their defaults.
+_OF_ELASTIC: dict[str, Any] = {
+    "restarts": 3,
+    "elastic_timeout": 600.0,
+    "blacklist_cooldown_range": (10.0, 600.0),
+    "slots_per_host": 1,
+    "checkpoint_dir": None,
+}
+
 
 class _Refuse(argparse.Action):
     """Ends the command with the reason why an option has no meaning here."""
@@ -158,14 +167,14 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     text = "start no agent: the hosts come by `farandole agent DIR`, where DIR is --checkpoint-dir"
     add("--await-agents", action="store_true", help=text)
     text = "ranks on a host whose line has no number; default: 1"
-    add("--slots-per-host", "--slots", type=whole(1), default=1, metavar="N", help=text)
-    text = "seconds to leave out a host after its first failure, doubled each time up to MAX"
+    add("--slots-per-host", "--slots", type=whole(1), metavar="N", help=text)
+    text = "seconds to leave out a host that fails, doubled each time up to MAX; default: 10 600"
     cooldown = ("--blacklist-cooldown-range",)
-    add(*cooldown, type=float, nargs=2, default=(10.0, 600.0), metavar=("MIN", "MAX"), help=text)
+    add(*cooldown, type=float, nargs=2, metavar=("MIN", "MAX"), help=text)
     text = "times that all ranks may be lost without a commit between; default: 3"
-    add("--restarts", type=int, default=3, metavar="N", help=text)
+    add("--restarts", type=int, metavar="N", help=text)
     text = "seconds to wait for hosts for --min-np ranks; default: 600"
-    add("--elastic-timeout", type=float, default=600.0, metavar="SECONDS", help=text)
+    add("--elastic-timeout", type=float, metavar="SECONDS", help=text)
     text = f"where commits are written, and found at the start; default: {_FOLDER}, or a new folder"
     add("--checkpoint-dir", type=Path, metavar="DIR", help=text)
 
@@ -174,6 +183,9 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     """How the job is supervised; None: not at all. Raises ValueError."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most or options.await_agents):
+        for name in _OF_ELASTIC:
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is for elastic jobs: add --elastic")
         return None
     most = most or options.num_proc
     least = least or options.num_proc or (1 if script else job.ranks)
@@ -185,35 +197,39 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     slots = ranks_on(job.hosts)
     if job.hosts and not script and slots < least:
         raise ValueError(f"{slots} slots do not hold {least} ranks: add slots (-H name:slots)")
-    if options.restarts < 0 or not options.elastic_timeout >= 0:
+    given = ((getattr(options, name), usual) for name, usual in _OF_ELASTIC.items())
+    restarts, patience, cooldown, slots_of_host, folder = (
+        usual if own is None else own for own, usual in given
+    )
+    if restarts < 0 or not patience >= 0:
         raise ValueError("--restarts and --elastic-timeout must be at least 0")
     grace = job.environment.get("FARANDOLE_GRACE") or setting("FARANDOLE_GRACE")
     if not re.fullmatch(r"\d+(\.\d*)?", grace):
         raise ValueError(f"FARANDOLE_GRACE={grace!r} is not a number of seconds")
-    shortest, longest = options.blacklist_cooldown_range
+    shortest, longest = cooldown
     if not 0 <= shortest <= longest:
         raise ValueError(f"--blacklist-cooldown-range {shortest:g} {longest:g}: 0 <= MIN <= MAX")
-    folder = job.environment.get(_FOLDER) or setting(_FOLDER)
+    folder = folder or job.environment.get(_FOLDER) or setting(_FOLDER)
     stall = job.environment.get("FARANDOLE_STALL_ABORT") or setting("FARANDOLE_STALL_ABORT")
     silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
-    told = decider.Rules(
+    decides = decider.Rules(
         least=least,
         most=most if most is not None else 1 << 20,  # as many as there are slots
         silence=max(2 * BEAT, float(silence) / 3),
         lease=float(silence),
         late=float(stall) or float("inf"),
-        patience=options.elastic_timeout,
-        restarts=options.restarts,
+        patience=patience,
+        restarts=restarts,
         cooldown=(shortest, longest),
         grows=bool(script) or options.await_agents,
     )
     return Rules(
-        decider=told,
+        decider=decides,
         script=script,
-        slots=options.slots_per_host,
+        slots=slots_of_host,
         awaits=options.await_agents,
         grace=float(grace),
-        folder=options.checkpoint_dir or (Path(folder) if folder else None),
+        folder=Path(folder) if folder else None,
     )
 
 

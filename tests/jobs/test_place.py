@@ -4,6 +4,7 @@ launcher, and processes that meet nobody."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -53,6 +54,7 @@ if ddp:
     dist.destroy_process_group()
 """
 ALONE, HVD = "without having met the others", "farandole.torch"
+UNUSED = "ends without a single collective call"
 
 
 @pytest.fixture
@@ -152,7 +154,6 @@ for _ in range(3):
     ("program", "said"),
     [
         (TRAINS.format(module="import farandole.torch"), "has made an optimizer step"),
-        ("import farandole", "ends"),
     ],
 )
 def test_who_meets_nobody_says_so_once(tmp_path: Path, program: str, said: str) -> None:
@@ -195,6 +196,8 @@ library.MPI_Init(None, None)
 atexit.register(library.MPI_Finalize)
 """
 QUIET = (
+    "import farandole",
+    "import argparse\nimport farandole.torch\nargparse.ArgumentParser().parse_args(['--help'])",
     TRAINS.format(module="import farandole.torch" + LIBMPI),
     "import farandole\nfrom mpi4py import MPI\nassert MPI.COMM_WORLD.Get_size() == 2",
     "import farandole\nfarandole.init()\nfarandole.shutdown()",
@@ -208,23 +211,45 @@ def test_who_meets_the_others_or_wants_to_be_alone_says_nothing(
 ) -> None:
     path = tmp_path / "quiet.py"
     path.write_text(program)
-    assert ALONE not in mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
-
-
-def test_children_of_a_process_that_met_nobody_say_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "parent.py"
-    path.write_text(
-        "import multiprocessing, sys\n"
-        "import farandole\n"
-        "def work(): print('worked', flush=True)\n"
-        "if __name__ == '__main__':\n"
-        "    child = multiprocessing.get_context('spawn').Process(target=work)\n"
-        "    child.start()\n"
-        "    child.join()\n"
-    )
     out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
-    assert out.count("worked") == 2
-    assert out.count(ALONE) == 2, out  # the ranks themselves
+    assert ALONE not in out
+    assert UNUSED not in out
+
+
+@pytest.mark.parametrize(
+    ("program", "times"),
+    [
+        ("farandole.init()", 2),
+        ("farandole.init()\nif farandole.rank() == 0: farandole.shutdown()", 1),
+        ("farandole.init()\nfarandole.barrier()", 0),
+        ("farandole.init()\nraise ValueError(farandole.rank())", 0),
+    ],
+)
+def test_a_rank_that_makes_no_call_says_so_at_its_end(
+    tmp_path: Path, program: str, times: int
+) -> None:
+    """Its script may have forgotten the optimizer."""
+    path = tmp_path / "forgot.py"
+    path.write_text(f"import farandole\n{program}")
+    out = mpirun([sys.executable, str(path)], 2, PATIENCE).out
+    assert out.count(UNUSED) == times, out
+    assert times == 0 or f"rank 1 of 2 {UNUSED}: a model" in out
+    assert times == 0 or "Remedy: wrap the optimizer in DistributedOptimizer" in out
+
+
+def test_ranks_of_an_elastic_job_share_the_cores(tmp_path: Path) -> None:
+    path = tmp_path / "threads.py"
+    path.write_text(
+        "import os, farandole\n"
+        "farandole.init()\n"
+        "farandole.barrier()\n"
+        "print(f'{os.environ[\"OMP_NUM_THREADS\"]} threads.', flush=True)\n"
+    )
+    cores = len(os.sched_getaffinity(0))
+    out = farandole_run("--elastic", sys.executable, str(path), ranks=2)
+    assert out.count(f"{max(1, cores // 2)} threads.") == 2, out
+    out = farandole_run("--elastic", "-x", "OMP_NUM_THREADS=7", sys.executable, str(path))
+    assert out.count("7 threads.") == 2, out
 
 
 def test_torchruns_own_scripts_say_nothing(script: str) -> None:

@@ -263,3 +263,33 @@ def test_worlds_of_one_are_explained():
     assert done.returncode == 1
     assert "error" in done.stdout
     assert "MPI says 1" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("cores", "mine", "ranks", "told"),
+    [
+        (2, 2, 4, "4 ranks share 2 cores"),
+        (2, 2, 2, "2 of 2 usable"),
+        (2, 1, 2, "1 of 2 usable"),  # bound, each to its own
+        (8, 1, 2, "all threads of this process are bound to one core of 8"),
+        (8, 4, 2, "4 of 8 usable"),
+    ],
+)
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "{}"},
+        {"WORLD_SIZE": "9", "RANK": "0", "LOCAL_WORLD_SIZE": "{}"},
+        {"SLURM_STEP_NUM_TASKS": "9", "SLURM_STEP_TASKS_PER_NODE": "{}"},
+        {"PMI_SIZE": "9", "PMI_RANK": "0", "MPI_LOCALNRANKS": "{}"},
+    ],
+    ids=["Open MPI", "torchrun", "srun", "MPICH"],
+)
+def test_ranks_that_share_cores_are_counted_under_every_launcher(
+    monkeypatch, variables, cores, mine, ranks, told
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(ranks))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(mine)))
+    assert next(doctor_checks._cores()).text == told

@@ -107,6 +107,13 @@ def test_a_supervisor_outlives_its_reader() -> None:
         ("-np 1 --elastic --restarts -1", "--restarts and --elastic-timeout must be at least 0"),
         ("-np 1 --elastic --blacklist-cooldown-range 5 1", "0 <= MIN <= MAX"),
         ("-np 1 --reset-limit 3", "--restarts limits"),
+        ("-np 1 --restarts 3", "--restarts is for elastic jobs: add --elastic"),
+        ("-np 1 --elastic-timeout 600", "--elastic-timeout is for elastic jobs"),
+        ("-np 1 --blacklist-cooldown-range 10 600", "--blacklist-cooldown-range is for elastic"),
+        ("-np 1 --slots-per-host 1", "--slots-per-host is for elastic jobs"),
+        ("-np 1 --checkpoint-dir x", "--checkpoint-dir is for elastic jobs"),
+        ("-np 1 --host-discovery-script /no/script", "--host-discovery-script: /no/script ended"),
+        ("-np 1 --host-discovery-script /etc/passwd", "ended with 126"),
     ],
 )
 def test_options_that_contradict(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
