@@ -21,7 +21,7 @@ from farandole.torch.kind import prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
 
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
-_NOT_PLAIN: tuple[int, torch.dtype | None, int] = 0, None, -1
+_NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
 _INDEX = torch.int64.itemsize
 
 
@@ -55,7 +55,7 @@ class Encoding:
         self._prepared: PreparedCall | None = None
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # what that is for
         self.view: BucketView | None = None  # where gradients are to be; None: torch's own memory
-        # For gradients that are sent unchanged: the core's number of the call, dtype, elements.
+        # For gradients that are sent unchanged: the core's number of the call, dtype, shape.
         self.form = _NOT_PLAIN
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.
@@ -81,8 +81,9 @@ class Encoding:
 
     def carries(self, grad: Tensor) -> bool:
         """Whether `grad` has the same form and device as the last one, which was sent unchanged."""
-        same = self._key is not None and (grad.dtype, grad.numel()) == self.form[1:]
-        return same and grad.device == self._key[2] and grad.is_contiguous()  # type: ignore[index]
+        if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
+            return False
+        return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send, `grad` itself if possible; None: sparse, without sparse_as_dense.
@@ -106,7 +107,7 @@ class Encoding:
         own = self._compressor is Compression.none and encoded is grad
         if own and not grad.is_complex() and grad.numel() > 1:
             on_cpu = prepared.current is None
-            self.form = prepared.number if on_cpu else 0, grad.dtype, grad.numel()
+            self.form = prepared.number if on_cpu else 0, grad.dtype, grad.shape
             self.weight = encoded.nbytes + EACH if on_cpu and self.view is None else 0
         return encoded
 

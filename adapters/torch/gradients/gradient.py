@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
-_dtype_of, _is_on_cpu = _base.dtype.__get__, _base.is_cpu.__get__
+_dtype_of, _shape_of, _is_on_cpu = (x.__get__ for x in (_base.dtype, _base.shape, _base.is_cpu))
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 _ALONE = 2  # references to a storage that one tensor uses: the tensor's, and the caller's
 
@@ -159,22 +159,22 @@ class Gradient:
     def deliver(self, final: bool) -> str | None:
         """Puts the result into `.grad`; not `final`: keeps it for the pass's next round.
 
-        Returns an error text if the parameter's shape has changed.
+        Returns an error text if the parameter can't have it.
         """
         p, result, complaint = self.parameter, self._result(), None
         if not final:
             self.base = result
             if self.sparse_dim and self.grad is not None:  # it waits for the next round
                 p.grad = self.grad if p.grad is None else p.grad + self.grad
-        elif result is None or result.shape == p.shape:
+        elif result is None or self._takes(result):
             self.base = None
             p.grad = None if result is None else self._fitted(result)
         else:
             self.base = p.grad = None
             complaint = (
-                f"the gradient of {self.name} has shape {[*result.shape]}, and the parameter has "
-                f"become one of {[*p.shape]}: change a parameter's shape between step() and "
-                "backward()"
+                f"the gradient of {self.name} is of {result.dtype} and has shape "
+                f"{[*result.shape]}, and the parameter is of {p.dtype} and has become one of "
+                f"{[*p.shape]}: change a parameter's form between step() and backward()"
             )
         self.forget()
         return complaint
@@ -191,6 +191,10 @@ class Gradient:
             return self.base + result
         keeps = view is not None and result is view.tensor
         return result.clone() if keeps and self.reducer.now.again else result  # it is used again
+
+    def _takes(self, result: Tensor) -> bool:
+        p = self.parameter
+        return result.shape == p.shape and torch.can_cast(result.dtype, p.dtype)
 
     def _fitted(self, result: Tensor) -> Tensor:
         """`result` in its parameter's present form: model.half() may have been called meanwhile."""
@@ -228,7 +232,7 @@ def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
     """Sends gradients that were taken by one call, at a third of the cost of single calls; one by
     one if any can't be sent as it is. Notes addresses in `memory`. Returns the core's error."""
     grads = [*map(_taken, batch)]
-    calls, dtypes, numels = zip(*map(_form, batch), strict=True)
+    calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
         storages = [*map(Tensor.untyped_storage, grads)]
     except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
@@ -236,9 +240,10 @@ def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
     if (
         storages
         and (*map(_dtype_of, grads),) == dtypes
-        and (*map(Tensor.numel, grads),) == numels
+        and (*map(_shape_of, grads),) == shapes
         and all(map(_is_on_cpu, grads))
         and all(map(Tensor.is_contiguous, grads))
+        and not any(map(Tensor.is_neg, grads))
         and _have_own_memory(storages)
         and len(addresses := {*map(Tensor.data_ptr, grads)}) == len(batch)
         and memory.isdisjoint(addresses)

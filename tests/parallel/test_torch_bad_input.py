@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients and passes that a program gets wrong, on one rank or on all: the result is right, or
+every rank gets a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import Tensor, nn
+
+import farandole.torch as hvd
+from farandole.calls import part
+from harness.in_flight import late
+from harness.toys import grad_is, push, push_each, total, toys, value
+
+pytestmark = pytest.mark.ranks(2, 3)
+
+TYPED = hvd.HorovodInternalError, ValueError, TypeError, RuntimeError
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "groups": {"groups": 1},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS)
+
+
+def error_of(act: Callable[[], object]) -> Exception | None:
+    """What it raises, which has to be typed."""
+    try:
+        act()
+    except TYPED as error:
+        return error
+    return None
+
+
+def failed(act: Callable[[], object]) -> bool:
+    """Whether it fails, on all ranks or on none."""
+    error = error_of(act)
+    errors = MPI.COMM_WORLD.allgather(None if error is None else f"{type(error).__name__}: {error}")
+    assert len({found is None for found in errors}) == 1, errors
+    return error is not None
+
+
+def trains(ps: list[nn.Parameter], optimizer: Any) -> None:
+    """The job goes on."""
+    optimizer.zero_grad()
+    push_each(*((p, k) for k, p in enumerate(ps)))
+    for k, p in enumerate(ps):
+        assert p.grad is not None
+        assert p.grad.to_dense().flatten().tolist() == [total(hvd.Average, [k])] * p.numel()
+    optimizer.step()
+
+
+# ---- `.grad` of another form
+
+
+class Own(Tensor):
+    """A user's class of tensors."""
+
+
+def freed(g: Tensor) -> Tensor:
+    g.untyped_storage().resize_(0)
+    return g
+
+
+def inferred(g: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return g.clone()
+
+
+RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda g: g.t().contiguous().t(),
+    "expanded": lambda g: g[:, :1].expand(2, 3),
+    "a part of a buffer": lambda g: torch.cat([g, g, g])[2:4],
+    "with gaps": lambda g: torch.stack([g, -g], 2)[:, :, 0],
+    "that requires a gradient": lambda g: g.requires_grad_(),
+    "with a graph": lambda g: g.requires_grad_() * 3,
+    "sparse": Tensor.to_sparse,
+    "of a subclass": lambda g: g.as_subclass(Own),
+    "of inference mode": inferred,
+    "negated lazily": torch._neg_view,
+}
+DATA: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": Tensor.flatten,
+    "turned": lambda g: g.t().contiguous(),
+    "longer": lambda g: torch.cat([g, g]),
+    "empty": lambda g: g[:0],
+    "double": Tensor.double,
+    "half": Tensor.half,
+    "integers": Tensor.long,
+    "complex": lambda g: torch.complex(g, g),
+    "freed": freed,
+}
+
+
+def spoil(p: Tensor, form: str) -> None:
+    """Gives p a gradient of this form, with this rank's values."""
+    g = torch.arange(6.0).reshape(2, 3) * 8 + value(hvd.rank())
+    p.grad = RIGHT[form](g) if form in RIGHT else g
+    if form in DATA:
+        p.grad.data = DATA[form](g.clone())
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("form", [*RIGHT, *DATA])
+def test_a_gradient_of_another_form(form: str, everywhere: bool, options: str) -> None:
+    p, q = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(5))
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0), **OPTIONS[options])
+    for _ in range(2):
+        with optimizer.no_sync():
+            push_each((p, 0), (q, 1))
+        if everywhere or late():
+            spoil(p, form)
+        own = None if form == "freed" else p.grad.detach().to_dense().clone()  # type: ignore[union-attr]
+        everyones = MPI.COMM_WORLD.allgather(own)
+        if not failed(optimizer.synchronize):
+            assert form != "freed"
+            mean = torch.stack([x.reshape(2, 3).double() for x in everyones]).mean(0)
+            torch.testing.assert_close(p.grad.to_dense().double(), mean)  # type: ignore[union-attr]
+            assert p.grad.dtype is torch.float32  # type: ignore[union-attr]
+        else:
+            assert form in DATA
+        trains([p, q], optimizer)
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_one_gradient_of_two_parameters(everywhere: bool, options: str) -> None:
+    (p, q), optimizer = toys(2, **OPTIONS[options])
+    with optimizer.no_sync():
+        push_each((p, 0), (q, 0))
+    if everywhere or late():
+        q.grad = p.grad
+    if not failed(optimizer.synchronize):
+        grad_is(p, total(hvd.Average, [0]))
+        grad_is(q, total(hvd.Average, [0]))
+    trains([p, q], optimizer)
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("edit", ["another tensor", "doubled", "none", "sparse"])
+def test_a_hook_that_changes_grad(edit: str, everywhere: bool, options: str) -> None:
+    """One that runs before ours, so its gradient is the one that is sent."""
+    p, q = (nn.Parameter(torch.zeros(4)) for _ in range(2))
+    edits: dict[str, Callable[[Any], object]] = {
+        "another tensor": lambda x: setattr(x, "grad", torch.full((4,), value(hvd.rank(), 2))),
+        "doubled": lambda x: [x.grad.mul_(2)].clear(),
+        "none": lambda x: setattr(x, "grad", None),
+        "sparse": lambda x: setattr(x, "grad", x.grad.to_sparse()),
+    }
+    if everywhere or late():
+        p.register_post_accumulate_grad_hook(edits[edit])
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0), **OPTIONS[options])
+    sent = [value(rank) for rank in range(hvd.size())]
+    for rank in range(0 if everywhere else hvd.size() - 1, hvd.size()):
+        sent[rank] = {
+            "another tensor": value(rank, 2), "doubled": 2 * value(rank), "none": 0.0
+        }.get(edit, value(rank))  # fmt: skip
+    for _ in range(2):
+        optimizer.zero_grad()
+        push_each((p, 0), (q, 1))
+        if everywhere and edit == "none":
+            assert p.grad is None
+        else:
+            assert p.grad is not None
+            assert p.grad.to_dense().tolist() == [sum(sent) / hvd.size()] * 4
+        grad_is(q, total(hvd.Average, [1]))
+        optimizer.step()
+
+
+# ---- frozen in mid-training
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("when", ["between steps", "between passes", "in a hook"])
+def test_frozen(when: str, everywhere: bool, options: str) -> None:
+    (p, q), optimizer = toys(2, **OPTIONS[options])
+    push_each((p, 0), (q, 1))
+    optimizer.step()
+    optimizer.zero_grad()
+    mine = everywhere or late()
+    if when == "between passes":
+        with optimizer.no_sync():
+            push_each((p, 0), (q, 1))
+    if mine and when != "in a hook":
+        q.requires_grad_(False)
+
+    def passes() -> None:
+        hook = p.register_hook(lambda _: [q.requires_grad_(not mine)].clear())
+        if when != "in a hook":
+            hook.remove()
+        push_each((p, 2), *([] if when != "in a hook" and mine else [(q, 3)]))
+        hook.remove()
+
+    if not failed(passes):
+        grad_is(p, total(hvd.Average, [0, 2] if when == "between passes" else [2]))
+        sent = [1.0 * (when == "between passes")] * hvd.size()
+        sums = [s * value(rank, 1) for rank, s in enumerate(sent)]
+        for rank in range(hvd.size()):
+            if when == "in a hook" or not (everywhere or rank == hvd.size() - 1):
+                sums[rank] += value(rank, 3)
+        if not any(sums):
+            assert q.grad is None
+        else:
+            grad_is(q, sum(sums) / hvd.size())
+        optimizer.step()
+    q.requires_grad_(True)
+    trains([p, q], optimizer)
+
+
+# ---- steps
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(
+    "what", ["step", "synchronize", "two steps", "zero_grad", "step in no_sync"]
+)
+def test_without_a_pass(what: str, everywhere: bool, options: str) -> None:
+    (p, q), optimizer = toys(2, **OPTIONS[options])
+
+    def wrong() -> None:
+        if what == "synchronize":
+            optimizer.synchronize()
+        if what == "zero_grad":
+            optimizer.zero_grad()
+        if what == "step in no_sync":
+            with optimizer.no_sync():
+                push_each((p, 0), (q, 1))
+                optimizer.step()
+        elif what != "synchronize":
+            optimizer.step()
+        if what in ("two steps", "synchronize"):
+            optimizer.step()
+
+    def right() -> None:
+        push_each((p, 0), (q, 1))
+        optimizer.step()
+        if what == "two steps":
+            push_each((p, 0), (q, 1))
+            optimizer.step()
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        before = p.detach().clone()
+        if not failed(wrong if everywhere or late() else right):
+            ranks = range(hvd.size() - (what != "step in no_sync"))
+            if everywhere and what != "step in no_sync":
+                ranks = range(0)
+            assert (before - p)[0] == sum(value(rank) for rank in ranks) / hvd.size()
+        trains([p, q], optimizer)
+
+
+# ---- passes and steps within a pass
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("place", ["before", "after", "of the other"])
+def test_a_pass_in_a_hook(place: str, everywhere: bool, options: str) -> None:
+    """`place`: whether p's own gradient has arrived then."""
+    (p, q), optimizer = toys(2, **OPTIONS[options])
+    mine = everywhere or late()
+
+    def again(x: Tensor) -> None:
+        hook.remove()
+        with torch.enable_grad():
+            push_each((p, 2), (q, 3))
+
+    for _ in range(2):
+        if mine and place == "after":
+            hook = p.register_post_accumulate_grad_hook(again)
+        elif mine:
+            hook = (p if place == "before" else q).register_hook(again)
+        optimizer.zero_grad()
+        push_each((p, 0), (q, 1))
+        ranks = range(0 if everywhere else hvd.size() - 1, hvd.size())
+        for x, k in ((p, 0), (q, 1)):
+            more = sum(value(rank, k + 2) for rank in ranks) / hvd.size()
+            grad_is(x, total(hvd.Average, [k]) + more)
+        optimizer.step()
+    trains([p, q], optimizer)
+
+
+@every_option
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("call", ["step", "synchronize", "zero_grad"])
+def test_a_call_in_a_hook(call: str, everywhere: bool, options: str) -> None:
+    (p, q), optimizer = toys(2, **OPTIONS[options])
+    MPI.COMM_WORLD.Barrier()  # all have made theirs
+    if everywhere or late():
+        p.register_post_accumulate_grad_hook(lambda _: getattr(optimizer, call)())
+
+    def train() -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            push_each((p, 0), (q, 1))
+            grad_is(p, total(hvd.Average, [0]))
+            grad_is(q, total(hvd.Average, [1]))
+            optimizer.step()
+
+    if failed(train):
+        restart()
+
+
+# ---- exceptions of the user's code, on one rank, after the pass has sent something
+
+
+def fail(*_: object) -> Any:
+    raise ArithmeticError("the user's")
+
+
+def restart() -> None:
+    """Whoever is still in the job leaves it, and all meet again."""
+    hvd.shutdown()
+    MPI.COMM_WORLD.Barrier()
+    hvd.init()
+    trains(*toys(2))
+
+
+class Backward(torch.autograd.Function):
+    """Whose backward pass fails."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_: Any, _g: Tensor) -> Any:
+        fail()
+
+
+def through(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, fail):
+        return x.pow(2)
+
+
+def hooked(x: Tensor, register: str) -> Tensor:
+    getattr(x, register)(fail)
+    return x
+
+
+def nested(x: Tensor) -> Tensor:
+    def inner(_: Tensor) -> None:
+        with torch.enable_grad():
+            Backward.apply(x.detach().requires_grad_()).sum().backward()
+
+    x.register_hook(inner)
+    return x
+
+
+MOMENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a function": Backward.apply,
+    "a saved tensor": through,
+    "a hook of a tensor": lambda q: hooked(q * 2, "register_hook"),
+    "a hook of a node": lambda q: hooked_node(q * 2),
+    "a hook of the parameter": lambda q: hooked(q, "register_hook"),
+    "a hook after ours": lambda q: hooked(q, "register_post_accumulate_grad_hook"),
+    "a pass within": nested,
+}
+
+
+def hooked_node(x: Tensor) -> Tensor:
+    assert x.grad_fn is not None
+    x.grad_fn.register_prehook(fail)
+    return x
+
+
+@every_option
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_exception_in_a_pass(moment: str, goes_on: bool, options: str) -> None:
+    """`goes_on`: the rank catches it, and makes its next pass, in vain."""
+    (p, q), _ = toys(2, **OPTIONS[options])
+    MPI.COMM_WORLD.Barrier()
+    if late():
+        loss: Any = MOMENTS[moment](q).sum() + p.sum() * 3  # what was made last comes first
+        with pytest.raises(ArithmeticError, match="the user's"):
+            loss.backward()
+        if goes_on:
+            with pytest.raises(hvd.HorovodInternalError):
+                push(p)
+    else:
+        with pytest.raises(hvd.PeerError, match=f"rank {hvd.size() - 1} left"):
+            push_each((p, 0), (q, 1))
+    MPI.COMM_WORLD.Barrier()  # no call of farandole: the peers have heard without
+    assert part.has_ended() == late()
+    restart()
+
+
+@pytest.mark.parametrize("moment", ["step_pre_hook", "step_post_hook", "closure"])
+def test_an_exception_in_a_step(moment: str) -> None:
+    """After a closure that failed the optimizer has not stepped: the rank may go on."""
+    (p, q), optimizer = toys(2)
+    push_each((p, 0), (q, 1))
+    if late() and moment != "closure":
+        getattr(optimizer, f"register_{moment}")(fail)
+    if late():
+        with pytest.raises(ArithmeticError):
+            optimizer.step(*([fail] if moment == "closure" else []))
+    elif moment != "closure":
+        optimizer.step()
+    if moment == "closure":
+        trains([p, q], optimizer)
+        return
+    assert isinstance(
+        error_of(lambda: push_each((p, 0), (q, 1))),
+        hvd.ShutdownError if late() else hvd.PeerError,
+    )
+    restart()
