@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from farandole.calls.arguments import check
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import heard_by_all
 from farandole.config import setting
-from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text
+from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text, warn
 from farandole.members import ProcessSet, set_id
 from farandole.ops import allgather, allgather_async
 from farandole.start.agency import may_grow
@@ -143,7 +142,7 @@ class Equality:
         if isinstance(found, MismatchError):
             raise found
         if found is not None:
-            warnings.warn(str(found), UserWarning, stacklevel=2)
+            warn(str(found), UserWarning)
 
     def _difference(self, scope: str, steps: int, limit: float | None) -> str | None:
         if self._handle is None:

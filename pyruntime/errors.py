@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
+import traceback
+import warnings
 from collections.abc import Iterable, Iterator
+from types import FrameType
 
 
 class FarandoleError(RuntimeError):
@@ -134,3 +138,33 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
         if not found:
             raise
         raise _NAMED[found[1] or found[2]](found[3]) from reason
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warns at the line of the program that has called farandole."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_library(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def without_frames(reason: Exception) -> Exception:
+    """The error to raise to the program: its traceback then ends near the program's line. Frames of
+    others below farandole's stay, as do all frames of an error that is farandole's own fault."""
+    meant = (FarandoleError, TypeError, ValueError, NotImplementedError)
+    if not isinstance(reason, meant) or not _is_within_libraries(reason):
+        return reason
+    cause = reason.__cause__
+    if cause is not None and str(cause) in str(reason) and _is_within_libraries(cause):
+        reason.__cause__ = None
+    return reason.with_traceback(None)
+
+
+def _is_within_libraries(reason: BaseException) -> bool:
+    return all(_is_library(frame) for frame, _ in traceback.walk_tb(reason.__traceback__))
+
+
+def _is_library(frame: FrameType) -> bool:
+    """True for farandole's frames, and for torch's, which stand between those and the program's."""
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return module in ("farandole", "farandole_autoload", "torch")

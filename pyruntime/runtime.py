@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from farandole._library import error as core_error
 from farandole.calls import leases, part, requests
 from farandole.calls.handles import SLICE
 from farandole.config import without_effect
-from farandole.errors import RETRIED, FarandoleError, StallError
+from farandole.errors import RETRIED, FarandoleError, StallError, warn
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import flight, prometheus, stacks
@@ -403,4 +402,4 @@ def _advise() -> None:
             f"torch.set_num_threads({max(1, cores // local)}) or OMP_NUM_THREADS"
         )
     for text in filter(None, told):
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn(text, RuntimeWarning)

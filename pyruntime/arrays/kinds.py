@@ -10,6 +10,7 @@ under the name of its framework's top-level module: so nobody has to import it.
 from __future__ import annotations
 
 import functools
+import sys
 from abc import ABC, abstractmethod
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
@@ -128,8 +129,16 @@ def _find(x: Any) -> Kind:
             return kind
     raise TypeError(
         f"{type(x).__name__} is not an array: pass a NumPy array, a tensor, or an object with the "
-        "buffer protocol, __array_interface__ or DLPack (for numbers: numpy.asarray(x))"
+        f"buffer protocol, __array_interface__ or DLPack (for numbers: {_of_numbers()})"
     )
+
+
+def _of_numbers() -> str:
+    """Makes an array of a number, in the framework whose part of farandole the program imported."""
+    makers = {"torch": "torch.tensor(x)", "jax": "jax.numpy.asarray(x)"}
+    makers["tensorflow"] = "tensorflow.constant(x)"
+    used = (text for name, text in makers.items() if f"farandole.{name}" in sys.modules)
+    return next(used, "numpy.asarray(x)")
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from farandole.calls.arguments import ARGUMENTS, shown, wrong
 from farandole.calls.handles import Handle
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.calls.sites import begin, end
+from farandole.errors import without_frames
 from farandole.members import denoted, global_process_set
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +66,9 @@ def collective(
                 checks.check(args, kwargs)
                 result = function(*args, **kwargs)
             except Exception as reason:
-                raise checks.told(reason, args, kwargs) from reason.__cause__
+                error = checks.told(reason, args, kwargs)
+                error.__cause__ = reason.__cause__
+                raise without_frames(error) from error.__cause__
             except BaseException as reason:
                 part.end(reason)
                 raise
@@ -74,8 +77,8 @@ def collective(
             begun = begin(2)
             try:
                 return result.meet()
-            except Exception:
-                raise
+            except Exception as reason:
+                raise without_frames(reason)  # noqa: B904  # the same one
             except BaseException as reason:
                 part.end(reason)
                 raise
@@ -109,10 +112,10 @@ def waiting(
                 return function(*args, **kwargs).wait()
             except TypeError as reason:
                 if checks.unbound(args, kwargs) is None:
-                    raise
+                    raise without_frames(reason)  # noqa: B904  # the same one
                 raise checks.told(reason, args, kwargs) from None
-            except Exception:
-                raise
+            except Exception as reason:
+                raise without_frames(reason)  # noqa: B904  # the same one
             except BaseException as reason:
                 part.end(reason)
                 raise

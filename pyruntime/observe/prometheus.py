@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Iterable
 from itertools import accumulate
 
 from farandole._library import lib, text
 from farandole.config import setting
+from farandole.errors import warn
 from farandole.observe.flight import own_page
 from farandole.observe.metrics import metrics
 from farandole.observe.scrapes import ScrapeServer
@@ -122,7 +122,7 @@ def serve() -> None:
 
 
 def _warn(what: str) -> None:
-    warnings.warn(f"FARANDOLE_METRICS_PORT: {what}", RuntimeWarning, stacklevel=5)
+    warn(f"FARANDOLE_METRICS_PORT: {what}", RuntimeWarning)
 
 
 def stop() -> None:

@@ -5,8 +5,6 @@ functions, and so do adapters."""
 from __future__ import annotations
 
 import functools
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, TypeVar
@@ -20,6 +18,7 @@ from farandole.calls.handles import Handle, take
 from farandole.calls.prepared import RepeatedCall
 from farandole.calls.requests import Call, Op, submit
 from farandole.calls.rows import Table
+from farandole.errors import warn
 from farandole.members import ProcessSet, set_id
 
 T = TypeVar("T")
@@ -157,9 +156,5 @@ def reduce_op_of(op: int | None, average: bool | None) -> int:
             f"op is {shown(op)} and average is {shown(average)}: pass one of the two, not both; "
             "average is deprecated"
         )
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals["__name__"].startswith("farandole."):
-        frame, level = frame.f_back, level + 1
-    text = "average is deprecated: use op=Average or op=Sum"
-    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning)
     return Average if average else Sum

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors and warnings end in the line of the program that made the call, on every rank."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.mpirun import mpirun
+from harness.process import PATIENCE
+
+
+def run(path: Path, program: str, **variables: str) -> str:
+    path.write_text(program)
+    return mpirun([sys.executable, str(path)], 2, PATIENCE, variables).out
+
+
+@pytest.mark.parametrize(
+    ("module", "maker"), [("torch", "torch.tensor(x)"), ("numpy", "numpy.asarray(x)")]
+)
+@pytest.mark.parametrize("call", ["allreduce({})", "broadcast({}, 0)", "allreduce_async({})"])
+def test_a_wrong_argument(tmp_path: Path, module: str, maker: str, call: str) -> None:
+    """Only rank 0 is wrong; rank 1 hears of it."""
+    path = tmp_path / "wrong.py"
+    out = run(
+        path,
+        f"import sys, traceback\nimport numpy\nimport farandole.{module} as hvd\nhvd.init()\n"
+        "x = 1.5\n"
+        "if hvd.rank() == 1: hvd.shutdown(); sys.exit()\n"
+        "try:\n"
+        f"    hvd.{call.format('x')}\n"
+        "except TypeError as reason:\n"
+        "    frames = traceback.extract_tb(reason.__traceback__)\n"
+        "    print(f'{len(frames)} frames of {len({f.filename for f in frames})} files')\n"
+        "    raise\n",
+    )
+    (frames,) = re.findall(r"(\d+) frames of", out)
+    assert int(frames) <= 3, out
+    assert out.count("Traceback (most recent call last)") == 1, out
+    assert f"(for numbers: {maker})" in out
+    assert f'{path}", line 8' in out
+
+
+def test_errors_of_the_program_keep_their_frames(tmp_path: Path) -> None:
+    out = run(
+        tmp_path / "own.py",
+        "import farandole as hvd\n"
+        "hvd.init()\n"
+        "class Odd:\n"
+        "    @property\n"
+        "    def __array_interface__(self): raise ValueError('of the program')\n"
+        "hvd.allreduce(Odd())\n",
+    )
+    assert "in __array_interface__" in out, out
+    assert "of the program" in out
+
+
+def test_a_warning_cites_the_program(tmp_path: Path) -> None:
+    """The ranks' models differ, and rank 0's variable does nothing."""
+    path = tmp_path / "warns.py"
+    out = run(
+        path,
+        "import torch\nimport farandole.torch as hvd\n"
+        "hvd.init()\n"
+        "torch.manual_seed(hvd.rank())\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "plain = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())\n"
+        "for _ in range(2):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n",
+        HOROVOD_CYCLE_TIME="1",
+    )
+    warned = re.findall(r"^(.*):(\d+): (\w+Warning): ", out, re.MULTILINE)
+    assert {(name, kind) for name, _, kind in warned} == {
+        (str(path), "RuntimeWarning"),
+        (str(path), "UserWarning"),
+    }, out
+    assert {number for _, number, kind in warned if kind == "RuntimeWarning"} == {"3"}
