@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 16
+#define FARANDOLE_ABI_VERSION 17
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -29,8 +29,8 @@ enum farandole_op {
   FARANDOLE_ALLTOALL = 4,
   FARANDOLE_BARRIER = 5,
   FARANDOLE_JOIN = 6,
-  FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending, who are alone if it has a group */
-  FARANDOLE_REMOVE_SET = 8, /* root: the set's id; alone as above: also its ranks */
+  FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending */
+  FARANDOLE_REMOVE_SET = 8, /* root: the set's id; shape, if by_members: its ranks */
   FARANDOLE_SCATTER = 9,    /* other ranks' inputs give dtype and trailing shape only */
   FARANDOLE_SEND = 10,      /* matched with the receive of `root` that has the same set and tag, */
   FARANDOLE_RECEIVE = 11,   /* first in, first out; dtype and number of elements have to agree */
@@ -67,7 +67,7 @@ enum farandole_dtype {
 };
 
 /* One tensor of one call. Strings and arrays are copied; buffers are not: they must stay valid, and must not
- * be touched, until the handle is done. */
+ * be touched, from farandole_submit until the handle is done. */
 typedef struct farandole_request {
   int32_t op;
   int32_t reduce_op;
@@ -91,13 +91,8 @@ typedef struct farandole_request {
   const int64_t* splits;
   /* NULL: matched by the order of unnamed calls. send, receive: for people only */
   const char* name;
-  /* Tensors of one group are reduced together, all or none; NULL: alone. The first tensor has the group's
-   * name, under which ranks match whatever they bring. Unnamed tensors of one submission are a group that
-   * needs no name */
-  const char* group;
-  int32_t group_size;
-  uint64_t stream; /* CUDA stream on which the input is produced; 0 on CPU */
-  int64_t tag;     /* send, receive: not negative */
+  int32_t by_members; /* add_set, remove_set: 1: the ranks in the shape make it, and no others */
+  int64_t tag;        /* send, receive: not negative */
   /* Where the program makes the call, "train.py:12"; NULL: not known. Calls that match by order, and in which all
    * ranks do the same, should come from one line: see FARANDOLE_CALL_SITES */
   const char* site;
@@ -204,30 +199,27 @@ int32_t farandole_where(farandole_topology* topology);
 void farandole_forked(void);
 
 /* ---- work */
-/* Submits `count` tensors of one process set at once, with names all or none, and sets handles[i] for each. On an
- * error none is submitted, and peers that wait for the same names fail, too. */
-int32_t farandole_submit(const farandole_request* requests, int32_t count, int64_t* handles);
-/* Prepared calls, which are submitted repeatedly: farandole_prepare_call keeps a request without its buffers and
- * returns its number, or -code; farandole_submit_prepared submits it with buffers at these addresses (0: none): a
- * handle, or -code. */
-int64_t farandole_prepare_call(const farandole_request* request);
-int64_t farandole_submit_prepared(int64_t call, uintptr_t input, uintptr_t output);
-/* The same with pointers: from Python, a pointer costs less than converting it to an address. */
-int64_t farandole_submit_prepared_pointers(int64_t call, const void* input, void* output);
-/* Submits several in place: sets handles[i] for each, up to the first that fails, whose code is returned. */
-int32_t farandole_submit_prepared_batch(const int64_t* calls, const uintptr_t* buffers,
-                                        int32_t count, int64_t* handles);
+/* Every call is prepared: this checks and keeps it without its buffers, and returns its number, or -code, of which
+ * peers are not told (farandole_refuse tells them). Several tensors of one process set, all on the CPU or all on the GPU,
+ * are a group: one call, reduced together, all or none. Name, set and site are the first one's. `count` 0: a group of
+ * none, which tensors[0], a barrier, names. */
+int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count);
+/* Submits prepared calls at once, in order, up to the first that fails, whose code is returned; sets the handles of those
+ * before. Each call has an input, an output (addresses; 0: none), a stream and a handle for each tensor, one at least.
+ * streams: on which the inputs are produced; NULL: all are on the CPU. Peers that wait for the call
+ * that fails fail, too. */
+int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const uintptr_t* outputs,
+                         const uint64_t* streams, int32_t count, int64_t* handles);
+/* The same of one call on one tensor on the CPU, for Python, where arrays take time, and a pointer less than its
+ * address: a handle, or -code. */
+int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
+int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
 /* Tells the peers of `name` that this rank can't take part: they fail with this code and text instead of
- * waiting. With a group's name, and unnamed, it holds for all tensors that the peers submit. A refused join
- * fails with the next farandole_submit of a join, when all have joined. */
+ * waiting. A refused join fails with the next farandole_submit of a join, when all have joined. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
-/* Number of unnamed calls (a group is one) that this rank has made in the set, equal on all members. */
+/* Number of unnamed calls that this rank has made in the set, equal on all members. */
 int64_t farandole_count_unnamed(int32_t process_set);
-
-/* Like farandole_submit_prepared, for a call on a GPU whose buffers are produced on this CUDA stream. */
-int64_t farandole_submit_prepared_on(int64_t call, uintptr_t input, uintptr_t output,
-                                     uint64_t stream);
 
 /* 1: done, failed, or launched on a GPU (farandole_wait returns at once); 0: in flight; -code: unknown. */
 int32_t farandole_poll(int64_t handle);

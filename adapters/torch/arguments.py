@@ -30,7 +30,7 @@ class Settings:
     postscale: float
     compressor: Compressor
     sparse_as_dense: bool
-    groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
+    groups: dict[int, int]  # parameter's id -> the number of its group
     views: bool  # gradient_as_bucket_view
     ranks: ProcessSet  # that of process_set
     verify: Interval  # of comparisons of the ranks' models
@@ -86,10 +86,8 @@ def parameter_names(
 # ---- groups
 
 
-def assign(
-    parameters: Sequence[Tensor], groups: Groups, num_groups: int
-) -> dict[int, tuple[int, int]]:
-    """Each grouped parameter's id -> (group, its number of members); others are reduced alone.
+def assign(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> dict[int, int]:
+    """Each grouped parameter's id -> the number of its group; others are reduced alone.
 
     A number splits the parameters that require a gradient into that many groups of neighbours; 0
     and None mean no groups. `num_groups` is a deprecated form of a number. Raises ValueError for
@@ -101,11 +99,7 @@ def assign(
     if groups is None:
         return {}
     members = _members(parameters, groups)
-    return {
-        id(parameter): (number, len(group))
-        for number, group in enumerate(members)
-        for parameter in group
-    }
+    return {id(parameter): number for number, group in enumerate(members) for parameter in group}
 
 
 def _members(

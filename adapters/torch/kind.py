@@ -236,14 +236,11 @@ def describe(x: Tensor, in_place: bool = False) -> Buffer:
     return _kind.describe(x, in_place)
 
 
-def prepare(call: Call, x: Tensor, group: tuple[str | None, int], in_place: bool) -> PreparedCall:
-    """Prepares a call on tensors such as `x`.
-
-    `group`: the group's name in calls and its number of members. Errors as in Kind.describe.
-    """
+def prepare(call: Call, x: Tensor, in_place: bool) -> PreparedCall:
+    """Prepares a call on tensors such as `x`. Errors as in Kind.describe."""
     buffer = describe(x, in_place)
     current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
-    return PreparedCall(call, buffer, *group, current=current)
+    return PreparedCall(call, buffer, current=current)
 
 
 def receive(handle: int, x: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class Rank {
     for (int i = 0; i < calls; ++i) {
       float x = static_cast<float>(rank_ + i);
       const int64_t start = now_ns();
-      int64_t handle = checked(farandole_submit_prepared(call, address(&x), address(&x)));
+      int64_t handle = checked(farandole_submit_one(call, address(&x), address(&x)));
       wait(&handle, 1);
       times.push_back(now_ns() - start);
       expect(x, i);
@@ -76,8 +76,8 @@ class Rank {
       meet();
       const int64_t start = now_ns();
       for (size_t i = 0; i < kTensors; ++i) {
-        handles[i] = checked(farandole_submit_prepared(prepared[i], address(memory[i].data()),
-                                                       address(memory[i].data())));
+        handles[i] = checked(farandole_submit_one(prepared[i], address(memory[i].data()),
+                                                  address(memory[i].data())));
       }
       const int64_t submitted = now_ns();
       wait(handles.data(), kTensors);
@@ -108,8 +108,7 @@ class Rank {
     request.ndim = 1;
     request.shape = &elements;
     request.name = name.c_str();
-    request.group_size = 1;
-    return checked(farandole_prepare_call(&request));
+    return checked(farandole_prepare_call(&request, 1));
   }
 
   void wait(const int64_t* handles, int32_t count) {

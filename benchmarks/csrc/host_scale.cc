@@ -154,7 +154,7 @@ class World {
       }
       Ready ready;
       ready.contribution.has_input = true;
-      ready.request = {kWorldSet, "grad." + std::to_string(t), {}, {}};
+      ready.request = {kWorldSet, "grad." + std::to_string(t), {}};
       ready.request.signature.shape = {elements_[static_cast<size_t>(t)]};
       for (Rank rank = 0; rank < ranks_; ++rank) coordinator_.receive(rank, ready, 0);
     }

@@ -210,18 +210,11 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
 
 FARANDOLE_API void farandole_forked(void) { process().forked = true; }
 
-FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
-                                       int64_t* handles) {
-  return guarded([&] {
-    std::vector<Handle> made = runtime()->submit(span_of(requests, count));
-    std::copy(made.begin(), made.end(), handles);
-  });
-}
-
-FARANDOLE_API int64_t farandole_prepare_call(const farandole_request* request) {
+FARANDOLE_API int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    CheckedCall call = here->prepare(*request);
+    const size_t tensors_given = span_of(tensors, count).size();
+    CheckedCall call = here->prepare({tensors, std::max<size_t>(tensors_given, 1)}, tensors_given);
     auto prepared = std::make_shared<const PreparedCall>(std::move(here), std::move(call));
     std::lock_guard lock(process().mutex);
     if (process().runtime != prepared->runtime) {
@@ -234,39 +227,32 @@ FARANDOLE_API int64_t farandole_prepare_call(const farandole_request* request) {
   });
 }
 
-FARANDOLE_API int64_t farandole_submit_prepared(int64_t call, uintptr_t input, uintptr_t output) {
-  return farandole_submit_prepared_pointers(call, reinterpret_cast<const void*>(input),
-                                            reinterpret_cast<void*>(output));
-}
-
-FARANDOLE_API int64_t farandole_submit_prepared_pointers(int64_t call, const void* input,
-                                                         void* output) {
-  return negated([&]() -> int64_t { return prepared_call(call)->submit(input, output); });
-}
-
-FARANDOLE_API int32_t farandole_submit_prepared_batch(const int64_t* calls,
-                                                      const uintptr_t* buffers, int32_t count,
-                                                      int64_t* handles) {
+FARANDOLE_API int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs,
+                                       const uintptr_t* outputs, const uint64_t* streams,
+                                       int32_t count, int64_t* handles) {
   return guarded([&] {
     const auto known = prepared_calls(span_of(calls, count));
     std::vector<PreparedSubmission> batch;
     batch.reserve(known.size());
-    for (size_t i = 0; i < known.size(); ++i) {
-      void* const buffer = reinterpret_cast<void*>(buffers[i]);
-      batch.push_back({&known[i]->call, buffer, buffer});
+    size_t at = 0;
+    for (const auto& one : known) {
+      const size_t n = one->call.request.parts();
+      const std::span<const uint64_t> its(streams ? streams + at : nullptr, streams ? n : 0);
+      batch.push_back({&one->call, {inputs + at, n}, {outputs + at, n}, its, {handles + at, n}});
+      at += n;
     }
-    std::exception_ptr error;
-    try {
-      if (!known.empty()) known.front()->runtime->submit(batch);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    for (size_t i = 0; i < known.size() && batch[i].handle != 0; ++i) {
-      handles[i] = batch[i].handle;
-    }
-    if (error) std::rethrow_exception(error);
+    if (!known.empty()) known.front()->runtime->submit(batch);
     if (std::cmp_less(known.size(), count)) prepared_call(calls[known.size()]);  // throws
   });
+}
+
+FARANDOLE_API int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output) {
+  return negated([&]() -> int64_t { return prepared_call(call)->submit(input, output); });
+}
+
+FARANDOLE_API int64_t farandole_submit_pointers(int64_t call, const void* input, void* output) {
+  const auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
+  return farandole_submit_one(call, address(input), address(output));
 }
 
 FARANDOLE_API void farandole_forget_prepared(int64_t call) {

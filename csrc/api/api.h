@@ -27,10 +27,15 @@ namespace farandole {
 
 // A call kept by farandole_prepare_call, with its runtime, so that one look-up finds both.
 struct PreparedCall {
-  int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
-    PreparedSubmission one{&call, input, output, stream};
+  // One tensor.
+  int64_t submit(uintptr_t input, uintptr_t output) const {
+    if (call.request.parts() > 1) {
+      throw Error(ErrorCode::kInvalidArgument, "this call is of several tensors");
+    }
+    Handle handle = 0;
+    PreparedSubmission one{&call, {&input, 1}, {&output, 1}, {}, {&handle, 1}};
     runtime->submit({&one, 1});
-    return one.handle;
+    return handle;
   }
 
   std::shared_ptr<Runtime> runtime;

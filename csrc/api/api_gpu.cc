@@ -15,14 +15,6 @@ FARANDOLE_API void farandole_library_folders(const char* folders) {
   process().library_folders = folders_of(folders);
 }
 
-FARANDOLE_API int64_t farandole_submit_prepared_on(int64_t call, uintptr_t input, uintptr_t output,
-                                                   uint64_t stream) {
-  return negated([&]() -> int64_t {
-    return prepared_call(call)->submit(reinterpret_cast<const void*>(input),
-                                       reinterpret_cast<void*>(output), stream);
-  });
-}
-
 FARANDOLE_API int32_t farandole_join_stream(const int64_t* handles, int32_t count,
                                             uint64_t stream) {
   return guarded([&] { runtime()->gpus().join_stream(span_of(handles, count), stream); });

@@ -92,7 +92,7 @@ struct ReleaseHandles {
   ~ReleaseHandles() { farandole_release_all(all.data(), static_cast<int32_t>(all.size())); }
 };
 
-// One call over the program's tensors; more than one are a group.
+// One call over the program's tensors.
 class XlaCall {
  public:
   XlaCall(const xla::CallFrame& frame)
@@ -107,30 +107,25 @@ class XlaCall {
     if (inputs_.empty() || inputs_.size() != outputs_.size()) unreadable("it lost a tensor");
     for (const xla::Buffer* buffer : inputs_)
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      const std::string more = "_" + std::to_string(i + 1) + "of" + std::to_string(inputs_.size());
-      names_.push_back(i == 0 ? name_ : name_ + more);
-    }
   }
 
   // Throws the call's failure, once the core uses none of its buffers any more; on a GPU, once XLA's stream waits for
   // that.
   void run(const xla::CallFrame& frame, Locate locate) {
+    const std::shared_ptr<Runtime> here = runtime();
+    CheckedCall call;
     try {
       check_world(head_, members_);
       where_ = locate(frame);
+      call = here->prepare(requests(), inputs_.size());
     } catch (const Error& error) {
       farandole_refuse(requests().data(), static_cast<int32_t>(error.code()), error.what());
       throw;
     }
-    const std::shared_ptr<Runtime> here = runtime();
     for (size_t i = 0; i < outputs_.size() && !on_gpu(); ++i)
       prefer_huge_pages(outputs_[i]->data, bytes_of(i));
     ReleaseHandles handles{std::vector<Handle>(inputs_.size())};
-    if (farandole_submit(requests().data(), static_cast<int32_t>(inputs_.size()),
-                         handles.all.data())) {
-      throw Error(last_code, last_error);
-    }
+    submit(*here, call, handles.all);
     Failure failure = waited(handles.all);
     if (on_gpu()) here->gpus().join_stream(handles.all, where_.stream);
     for (size_t i = 0; i < inputs_.size() && !failure; ++i) {
@@ -159,6 +154,20 @@ class XlaCall {
     return first;
   }
 
+  void submit(Runtime& here, const CheckedCall& call, std::vector<Handle>& handles) const {
+    static double no_elements;  // where there are none, XLA's pointer may be null
+    const auto address = [](void* data) {
+      return reinterpret_cast<uintptr_t>(data ? data : &no_elements);
+    };
+    std::vector<uintptr_t> inputs, outputs;
+    for (const xla::Buffer* buffer : inputs_) inputs.push_back(address(buffer->data));
+    for (const xla::Buffer* buffer : outputs_)
+      outputs.push_back(direct() ? address(buffer->data) : 0);
+    const std::vector<uint64_t> streams(inputs_.size(), where_.stream);
+    PreparedSubmission one{&call, inputs, outputs, streams, handles};
+    here.submit({&one, 1});
+  }
+
   std::vector<farandole_request> requests() const {
     std::vector<farandole_request> made;
     for (size_t i = 0; i < inputs_.size(); ++i) made.push_back(request(i));
@@ -166,24 +175,19 @@ class XlaCall {
   }
 
   farandole_request request(size_t i) const {
-    static double no_elements;  // where there are none, XLA's pointer may be null
     farandole_request made{};
     made.op = head_[kOp];
     made.reduce_op = head_[kReduceOp];
     made.dtype = dtypes_[i];
     made.device = where_.device;
-    made.stream = where_.stream;
     made.root = head_[kRoot];
     made.process_set = head_[kProcessSet];
     made.prescale = factors_[0];
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = inputs_[i]->data ? inputs_[i]->data : &no_elements;
-    if (direct()) made.output = outputs_[i]->data ? outputs_[i]->data : &no_elements;
-    made.name = names_[i].c_str();
-    made.group = inputs_.size() > 1 ? name_.c_str() : nullptr;
-    made.group_size = static_cast<int32_t>(inputs_.size());
+    made.input = this;  // it brings one
+    made.name = name_.c_str();
     return made;
   }
 
@@ -210,7 +214,7 @@ class XlaCall {
     const std::span shape(result.shape, static_cast<size_t>(result.ndim));
     if (!std::ranges::equal(shape, std::span(output.shape, static_cast<size_t>(output.ndim)))) {
       return {ErrorCode::kMismatch, std::string(name_of(static_cast<Op>(head_[kOp]))) + " '" +
-                                        names_[i] + "': rank " + std::to_string(head_[kOwnRank]) +
+                                        name_ + "': rank " + std::to_string(head_[kOwnRank]) +
                                         " gets shape " + text_of(shape) + ", and its program has " +
                                         text_of({output.shape, static_cast<size_t>(output.ndim)}) +
                                         remedy(result)};
@@ -251,7 +255,6 @@ class XlaCall {
   const std::span<const double> factors_;
   const std::string name_;
   std::vector<std::vector<int64_t>> shapes_;
-  std::vector<std::string> names_;
 };
 
 // Python's name of the class for a code, which XLA's one class of errors can't tell; and what comes nearest in XLA.

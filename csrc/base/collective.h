@@ -101,8 +101,6 @@ struct CollectiveTraits {
   }
   // Input and output may be the same buffer.
   constexpr bool in_place() const { return rows != Rows::kPairs; }
-  // Smallest group_size. A barrier may stand for an empty group, as peers' groups may not be empty.
-  constexpr int32_t smallest_group() const { return pattern == Pattern::kMeet ? 0 : 1; }
 };
 
 // clang-format off

@@ -78,7 +78,6 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   Dimensions shape;
-  int32_t group_size = 1;  // members of the atomic group this request belongs to
 
   const CollectiveTraits& traits() const { return traits_of(op); }
   int64_t elements() const;

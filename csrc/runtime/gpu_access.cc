@@ -64,15 +64,14 @@ std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream) const {
   return device.recorded(stream_of(stream));
 }
 
-void GpuAccess::mark_produced(std::span<CheckedCall> calls) const {
-  std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
-  for (CheckedCall& call : calls) {
-    Submission& one = call.submission;
-    if (one.device == kCpuDevice) continue;
-    std::shared_ptr<GpuEvent>& event = events[one.stream];
-    if (!event) event = event_in(one.stream);
-    one.produced = event;
+std::vector<std::shared_ptr<GpuEvent>> GpuAccess::events_in(
+    std::span<const uint64_t> streams) const {
+  std::vector<std::shared_ptr<GpuEvent>> events;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    const bool same = i > 0 && streams[i] == streams[i - 1];
+    events.push_back(same ? events.back() : event_in(streams[i]));
   }
+  return events;
 }
 
 void GpuAccess::join_stream(std::span<const Handle> handles, uint64_t stream) {

@@ -34,12 +34,12 @@ class GpuAccess {
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
   // ---- For requests whose GPU is open
-  // An event in the stream: work that waits for it sees what is queued there now.
-  std::shared_ptr<GpuEvent> event_in(uint64_t stream) const;
-  // Records one event per stream: the bucket waits for work queued there before this call.
-  void mark_produced(std::span<CheckedCall> calls) const;
+  // An event in each stream, the same for equal ones: work that waits for it sees what is queued there now.
+  std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:
+  std::shared_ptr<GpuEvent> event_in(uint64_t stream) const;
+
   const Config& config_;
   Handles& handles_;
   const std::function<void()> ring_;

@@ -178,61 +178,28 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
   return leave_.gave_up;
 }
 
-CheckedCall Runtime::check(const farandole_request& request, bool repeats) {
-  const ProcessSet set = calls_->set_of(name_of_request(request));
-  CheckedCall call = check_request(request, set, topology_.rank);
-  if (repeats) return call;
-  check_buffers(call.request, call.submission, set);
-  Failure unsound;
-  if (config_.check_numerics) unsound = numerics_of(call.request, call.submission, topology_.rank);
-  if (unsound) throw Error(unsound.code, unsound.text);
-  return call;
-}
-
-std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
-  std::vector<Handle> handles;
-  std::exception_ptr error;
-  try {
-    gpus_->open(requests);
-    std::vector<CheckedCall> calls;
-    for (const farandole_request& request : requests) calls.push_back(check(request, false));
-    gpus_->mark_produced(calls);
-    handles = calls_->submit(std::move(calls));
-  } catch (const NameTaken& e) {
-    refuse(requests, e, true);
-    error = std::current_exception();
-  } catch (const Error& e) {
-    refuse(requests, e, false);
-    error = std::current_exception();
-  }
-  driver_->after_submit();
-  if (error) std::rethrow_exception(error);
-  return handles;
-}
-
-CheckedCall Runtime::prepare(const farandole_request& request) {
-  gpus_->open({&request, 1});
-  CheckedCall call = check(request, true);
-  const ReduceOpTraits& reduction = traits_of(call.request.signature.reduce_op);
-  if (reduction.declared) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        std::string(reduction.name) + " can be declared, but not prepared: it has no kernel");
-  }
+CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t count) {
+  if (tensors.empty()) throw Error(ErrorCode::kInvalidArgument, "a call needs a request");
+  gpus_->open(tensors);
+  const ProcessSet set = calls_->set_of(name_of_request(tensors.front()));
+  CheckedCall call = check_call(tensors, count, set, topology_.rank);
   calls_->prepare(call);
   return call;
 }
 
-// What is wrong with its input. Marks when that has been produced.
+// What is wrong with its inputs. Marks when they have been produced.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
-    if (Failure unsound = numerics_of(request, prepared.submission(), topology_.rank))
-      return unsound;
+    const Submission mine = prepared.submission();
+    for (size_t i = 0; i < request.parts(); ++i) {
+      if (Failure unsound = numerics_of(request, i, mine.part(i), topology_.rank)) return unsound;
+    }
   }
   if (prepared.call->submission.device == kCpuDevice) return {};
   try {
-    prepared.produced = gpus_->event_in(prepared.stream);
+    const std::vector<uint64_t> usual(prepared.handles.size());
+    prepared.produced = gpus_->events_in(prepared.streams.empty() ? usual : prepared.streams);
     return {};
   } catch (const Error& e) {
     return {e.code(), e.what()};
@@ -248,7 +215,7 @@ void Runtime::submit(std::span<PreparedSubmission> batch) {
   try {
     calls_->submit(batch.first(sound));
     if (fault) {
-      calls_->refuse({&batch[sound].call->request, 1}, fault);
+      calls_->refuse(batch[sound].call->request, fault);
       throw Error(fault.code, fault.text);
     }
   } catch (...) {
@@ -259,16 +226,8 @@ void Runtime::submit(std::span<PreparedSubmission> batch) {
 }
 
 void Runtime::refuse(const farandole_request& request, const Failure& why) {
-  const Request name = name_of_request(request);
-  calls_->refuse({&name, 1}, why);
+  calls_->refuse(name_of_request(request), why);
   driver_->after_submit();
-}
-
-void Runtime::refuse(std::span<const farandole_request> requests, const Error& why,
-                     bool free_only) {
-  std::vector<Request> names;
-  for (const farandole_request& request : requests) names.push_back(name_of_request(request));
-  calls_->refuse(names, {why.code(), why.what()}, free_only);
 }
 
 std::vector<Rank> Runtime::ranks_of(SetId set) {

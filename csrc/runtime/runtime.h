@@ -34,10 +34,8 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // ---- Any thread
-  // Submits all or none; on an argument error the peers' calls fail, too.
-  std::vector<Handle> submit(std::span<const farandole_request> requests);
-  // Checks a request once, to submit it repeatedly.
-  CheckedCall prepare(const farandole_request& request);
+  // Checks a call once, to submit it, repeatedly perhaps; see check_call(). Peers do not hear of an error.
+  CheckedCall prepare(std::span<const farandole_request> tensors, size_t count);
   // Submits prepared calls in order, up to the first that fails, whose error it throws; sets the handles of
   // those before.
   void submit(std::span<PreparedSubmission> batch);
@@ -64,10 +62,7 @@ class Runtime {
   void open_leader();
   void open_engine();
   Deadline say_leave(bool failed, const std::string& why);
-  // `repeats`: it is submitted later, with other buffers.
-  CheckedCall check(const farandole_request& request, bool repeats);
   Failure fault_of(PreparedSubmission& prepared);
-  void refuse(std::span<const farandole_request> requests, const Error& why, bool free_only);
 
   Config config_;
   const Topology topology_;

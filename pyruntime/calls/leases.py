@@ -41,8 +41,8 @@ def in_flight() -> list[tuple[int, object]]:
     return [lease for lease in list(_held.items()) if lib.farandole_settled(lease[0]) == 0]
 
 
-def lend(start: Callable[..., int], input: Any, output: Any, memory: object, *more: Any) -> int:
-    """Submits by `start(input, output, *more)`, of C, which returns a handle or -code; returns the
+def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
+    """Submits by `start(input, output)`, of C, which returns a handle or -code; returns the
     handle.
 
     `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
@@ -50,7 +50,7 @@ def lend(start: Callable[..., int], input: Any, output: Any, memory: object, *mo
     if _dropped:
         sweep()
     try:
-        number = start(input, output, *more)
+        number = start(input, output)
         if number > 0:
             _held[number] = memory
             return number
@@ -67,45 +67,25 @@ def _broken_off(reason: BaseException, memory: object) -> None:
     part.end(reason)
 
 
-def lend_all(requests: Any, memory: Sequence[object], numbers: Any) -> Any:
-    """Submits farandole_requests at once; returns `numbers`, zeros that get their handles.
+def lend_all(
+    calls: Any, inputs: Any, outputs: Any, streams: Any, memory: Sequence[object], count: int
+) -> tuple[Any, Exception | None]:
+    """Submits `count` prepared calls at once, by their numbers: each has an address of an input and
+    of an output, and a stream, for every tensor.
 
-    `memory[i]` has to live for request i. Returns the core's error, which the peers get
-    too, if it takes none of them; then nothing is lent.
+    `memory[i]` has to live for tensor i. Returns int64_t[] of handles, and the error of the call
+    that the core has refused, which the peers get too; then the handles from there on are 0.
     """
     if _dropped:
         sweep()
+    numbers = ffi.new("int64_t[]", len(memory))
     try:
-        code = lib.farandole_submit(requests, len(numbers), numbers)
-        if code == 0:
-            _held.update(zip(numbers, memory, strict=True))
+        code = lib.farandole_submit(calls, inputs, outputs, streams, count, numbers)
+        _held.update(zip(filter(None, numbers), memory, strict=False))
     except BaseException as reason:
         _broken_off(reason, memory)
         raise
-    return numbers if code == 0 else error(code)
-
-
-def lend_prepared(
-    calls: Sequence[int], addresses: Sequence[int], memory: Sequence[object]
-) -> tuple[list[int], Exception | None]:
-    """Submits prepared calls in place, by their numbers, at `addresses`.
-
-    `memory[i]` has to live for call i. Returns the handles, and the error of the call behind the
-    last of them, if the core has not taken all.
-    """
-    if _dropped:
-        sweep()
-    numbers = ffi.new("int64_t[]", len(calls))
-    try:
-        code = lib.farandole_submit_prepared_batch(
-            ffi.new("int64_t[]", calls), ffi.new("uintptr_t[]", addresses), len(calls), numbers
-        )
-        handles = list(numbers) if code == 0 else [*filter(None, numbers)]
-        _held.update(zip(handles, memory, strict=False))
-    except BaseException as reason:
-        _broken_off(reason, memory)
-        raise
-    return handles, error(code) if code else None
+    return numbers, error(code) if code else None
 
 
 def end(numbers: Any) -> None:

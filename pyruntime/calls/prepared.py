@@ -187,7 +187,7 @@ class RepeatedCall:
             begin_unnamed(self._call)
         if device is not None:
             stream = partial(kind.stream, array)
-            number = lend(call.start_on, pointer, output, memory, stream())
+            number = call.submit_on(pointer, output, stream(), memory)
             return GpuHandle([number], lambda _: result, what, self._timeout, stream)
         number = lend(call.start, pointer, output, memory)
         return OneHandle(number, result, what, self._timeout)

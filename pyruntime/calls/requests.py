@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from farandole._library import check_count, ffi, lib
+from farandole._library import check_count, ffi, is_of_core, lib
 from farandole.arrays.buffers import Buffer
 from farandole.calls import leases, sites
 from farandole.calls.leases import lend, lend_all
@@ -60,6 +60,7 @@ class Call:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
+Part = tuple[Call, Buffer]  # one tensor of a call
 MIRRORED = (Op.ALLREDUCE, Op.BROADCAST, Op.REDUCE)  # results have their input's shape
 NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
@@ -185,10 +186,8 @@ def count_unnamed(process_set: int) -> int:
     return check_count(lib.farandole_count_unnamed(process_set))
 
 
-def _fill(
-    request: Any, call: Call, buffer: Buffer, output: int, name: str | None, keep: list[Any]
-) -> None:
-    """Writes one request; what it points to is appended to `keep`."""
+def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
+    """Writes one tensor's request; what it points to is appended to `keep`."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -197,57 +196,28 @@ def _fill(
     request.process_set = call.process_set
     request.prescale = call.prescale
     request.postscale = call.postscale
-    request.stream = buffer.stream
     request.input = _cast(_void, buffer.pointer)
-    request.output = _cast(_void, output)
     request.ndim = len(buffer.shape)
     request.shape = shape = _new("int64_t[]", buffer.shape)
     request.n_splits = len(call.splits)
     request.splits = splits = _new("int64_t[]", call.splits)
     request.tag = call.tag
-    request.name = text = _NULL if name is None else _new("char[]", name.encode())
-    request.group = _NULL
-    request.group_size = 1
+    request.name = text = _NULL if call.name is None else _new("char[]", call.name.encode())
+    request.by_members = call.by_members
+    if call.op is Op.RECEIVE:
+        request.input, request.output = request.output, request.input
     keep += (shape, splits, text)
 
 
-def _set_site(request: Any, site: Site, alike: bool = True) -> None:
-    request.site = site.pointer
-    if not (alike and site.alike):
-        request.any_site = 1
-
-
-def _requests(
-    call: Call, buffers: Sequence[Buffer], outputs: Sequence[int], site: Site, alike: bool
-) -> tuple[Any, Any]:
-    """farandole_request[] for one call, and what must live while the core copies it."""
-    count = len(buffers)
-    requests = _new("farandole_request[]", count)
-    keep: list[Any] = []
-    # A group has the name of its first tensor. The core matches unnamed ones by their order.
-    grouped = call.name is not None and (count > 1 or call.by_members)
-    text = _new("char[]", call.name.encode()) if call.name is not None and grouped else _NULL
-    keep.append(text)
-    for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
-        name = call.name
-        if grouped and i > 0:
-            name = f"{name}_{i + 1}of{count}"
-        request = requests[i]
-        _fill(request, call, buffer, output, name, keep)
-        request.group = text
-        request.group_size = count
-        _set_site(request, site, alike)
-    if count == 0:
-        return _of_nothing(call, keep), keep
-    return requests, keep
-
-
-def _of_nothing(call: Call, keep: list[Any]) -> Any:
-    """The request of a group without tensors; peers with tensors get an error."""
-    requests = _new("farandole_request[]", 1)
-    _fill(requests[0], replace(call, op=Op.BARRIER), NOTHING, 0, call.name, keep)
-    requests[0].group_size = 0
-    return requests
+def _prepare(parts: Sequence[Part], count: int, site: Site, alike: bool = True) -> int:
+    """The core's number of a call of these `count` tensors, more than one of which are a group; the
+    first one's name is the call's. Raises the core's error, of which peers are not told."""
+    requests, keep = _new("farandole_request[]", len(parts)), list[Any]()
+    for request, (call, buffer) in zip(requests, parts, strict=True):
+        _fill(request, call, buffer, keep)
+    requests[0].site = site.pointer
+    requests[0].any_site = not (alike and site.alike)
+    return check_count(lib.farandole_prepare_call(requests, count))
 
 
 def submit(
@@ -269,12 +239,40 @@ def submit(
         begin_unnamed(call)
     outputs = outputs or [NOTHING] * len(buffers)
     site = here(own + 2) if own else UNKNOWN
-    requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs], site, alike)
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
-    made = lend_all(requests, memory, _new("int64_t[]", len(requests)))
-    del keep
-    if isinstance(made, Exception):
-        raise told(made)
+    parts = [(call, buffer) for buffer in buffers]
+    nothing = replace(call, op=Op.BARRIER), NOTHING  # peers with tensors get an error
+    try:
+        number = _prepare(parts or [nothing], len(parts), site, alike)
+    except Exception as reason:
+        refuse(call, reason, buffers[0].shape if call.by_members else ())
+        raise told(reason) from None
+    try:
+        return _submit_tensors(
+            number,
+            [buffer.pointer for buffer in buffers] or [0],
+            [buffer.pointer for buffer in outputs] or [0],
+            [buffer.stream for buffer in buffers],
+            memory,
+        )
+    finally:
+        lib.farandole_forget_prepared(number)
+
+
+def _submit_tensors(
+    number: int,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    streams: Sequence[int],
+    memory: Sequence[object],
+) -> Any:
+    """Submits all tensors of a prepared call; returns int64_t[] of handles. Raises the core's
+    error, which the peers get too."""
+    ordered = _new("uint64_t[]", streams) if any(streams) else _NULL
+    addresses = _new("uintptr_t[]", inputs), _new("uintptr_t[]", outputs)
+    made, failure = lend_all(_new("int64_t[]", (number,)), *addresses, ordered, memory, 1)
+    if failure is not None:
+        raise told(failure)
     return made
 
 
@@ -309,7 +307,8 @@ def refuse_all(
 ) -> None:
     """Tells the peers of each call that this rank cannot take part, and why. `ranks`: as in
     refuse()."""
-    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
+    said = str(reason) if is_of_core(reason) else f"{type(reason).__name__}: {reason}"
+    text = _new("char[]", said.encode(errors="replace"))
     codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
     code = next(codes, lib.FARANDOLE_E_ARGUMENT)
     own, keep = threading.current_thread(), list[Any]()
@@ -321,27 +320,26 @@ def refuse_all(
         ):
             continue  # this thread's calls have no place in the order
         request = _new("farandole_request*")
-        _fill(request, call, Buffer(0, 0, tuple(ranks), None), 0, call.name, keep)
-        request.group = request.name if call.by_members else _NULL
+        _fill(request, call, Buffer(0, 0, tuple(ranks), None), keep)
         lib.farandole_refuse(request, code, text)
 
 
 class PreparedCall:
     """A call that is submitted repeatedly, by one C call each time. For adapters' hooks."""
 
-    __slots__ = ("current", "number", "start", "start_on", "stream")
+    __slots__ = ("current", "number", "start", "stream")
 
     def __init__(
         self,
         call: Call,
         buffer: Buffer,
-        group: str | None = None,
-        group_size: int = 1,
+        more: Sequence[Part] = (),
         pointers: bool = False,
         site: Site = UNKNOWN,
         current: Callable[[], int] | None = None,
     ) -> None:
-        """`buffer` gives dtype, shape, device and stream; its pointer is not used.
+        """`buffer` gives dtype, shape, device and stream; its pointer is not used. `more`: the
+        other tensors of a group.
 
         `pointers`: start() gets cffi pointers, not numbers. `site`: of all its submissions.
         `current` returns the current stream, for submit() on a GPU. Raises the core's error about
@@ -350,26 +348,10 @@ class PreparedCall:
         self.number = 0  # by which the core knows it
         self.current = current
         self.stream = 0  # of the last submit() on a GPU
-        keep: list[Any] = []
-        request = _new("farandole_request*")
-        _fill(request, call, buffer, 0, call.name, keep)
-        _set_site(request, site)
-        if call.op is Op.RECEIVE:
-            request.input, request.output = request.output, request.input
-        if group is not None:
-            request.group = text = _new("char[]", group.encode())
-            request.group_size = group_size
-            keep.append(text)
-        self.number = check_count(lib.farandole_prepare_call(request))
-        submit = (
-            lib.farandole_submit_prepared_pointers if pointers else lib.farandole_submit_prepared
-        )
-        # (input, output) -> the core handle's number, or -code for check_count().
+        self.number = _prepare([(call, buffer), *more], 1 + len(more), site)
+        # On the CPU, (input, output) -> the core handle's number, or -code for check_count().
+        submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
-        # The same on a GPU: (input, output, stream).
-        self.start_on: Callable[[int, int, int], int] = partial(
-            lib.farandole_submit_prepared_on, self.number
-        )
 
     def submit(self, input: int, output: int, memory: object) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.
@@ -380,7 +362,21 @@ class PreparedCall:
         if self.current is None:
             return lend(self.start, input, output, memory)
         self.stream = stream = self.current()
-        return lend(self.start_on, input, output, memory, stream)
+        return self.submit_on(input, output, stream, memory)
+
+    def submit_on(self, input: int, output: int, stream: int, memory: object) -> int:
+        """The same on a GPU, where the input is produced in this stream."""
+        return self.submit_group((input,), (output,), (stream,), (memory,))[0]  # type: ignore[no-any-return]
+
+    def submit_group(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        streams: Sequence[int],
+        memory: Sequence[object],
+    ) -> Any:
+        """The same for all tensors of a group; returns int64_t[] of handles."""
+        return _submit_tensors(self.number, inputs, outputs, streams, memory)
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
         """Forgets the call, as the end of this object does."""

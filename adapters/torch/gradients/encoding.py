@@ -7,22 +7,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from farandole.arrays.buffers import EMPTY
 from farandole.calls.arguments import divisor_of
-from farandole.calls.requests import Call, Op, PreparedCall
+from farandole.calls.requests import Call, Op, Part, PreparedCall
 from farandole.ops import Average, Sum
+from farandole.torch import cuda
 from farandole.torch.bucket_view import BucketView
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.kind import prepare, receive
+from farandole.torch.kind import describe, prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
+
+if TYPE_CHECKING:
+    from farandole.torch.gradients.gradient import Gradient
 
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
 _NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
 _INDEX = torch.int64.itemsize
+
+
+class Group:
+    """Gradients that are reduced by one call, which is submitted when all of them are there."""
+
+    __slots__ = ("_parts", "_prepared", "_waiting", "call", "members")
+
+    def __init__(self, call: Call) -> None:
+        """`call` is that of all, to be refused if this rank can't make it."""
+        self.call = call
+        self.members: list[Gradient] = []  # in the same order on all ranks
+        self._waiting: dict[Encoding, tuple[Part, int, int, int, object]] = {}
+        self._parts: list[Part] = []
+        self._prepared: PreparedCall | None = None  # for these
+
+    def take(
+        self, whose: Encoding, part: Part, input: int, output: int, stream: int, memory: object
+    ) -> int:
+        """Takes one member's tensor; the last one submits all. Returns the core's handle; 0: it is
+        not known yet."""
+        self._waiting[whose] = part, input, output, stream, memory
+        if len(self._waiting) < len(self.members):
+            return 0
+        taken = [self._waiting.pop(gradient.encoding) for gradient in self.members]
+        parts, inputs, outputs, streams, memories = map(list, zip(*taken, strict=True))
+        if self._prepared is None or parts != self._parts:
+            first = replace(parts[0][0], name=self.call.name)
+            self._prepared = PreparedCall(first, parts[0][1], parts[1:])
+            self._parts = parts
+        numbers = self._prepared.submit_group(inputs, outputs, streams, memories)
+        for gradient, number in zip(self.members, numbers, strict=True):
+            gradient.handle = number
+        return next(g.handle or 0 for g in self.members if g.encoding is whose)
+
+    def forget(self) -> None:
+        """Forgets the tensors that wait for others: the round is over."""
+        self._waiting.clear()
 
 
 class Encoding:
@@ -33,8 +75,8 @@ class Encoding:
     """
 
     __slots__ = (
-        *("_compressor", "_context", "_group", "_key", "_prepared", "_sparse_as_dense"),
-        *("_sparse_dim", "call", "form", "submit", "view", "weight"),
+        *("_compressor", "_context", "_key", "_part", "_prepared", "_sparse_as_dense"),
+        *("_sparse_dim", "_stream", "call", "form", "group", "submit", "view", "weight"),
     )
 
     def __init__(
@@ -42,14 +84,15 @@ class Encoding:
         call: Call,
         compressor: Compressor,
         sparse_as_dense: bool,
-        group: tuple[str | None, int],
+        group: Group | None,
     ) -> None:
-        """`group`: the group's name in calls and its number of members; `call` is refused if this
-        rank can't make it."""
+        """`group`: with which it is reduced, or not at all; None: alone."""
         self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
-        self._group = group
+        self.group = group
+        self._part: Part | None = None  # of the group's call
+        self._stream = 0  # of the group's last submission
         self._context: Any = None
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
@@ -60,19 +103,19 @@ class Encoding:
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0
-        # (input address, output address, what keeps them alive) -> handle
+        # (input address, output address, what keeps them alive) -> handle; 0: its group waits
         self.submit: Callable[[int, int, object], int]
 
     @property
-    def is_grouped(self) -> bool:
-        """True if it is reduced with all members of its group or not at all."""
-        return self._group[0] is not None
+    def whole(self) -> Call:
+        """The call that carries it, to be refused if this rank can't make it."""
+        return self.call if self.group is None else self.group.call
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
         """The Rows to use from now on; closes the prepared call."""
         if self._prepared is not None:
             self._prepared.close()
-        return Rows(self.call, self._group, like, sparse_dim)
+        return Rows(self.call, self.group, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
         """Sets the memory where gradients are to be."""
@@ -101,14 +144,15 @@ class Encoding:
             dense = grad.to_dense()
         encoded, self._context = self._compressor.compress(dense)
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
-        prepared = self._prepare(encoded)
+        self._prepare(encoded)
         self.form, self.weight = _NOT_PLAIN, 0
         # Strides do not show a lazy view of complex tensors, or of one element.
         own = self._compressor is Compression.none and encoded is grad
         if own and not grad.is_complex() and grad.numel() > 1:
-            on_cpu = prepared.current is None
-            self.form = prepared.number if on_cpu else 0, grad.dtype, grad.shape
-            self.weight = encoded.nbytes + EACH if on_cpu and self.view is None else 0
+            prepared = self._prepared if grad.is_cpu else None
+            self.form = 0 if prepared is None else prepared.number, grad.dtype, grad.shape
+            batched = prepared is not None and self.view is None
+            self.weight = encoded.nbytes + EACH if batched else 0
         return encoded
 
     def receive(self, parameter: Tensor) -> Tensor:
@@ -133,7 +177,7 @@ class Encoding:
     @property
     def stream(self) -> int:
         """The CUDA stream of the last submission; 0 on the CPU."""
-        return self._prepared.stream if self._prepared else 0
+        return self._prepared.stream if self._prepared else self._stream
 
     def _check_rows(self) -> None:
         if self.call.reduce_op not in (Average, Sum):
@@ -142,16 +186,30 @@ class Encoding:
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
-    def _prepare(self, encoded: Tensor) -> PreparedCall:
+    def _prepare(self, encoded: Tensor) -> None:
         key = (encoded.dtype, encoded.shape, encoded.device)
-        prepared = self._prepared
-        if prepared is None or key != self._key:
-            if prepared is not None:
-                prepared.close()
-            prepared = prepare(self.call, encoded, self._group, in_place=True)
-            self._prepared, self._key, self.form = prepared, key, _NOT_PLAIN
-            self.submit, self.weight = prepared.submit, 0
-        return prepared
+        if key == self._key:
+            return
+        if self.group is not None:
+            self._part = _part(self.call, encoded)
+            self.submit = self._wait_for_group
+        else:
+            if self._prepared is not None:
+                self._prepared.close()
+            self._prepared = prepare(self.call, encoded, in_place=True)
+            self.submit = self._prepared.submit
+        self._key, self.form, self.weight = key, _NOT_PLAIN, 0
+
+    def _wait_for_group(self, input: int, output: int, memory: object) -> int:
+        assert self.group is not None
+        assert self._part is not None
+        device = self._part[1].device
+        self._stream = cuda.current_stream(device) if device >= 0 else 0
+        return self.group.take(self, self._part, input, output, self._stream, memory)
+
+
+def _part(call: Call, like: Tensor) -> Part:
+    return call, replace(describe(like), pointer=EMPTY, owner=None, stream=0)
 
 
 class Rows(Encoding):
@@ -161,11 +219,7 @@ class Rows(Encoding):
     sparse ones are made sparse.
     """
 
-    stream = 0
-
-    def __init__(
-        self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
-    ) -> None:
+    def __init__(self, call: Call, group: Group | None, like: Tensor, sparse_dim: int) -> None:
         """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
         gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         super().__init__(gather, Compression.none, False, group)
@@ -198,9 +252,12 @@ class Rows(Encoding):
 
     def submit(self, input: int, _output: int, memory: object) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
-        call = prepare(self.call, self._rows, self._group, in_place=False)
+        if self.group is not None:
+            self._part = _part(self.call, self._rows)
+            return self._wait_for_group(input, 0, memory)
+        call = prepare(self.call, self._rows, in_place=False)
         handle = call.submit(input, 0, memory)
-        self.stream = call.stream
+        self._stream = call.stream
         call.close()
         return handle
 

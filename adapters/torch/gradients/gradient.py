@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from farandole._library import ffi
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.torch.gradients.encoding import Encoding
@@ -49,9 +50,14 @@ class Gradient:
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
         self.forget()
 
+    def join_group(self) -> None:
+        """Becomes a member of its encoding's group, if it has one."""
+        if self.encoding.group is not None:
+            self.encoding.group.members.append(self)
+
     def forget(self) -> None:
         """Leaves the round."""
-        self.handle: int | None = None  # the core's, while in a round
+        self.handle: int | None = None  # while in a round; 0: its group waits for others
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
         self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
         self.sparse_dim = 0  # > 0: sent without data, because it is sparse
@@ -88,7 +94,7 @@ class Gradient:
 
     def wanted(self) -> bool:
         """True if rounds must include it, with data or without."""
-        if self.parameter.requires_grad or self.encoding.is_grouped:
+        if self.parameter.requires_grad or self.encoding.group is not None:
             return True  # a frozen parameter with a gradient is stepped too
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
@@ -222,6 +228,8 @@ class Gradient:
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""
+        if self.encoding.group is not None:
+            self.encoding.group.forget()
         if self.encoding.view is not None and self.handle is not None:
             self.encoding.use_view(None)  # peers may still read and write there
         self.base = None
@@ -249,9 +257,11 @@ def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
         and memory.isdisjoint(addresses)
     ):
         memory |= addresses
-        handles, failure = leases.lend_prepared(calls, [*map(Tensor.data_ptr, grads)], storages)
-        for gradient, handle in zip(batch, handles, strict=False):
-            gradient.handle = handle
+        places = ffi.new("uintptr_t[]", [*map(Tensor.data_ptr, grads)])
+        numbers = ffi.new("int64_t[]", calls)
+        handles, failure = leases.lend_all(numbers, places, places, ffi.NULL, storages, len(calls))
+        for gradient, handle in zip(batch, handles, strict=True):
+            gradient.handle = handle or None
         return failure
     for gradient in batch:
         gradient.send()

@@ -10,6 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 from time import monotonic
@@ -27,7 +28,7 @@ from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
 from farandole.torch.bucket_view import lay_out
-from farandole.torch.gradients.encoding import Encoding
+from farandole.torch.gradients.encoding import Encoding, Group
 from farandole.torch.gradients.gradient import Gradient, send_together
 from farandole.torch.gradients.round import ROOM, Consensus, Round, RoundState, no_pass
 from farandole.torch.models import REMEDIES, model_of
@@ -173,6 +174,7 @@ class Reducer:
         """Chooses the name of its calls, for this world; 0: that follows."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # as in RoundState
+        self._groups: dict[int, Group] = {}
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
         self._equality.restart()
 
@@ -184,6 +186,7 @@ class Reducer:
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
+            gradient.join_group()
             if (older := _newest.get(id(parameter))) is not None:
                 older.reducer.detach("a newer optimizer has taken its parameters")
                 older.reducer.taken = older.name
@@ -198,9 +201,11 @@ class Reducer:
         call = Call(
             *(Op.ALLREDUCE, f"{scope}.{name}", s.process_set, s.reduce_op, s.prescale, s.postscale)
         )
-        group, members = s.groups.get(id(parameter), (None, 1))
-        label = None if group is None else f"{scope}.group.{group}"
-        return Encoding(call, s.compressor, s.sparse_as_dense, (label, members))
+        group, number = None, s.groups.get(id(parameter))
+        if number is not None:
+            whole = replace(call, name=f"{scope}.group.{number}")
+            group = self._groups.setdefault(number, Group(whole))
+        return Encoding(call, s.compressor, s.sparse_as_dense, group)
 
     def detach(self, why: str = "its optimizer is gone") -> None:
         """Ends the reducer."""
@@ -275,6 +280,7 @@ class Reducer:
         self.named = together
         for gradient in self.gradients:
             gradient.encoding = self._encoding(gradient.parameter, gradient.name)
+            gradient.join_group()
         if self.settings.views:  # an earlier job's memory may no longer be shared
             lay_out(self.gradients)
 
@@ -421,18 +427,14 @@ class Reducer:
         """Ends the round on all ranks, since this one can't go on. Returns the error, which names
         the gradient.
 
-        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
-        and all names are free for the next round. A group is completed without data.
+        Every rank sends or refuses every gradient, or group, of a round that fails: so none waits
+        for another, and all names are free for the next round.
         """
         if whose:
             with suppress(TypeError):  # a class whose exceptions take other arguments
                 reason = type(reason)(f"the gradient of {whose}: {reason}")
-        for gradient in self.gradients:
-            if gradient.handle is None and gradient.encoding.is_grouped:
-                with suppress(Exception):  # it is refused, too
-                    gradient.send_nothing()
         calls = [self.consensus.call] if self.consensus.handles is None else []
-        calls += [g.encoding.call for g in self.gradients if g.handle is None]
+        calls += dict.fromkeys(g.encoding.whole for g in self.gradients if not g.handle)
         requests.refuse_all(calls, reason)
         self.abandon()
         return reason

@@ -20,23 +20,19 @@ std::string number(double value) {
 // Fields that ranks may disagree on, the most telling first.
 struct Field {
   const char* name;
-  std::string (*text)(const Request&);
+  std::string (*text)(const Signature&);
 };
 
 constexpr Field kFields[] = {
-    {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
-    {"operation", [](const Request& r) { return std::string(name_of(r.signature.op)); }},
-    {"dtype", [](const Request& r) { return std::string(name_of(r.signature.dtype)); }},
-    {"shape", [](const Request& r) { return text_of(r.signature.shape); }},
-    {"reduce op", [](const Request& r) { return std::string(name_of(r.signature.reduce_op)); }},
-    {"root rank", [](const Request& r) { return std::to_string(r.signature.root); }},
-    {"prescale factor", [](const Request& r) { return number(r.signature.prescale); }},
-    {"postscale factor", [](const Request& r) { return number(r.signature.postscale); }},
+    {"operation", [](const Signature& s) { return std::string(name_of(s.op)); }},
+    {"dtype", [](const Signature& s) { return std::string(name_of(s.dtype)); }},
+    {"shape", [](const Signature& s) { return text_of(s.shape); }},
+    {"reduce op", [](const Signature& s) { return std::string(name_of(s.reduce_op)); }},
+    {"root rank", [](const Signature& s) { return std::to_string(s.root); }},
+    {"prescale factor", [](const Signature& s) { return number(s.prescale); }},
+    {"postscale factor", [](const Signature& s) { return number(s.postscale); }},
     {"device",
-     [](const Request& r) {
-       return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
-     }},
-    {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
+     [](const Signature& s) { return std::string(s.device == kCpuDevice ? "CPU" : "GPU"); }},
 };
 
 }  // namespace
@@ -133,11 +129,11 @@ std::string text_of(const RanksByValue& opinions) {
   return text;
 }
 
-std::string text_of(const CallKey& key, const Request& request) {
+std::string text_of(const CallKey& key, const Request& request, size_t part) {
   std::string what =
-      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.number() + 1);
-  if (key.index_in_group() > 0) what += ", tensor " + std::to_string(key.index_in_group() + 1);
-  what += std::string(" (") + name_of(request.signature.op) + ")";
+      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.sequence + 1);
+  if (part > 0) what += ", tensor " + std::to_string(part + 1);
+  what += std::string(" (") + name_of(request.part(part).op) + ")";
   if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
   return what;
 }
@@ -147,11 +143,12 @@ void Terms::begin(const Request* defined, const Request& request) {
   if (!defined) proposed_ = request;
   versions_.clear();
   silent_.clear();
-  joined_ = 0;
+  joined_.clear();
   refused_ = {};
 }
 
 void Terms::add(int member, const Request& request, const MemberMask& arrived) {
+  std::erase(joined_, member);
   if (versions_.empty()) versions_.push_back({this->request(), outspoken(arrived)});
   for (Version& version : versions_) {
     const bool alike = same_terms(version.request, request) && version.request.site == request.site;
@@ -168,52 +165,17 @@ std::vector<int32_t> Terms::outspoken(const MemberMask& arrived) const {
 
 void Terms::add_joined(int member) {
   silent_.push_back(member);
-  ++joined_;
+  joined_.push_back(member);
 }
 
 void Terms::refuse(int member, Failure failure) {
   silent_.push_back(member);
+  std::erase(joined_, member);
   if (!refused_) refused_ = std::move(failure);
 }
 
-std::vector<Terms::Group> Terms::groups() const {
-  std::vector<Group> groups;
-  auto add = [&](const Request& terms) {
-    if (terms.group.empty()) return;
-    int size = terms.signature.group_size;
-    for (Group& known : groups) {
-      if (known.name != terms.group) continue;
-      if (known.size != size) known.size = 0;
-      return;
-    }
-    groups.push_back({terms.group, size});
-  };
-  if (versions_.empty()) add(request());
-  for (const Version& version : versions_) add(version.request);
-  std::erase_if(groups, [](const Group& terms) { return terms.size == 0; });
-  return groups;
-}
-
-std::vector<Terms::Led> Terms::led(uint64_t index_in_group, const MemberMask& arrived) const {
-  std::vector<Led> led;
-  auto add = [&](const Request& terms, size_t members) {
-    if (terms.group.empty() || members == 0 || follows(terms, index_in_group)) return;
-    led.push_back({terms.group, terms.signature.group_size - 1, static_cast<int>(members)});
-  };
-  if (versions_.empty()) add(request(), outspoken(arrived).size());
-  for (const Version& version : versions_) add(version.request, version.members.size());
-  return led;
-}
-
-bool Terms::uneven() const {
-  if (std::cmp_greater(silent_.size(), joined_)) return true;
-  return std::ranges::any_of(versions_, [&](const Version& version) {
-    return version.request.signature.group_size != versions_[0].request.signature.group_size;
-  });
-}
-
-RanksByValue Terms::opinions(std::string (*text)(const Request&),
-                             const std::vector<Rank>& ranks) const {
+template <class Text>
+RanksByValue Terms::opinions(const Text& text, const std::vector<Rank>& ranks) const {
   RanksByValue values;
   for (const Version& version : versions_) {
     std::string value = text(version.request);
@@ -247,18 +209,27 @@ std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank
     return same_terms(version.request, versions_[0].request);
   });
   if (alike) return std::nullopt;
-  std::string text = "ranks disagree about " + farandole::text_of(key, request()) + ": ";
-  const RanksByValue from = sites(ranks);
-  for (const Field& field : kFields) {
-    const RanksByValue values = opinions(field.text, ranks);
-    if (values.size() < 2) continue;
-    text += std::string(field.name) + " is " + farandole::text_of(values);
+  auto told = [&](size_t part, const std::string& field, const RanksByValue& values) {
+    const RanksByValue from = sites(ranks);
+    std::string text = "ranks disagree about " + farandole::text_of(key, request(), part) + ": " +
+                       field + " is " + farandole::text_of(values);
     if (!from.empty()) text += "; they call from " + farandole::text_of(from);
     return Failure{
         ErrorCode::kMismatch,
         text + "; make the call the same on all ranks, or give different tensors different names"};
+  };
+  auto size = [](const Request& r) { return std::to_string(r.tensors()); };
+  auto makers = [](const Request& r) { return std::string(r.alone ? "its members" : "all ranks"); };
+  const RanksByValue sizes = opinions(size, ranks);
+  if (sizes.size() > 1) return told(0, "group size", sizes);
+  for (size_t part = 0; part < request().parts(); ++part) {
+    for (const Field& field : kFields) {
+      auto text = [&](const Request& r) { return field.text(r.part(part)); };
+      const RanksByValue values = opinions(text, ranks);
+      if (values.size() > 1) return told(part, field.name, values);
+    }
   }
-  return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
+  return told(0, "who makes it", opinions(makers, ranks));
 }
 
 void Call::open(CallKey key, uint32_t id, const Request* defined, const Request& request,
@@ -273,14 +244,35 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
   arrived_.clear();
   terms_.begin(defined, request);
   inputs_.begin(members);
+  more_.resize(this->request().more.size());
+  for (Inputs& inputs : more_) inputs.begin(members);
   times_ = {now_ns, now_ns};
   given_up_ = {};
-  takes_plain_ = defined && !signature().traits().ragged() && !by_members(*defined);
+  takes_plain_ = defined && !by_members(*defined);
+  for (size_t i = 0; takes_plain_ && i < defined->parts(); ++i) {
+    takes_plain_ = !defined->part(i).traits().ragged();
+  }
 }
 
 void Call::close() {
   open_ = queued_ = false;
   inputs_.end();
+  for (Inputs& inputs : more_) inputs.end();
+}
+
+size_t Call::bytes() const {
+  size_t bytes = 0;
+  for (size_t i = 0; i < request().parts(); ++i) bytes += inputs(i).bytes(request().part(i));
+  return bytes;
+}
+
+bool Call::absent() const {
+  return inputs_.absent() && std::ranges::all_of(more_, &Inputs::absent);
+}
+
+bool Call::rode_along() const {
+  auto rode = [](const Inputs& inputs) { return inputs.rode_along() && !inputs.absent(); };
+  return rode(inputs_) && std::ranges::all_of(more_, rode);
 }
 
 void Call::take(int member) {
@@ -289,9 +281,14 @@ void Call::take(int member) {
               "a rank reported " + text_of(key_, request()) + " twice before it was done");
 }
 
-void Call::arrive(int member, const Request& request, bool same, const Contribution& given) {
+void Call::arrive(int member, const Request& request, bool same, const Ready& ready) {
   const bool agrees = terms_.match(request, same);
-  if (agrees && !Inputs::sound(signature(), given, members_)) {
+  const Request& terms = this->request();
+  bool sound = ready.more.size() == more_.size();
+  for (size_t i = 0; sound && i < terms.parts(); ++i) {
+    sound = Inputs::sound(terms.part(i), ready.part(i), members_);
+  }
+  if (agrees && !sound) {
     throw Error(ErrorCode::kInternal,
                 "a rank brings to " + text_of(key_, request) + " what it could not have");
   }
@@ -300,12 +297,15 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     takes_plain_ = false;
   }
   take(member);
-  if (agrees) inputs_.add(member, signature(), given);
+  for (size_t i = 0; agrees && i < terms.parts(); ++i) {
+    part(i).add(member, terms.part(i), ready.part(i));
+  }
 }
 
 bool Call::arrive_plain(int member) {
   if (!takes_plain_ || !arrived_.insert(member)) return false;
   inputs_.add_plain(member);
+  for (Inputs& inputs : more_) inputs.add_plain(member);
   return true;
 }
 
@@ -313,13 +313,18 @@ bool Call::arrive_plain(const MemberSlice& members) {
   if (!takes_plain_) return false;
   if (!arrived_.insert_all(members.first_word, members.words, members.count)) return false;
   inputs_.add_all(members);
+  for (Inputs& inputs : more_) inputs.add_all(members);
   return true;
 }
 
 void Call::arrive_joined(int member) {
   take(member);
   terms_.add_joined(member);
-  inputs_.add_none(signature());
+  for (size_t i = 0; i < request().parts(); ++i) part(i).add_none(request().part(i));
+}
+
+void Call::put_off(Rank from, const Report& report) {
+  encode(report, later_.emplace_back(Later{from, {}}).report);
 }
 
 void Call::refuse(int member, Failure failure) {

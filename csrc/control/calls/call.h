@@ -70,8 +70,8 @@ class Inputs {
 
 // What each member of a call requested, and whether they agree.
 
-// "'grad.w' (allreduce)": how error messages name a call.
-std::string text_of(const CallKey& key, const Request& request);
+// "'grad.w' (allreduce)": how error messages name a call, or one tensor of a group.
+std::string text_of(const CallKey& key, const Request& request, size_t part = 0);
 
 // What ranks say, and who says it: by the lowest rank of each opinion.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
@@ -103,25 +103,8 @@ class Terms {
   // Adds a refusal; the call will fail.
   void refuse(int member, Failure failure);
   const Failure& refused() const { return refused_; }  // the first; code kOk: none
+  bool joined(int member) const { return std::ranges::count(joined_, member) > 0; }
 
-  // The groups that its members name: one, or several if they disagree. A group on whose size they disagree
-  // is left out: its calls then fail one by one.
-  struct Group {
-    std::string name;
-    int size;
-  };
-  std::vector<Group> groups() const;
-
-  // If this is the first call of a group: for each version of the group, how many calls follow and how many
-  // members have it. `index_in_group`: of this call, from its key.
-  struct Led {
-    std::string group;
-    int followers;
-    int members;
-  };
-  std::vector<Led> led(uint64_t index_in_group, const MemberMask& arrived) const;
-  // Whether, once all have reported, members differ in the number of calls in the group or some refuse.
-  bool uneven() const;
   // Members that have reported terms: neither joined nor refusing.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
@@ -137,12 +120,13 @@ class Terms {
     Request request;
     std::vector<int32_t> members;
   };
-  RanksByValue opinions(std::string (*text)(const Request&), const std::vector<Rank>& ranks) const;
+  template <class Text>
+  RanksByValue opinions(const Text& text, const std::vector<Rank>& ranks) const;
   const Request* defined_ = nullptr;
   Request proposed_;
   std::vector<Version> versions_;  // empty while all agree
   std::vector<int32_t> silent_;    // reported without terms: joined, or refused
-  int joined_ = 0;                 // how many of these have joined
+  std::vector<int32_t> joined_;    // these of them
   Failure refused_;
 };
 
@@ -167,14 +151,16 @@ class Call {
   const CallKey& key() const { return key_; }
   uint32_t id() const { return id_; }
   const Terms& terms() const { return terms_; }
-  const Inputs& inputs() const { return inputs_; }
+  const Inputs& inputs(size_t part = 0) const { return part == 0 ? inputs_ : more_[part - 1]; }
   const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
-  size_t bytes() const { return inputs_.bytes(signature()); }
+  size_t bytes() const;     // of all its tensors
+  bool absent() const;      // no member has a buffer
+  bool rode_along() const;  // every input came with its report
 
   // Takes a member's report. `same`: it has this call's id, so the request is the same. Throws
-  // Error(kInternal) if the member has reported already or its contribution is invalid.
-  void arrive(int member, const Request& request, bool same, const Contribution& contribution);
+  // Error(kInternal) if the member has reported already or its contributions are invalid.
+  void arrive(int member, const Request& request, bool same, const Ready& ready);
   // Takes plain contributions under the call's id from one member, or from several; false: not applicable, no
   // change.
   bool arrive_plain(int member);
@@ -188,6 +174,16 @@ class Call {
   void arrive_joined(int member);
   // Takes a member's refusal; the call fails once all have reported.
   void refuse(int member, Failure failure);
+  // Whether the member has reported it itself: what it reports more under the name is about the next call.
+  bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
+  // Keeps such a report until this call has ended.
+  struct Later {
+    Rank from;
+    ByteString report;
+  };
+  void put_off(Rank from, const Report& report);
+  bool puts_off(Rank from) const { return std::ranges::count(later_, from, &Later::from) > 0; }
+  std::vector<Later> take_later() { return std::exchange(later_, {}); }
   const MemberMask& arrived() const { return arrived_; }
   bool complete() const { return arrived_.full(); }
 
@@ -207,6 +203,7 @@ class Call {
 
  private:
   void take(int member);
+  Inputs& part(size_t i) { return i == 0 ? inputs_ : more_[i - 1]; }
 
   // What each plain contribution touches comes first, to be in few cache lines.
   bool open_ = false;
@@ -218,10 +215,12 @@ class Call {
   int members_ = 0;
   MemberMask arrived_;
   Inputs inputs_;
+  std::vector<Inputs> more_;  // as Request::more
   Times times_;
   CallKey key_;
   Terms terms_;
   Failure given_up_;
+  std::vector<Later> later_;
 };
 
 }  // namespace farandole

@@ -12,23 +12,32 @@
 namespace farandole {
 namespace {
 
+bool is_sound(const Signature& s) {
+  int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
+  const bool ragged = s.traits().ragged();
+  for (size_t i = 0; i < s.shape.size(); ++i) {
+    bool any_length = ragged && i == 0 && s.shape[i] == -1;
+    if (any_length || s.shape[i] == 0) continue;
+    if (s.shape[i] < 0 || __builtin_mul_overflow(bytes, s.shape[i], &bytes)) return false;
+  }
+  return !ragged || (!s.shape.empty() && s.shape[0] == -1);
+}
+
 // Repeats checks that every rank makes before it reports; a failure is a bug of that rank.
 void check_request(const Request& request) {
-  const Signature& s = request.signature;
-  bool sound =
-      s.op != Op::kJoin && !s.traits().paired() && s.group_size >= s.traits().smallest_group();
-  if (s.traits().changes_sets) {
-    sound = sound && request.set == kWorldSet && s.group_size == 1;
-    sound = sound && (request.group.empty() || request.group == request.name);
+  const Signature& first = request.signature;
+  const bool one = request.more.empty();
+  bool sound = first.op != Op::kJoin && !first.traits().paired();
+  sound = sound && (!request.no_tensors || (one && first.op == Op::kBarrier));
+  if (first.traits().changes_sets) {
+    sound = sound && request.set == kWorldSet && one && !(request.alone && request.name.empty());
   } else {
-    int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
-    const bool ragged = s.traits().ragged();
-    for (size_t i = 0; i < s.shape.size(); ++i) {
-      bool any_length = ragged && i == 0 && s.shape[i] == -1;
-      if (any_length || s.shape[i] == 0) continue;
-      sound = sound && s.shape[i] > 0 && !__builtin_mul_overflow(bytes, s.shape[i], &bytes);
+    for (size_t i = 0; i < request.parts(); ++i) {
+      const Signature& s = request.part(i);
+      const bool fits =
+          s.traits().moves_bytes() && !s.traits().paired() && s.device == first.device;
+      sound = sound && is_sound(s) && (one || fits);
     }
-    sound = sound && !(ragged && (s.shape.empty() || s.shape[0] != -1));
   }
   if (!sound) {
     throw Error(ErrorCode::kInternal,
@@ -36,12 +45,11 @@ void check_request(const Request& request) {
   }
 }
 
-Ready plain_ready(uint32_t id, uint64_t sequence) {
-  Ready ready;
-  ready.id = id;
-  ready.sequence = sequence;
-  ready.contribution.has_input = true;
-  return ready;
+Ready plain_ready(const Definition* known, uint32_t id, uint64_t sequence) {
+  Contribution plain;
+  plain.has_input = true;
+  const size_t more = known ? known->request.more.size() : 0;
+  return {id, {}, sequence, plain, std::vector<Contribution>(more, plain)};
 }
 
 // Ids of a report mostly follow each other, and most are out of the caches: saves a quarter of its time.
@@ -61,7 +69,7 @@ bool is_too_late(const SetState* set, const Request& request, Registry& registry
   return !call.is_open() || !spares_the_left(call.request());
 }
 
-// True if the rank has left, so that nobody waits for this report: it was held back until the log had settled another.
+// True if the rank has left, so that nobody waits for this report, which was put off.
 bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
@@ -97,6 +105,18 @@ Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& lea
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   now_ns_ = now_ns;
+  take(from, report, now_ns);
+  take_due(now_ns);
+}
+
+// What was put off and may be taken now; false: nothing.
+bool Coordinator::take_due(int64_t now_ns) {
+  const std::vector<Call::Later> due = shared_.calls.take_due();
+  for (const auto& [from, report] : due) receive(from, decode_report(report), now_ns);
+  return !due.empty();
+}
+
+void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
   const bool of_the_end = std::holds_alternative<Leave>(report) ||
                           std::holds_alternative<Lost>(report) ||
                           std::holds_alternative<Forgot>(report);
@@ -144,12 +164,13 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
       fetch(shared_.calls.registry().at(id + 1));
       ready(group, id, 0, now_ns);
     });
-  } else if (const auto* one = std::get_if<Ready>(&report); one && one->contribution.plain()) {
+  } else if (const auto* one = std::get_if<Ready>(&report); one && one->plain()) {
     ready(group, one->id, one->sequence, now_ns);
   } else {
     throw Error(ErrorCode::kInternal, "a host reports for all what differs between ranks");
   }
   for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
+  take_due(now_ns);
 }
 
 void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns) {
@@ -159,7 +180,7 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
   const SetState* set = shared_.sets.find(known->request.set);
   const std::vector<Rank> members = set ? set->ranks : numbers_below(shared_.settings.size);
   for (Rank rank : group.ranks) {
-    if (index_in(members, rank) >= 0) ready(rank, plain_ready(id, sequence), now_ns);
+    if (index_in(members, rank) >= 0) ready(rank, plain_ready(known, id, sequence), now_ns);
   }
 }
 
@@ -174,7 +195,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);
-  if (call.complete() || !set->broken.empty()) publisher_.judge(*set, call);
+  if (call.complete()) publisher_.judge(*set, call);
   return true;
 }
 
@@ -184,7 +205,8 @@ void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   Call* call = known && !known->forgetting ? &known->call : nullptr;
   SetState* set = call && call->is_open() ? shared_.sets.find(call->set()) : nullptr;
   const int member = set && set->left.empty() ? set->member_of(from) : -1;
-  if (member < 0 || !call->arrive_plain(member)) return ready(from, plain_ready(id, 0), now_ns);
+  if (member < 0 || !call->arrive_plain(member))
+    return ready(from, plain_ready(known, id, 0), now_ns);
   arrived(*set, *call, from, member, now_ns);
 }
 
@@ -195,7 +217,12 @@ void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int6
     shared_.outbox.came_last(from, now_ns - call.times().since_ns);
   }
   stalls_.heard(from, now_ns);
-  if (call.complete() || call.given_up() || !set.broken.empty()) publisher_.judge(set, call);
+  judge(set, call, from);
+}
+
+void Coordinator::judge(SetState& set, Call& call, Rank from) {
+  if (call.given_up()) shared_.outbox.fail_late(from, call.key(), call.given_up());
+  if (call.complete()) publisher_.judge(set, call);
 }
 
 // The call of this request; opened if this is its first report.
@@ -217,42 +244,46 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   if (has_left(set, from)) return;
   if (is_too_late(set, request, shared_.calls.registry())) {
     CallKey key{request.set, request.name, ready.sequence};
-    return shared_.outbox.fail_late(key, too_late(set, key, request));
+    return shared_.outbox.fail_late(from, key, too_late(set, key, request));
   }
   if (const Failure* past = shared_.sets.barred(request)) {
-    return shared_.outbox.fail_late({request.set, request.name, 0}, *past);
+    return shared_.outbox.fail_late(from, {request.set, request.name, 0}, *past);
   }
   // An id that is being forgotten may already have a successor under its name.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
+  const int member = set->member_of(from);
+  if (call.key().named() && call.heard(member)) return call.put_off(from, ready);
   bool same = current && !call.terms().redefines() && call.id() == ready.id;
   const bool alone = by_members(request) || by_members(call.request());
-  if (alone && call.arrived().contains(from) && !call.terms().match(request, same)) {
-    call.contradict(from, request);
+  if (alone && call.arrived().contains(member) && !call.terms().match(request, same)) {
+    call.contradict(member, request);
   } else {
-    call.arrive(set->member_of(from), request, same, ready.contribution);
+    call.arrive(member, request, same, ready);
   }
-  arrived(*set, call, from, set->member_of(from), now_ns);
+  arrived(*set, call, from, member, now_ns);
 }
 
 void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
   SetState* set = shared_.sets.of(refuse.key.set, from);
-  Request request{refuse.key.set, refuse.key.name, {}, {}};
+  Request request{refuse.key.set, refuse.key.name, {}};
   request.signature.op = refuse.op;
   request.signature.shape = refuse.members;
-  if (!refuse.members.empty()) request.group = request.name;
+  request.alone = !refuse.members.empty();
   if (has_left(set, from)) return;
   if (is_too_late(set, request, shared_.calls.registry())) {
-    return shared_.outbox.fail_late(refuse.key, too_late(set, refuse.key, request));
+    return shared_.outbox.fail_late(from, refuse.key, too_late(set, refuse.key, request));
   }
   if (const Failure* past = shared_.sets.barred(request)) {
-    return shared_.outbox.fail_late(refuse.key, *past);
+    return shared_.outbox.fail_late(from, refuse.key, *past);
   }
   Definition& definition = shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
-  call.refuse(set->member_of(from), refuse.failure);
-  publisher_.judge(*set, call);
+  const int member = set->member_of(from);
+  if (call.key().named() && call.heard(member)) return call.put_off(from, refuse);
+  call.refuse(member, refuse.failure);
+  judge(*set, call, from);
 }
 
 void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
@@ -270,6 +301,9 @@ void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
 void Coordinator::join(Rank from, const Join& join) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
+  for (Call* call : shared_.calls.all(*set)) {
+    if (call->puts_off(from)) return call->put_off(from, join);  // it joins after that
+  }
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
   // After a rank has left, joins end early, and the next join may come before its rank has read that.
@@ -283,15 +317,6 @@ void Coordinator::join(Rank from, const Join& join) {
     publisher_.judge(*set, *call);
   }
   messages_.join(*set);
-  if (!set->joined.full()) return;
-  for (Call* call : shared_.calls.waiting(*set)) {
-    shared_.calls.give_up(
-        *set, *call,
-        {ErrorCode::kInvalidArgument,
-         text_of(call->key(), call->request()) + ": group '" + call->request().group +
-             "' has fewer members than it says, and all ranks have joined"});
-  }
-  set->drop_groups();
 }
 
 void Coordinator::leave(Rank from, const Leave& leave) {
@@ -318,7 +343,6 @@ void Coordinator::leave(Rank from, const Leave& leave) {
                             refused ? refused : too_late(set.get(), call->key(), call->request()));
     }
     messages_.leave(*set, from);
-    set->drop_groups();
   }
 }
 
@@ -333,7 +357,9 @@ void Coordinator::abort(Failure failure) {
 }
 
 void Coordinator::publish(std::vector<Entry>& log) {
-  if (!broken_ && publisher_.flush(now_ns_)) stalls_.expect_progress(now_ns_, now_ns_);
+  for (bool more = true; more && !broken_; more = take_due(now_ns_)) {
+    if (publisher_.flush(now_ns_)) stalls_.expect_progress(now_ns_, now_ns_);
+  }
   for (uint32_t id : shared_.calls.registry().evict()) shared_.outbox.write(Forget{id});
   if (!stopped_ && shared_.sets.all_left()) {
     stopped_ = true;
@@ -351,6 +377,7 @@ void Coordinator::tick(int64_t now_ns) {
   if (now_ns < next_tick() || broken_ || stopped_) return;
   now_ns_ = now_ns;
   if (Failure failure = stalls_.tick(now_ns)) abort(std::move(failure));
+  take_due(now_ns);
 }
 
 }  // namespace farandole

@@ -54,12 +54,15 @@ class Coordinator {
   size_t definitions() const { return shared_.calls.registry().size(); }
 
  private:
+  void take(Rank from, const Report& report, int64_t now_ns);
+  bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
   // With a plain contribution, of one rank or of a group. False: its ranks have to be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);
   void arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns);
+  void judge(SetState& set, Call& call, Rank from);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
   void join(Rank from, const Join& join);
   void done(Rank from, const Done& done, int64_t now_ns);

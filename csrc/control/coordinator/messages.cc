@@ -22,7 +22,7 @@ void check(const SetState& set, Rank from, const Post& post) {
     sound = sound && s.shape.size() == 1 && s.shape[0] >= 0 &&
             !__builtin_mul_overflow(bytes, s.shape[0], &bytes) &&
             s.root == (sends ? from : request.peer) && post.contribution.has_input == sends &&
-            s.group_size == 1 && Inputs::sound(s, post.contribution, 2);
+            request.more.empty() && Inputs::sound(s, post.contribution, 2);
   }
   if (!sound) throw Error(ErrorCode::kInternal, "a rank posts an impossible send or receive");
 }
@@ -96,7 +96,7 @@ void Messages::meet(const Posted& sent, const Posted& received, int64_t now_ns) 
     return shared_.posts.fail(received, failure);
   }
   SetState& pair = shared_.sets.pair(sent.rank, received.rank, shared_.outbox);
-  const Request request{pair.id, {}, {}, sent.request().signature};
+  const Request request{pair.id, {}, sent.request().signature};
   const uint64_t sequence = pair.first_unnamed + pair.unnamed.size();
   shared_.outbox.write(
       Matched{pair.id, sequence, sent.rank, sent.post.number, received.rank, received.post.number});
@@ -104,7 +104,7 @@ void Messages::meet(const Posted& sent, const Posted& received, int64_t now_ns) 
   Call& call = shared_.calls.slot(pair, definition, request, sequence);
   shared_.calls.open(pair, definition, call, request, sequence, now_ns);
   for (const Posted* end : {&sent, &received}) {
-    call.arrive(pair.member_of(end->rank), request, true, end->post.contribution);
+    call.arrive(pair.member_of(end->rank), request, true, {0, {}, 0, end->post.contribution});
   }
   publisher_.queue(pair, call);
 }

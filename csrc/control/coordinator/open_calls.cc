@@ -147,20 +147,7 @@ void Registry::forgot(uint32_t id, Rank rank) {
   free_.push_back(id);
 }
 
-void OpenCalls::check_place(const Request& request, uint64_t sequence) {
-  CallKey key;
-  key.sequence = sequence;
-  if (key.index_in_group() < static_cast<uint64_t>(std::max(request.signature.group_size, 1)))
-    return;
-  throw Error(ErrorCode::kInternal, "a call has a place outside its group");
-}
-
 Call& OpenCalls::unnamed_slot(SetState& set, uint64_t sequence) {
-  if (CallKey{set.id, "", sequence}.index_in_group() > 0) {
-    auto& follower = set.followers[sequence];
-    if (!follower) follower = std::make_unique<Call>();
-    return *follower;
-  }
   if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
     throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
   }
@@ -186,6 +173,7 @@ void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Re
 void OpenCalls::retire(Call& call) {
   Definition& definition = *registry_.at(call.id());
   --definition.uses;
+  std::ranges::move(call.take_later(), std::back_inserter(due_));
   call.close();
 }
 
@@ -194,19 +182,10 @@ void OpenCalls::fail(Call& call, const Failure& failure) {
   retire(call);
 }
 
-void OpenCalls::write_unheard(const SetState& set, const Call& call, const Failure& failure) {
+void OpenCalls::give_up(SetState& set, Call& call, const Failure& failure) {
   std::vector<Rank> unheard;
   for (int m : call.arrived().missing()) unheard.push_back(set.rank_of(m));
   outbox_.write(Fail{call.key(), failure, std::move(unheard)});
-}
-
-void OpenCalls::end(SetState& set, Call& call, const Failure& failure) {
-  write_unheard(set, call, failure);
-  retire(call);
-}
-
-void OpenCalls::give_up(SetState& set, Call& call, const Failure& failure) {
-  write_unheard(set, call, failure);
   if (call.key().named() || call.complete()) {
     retire(call);
   } else {
@@ -220,7 +199,6 @@ void OpenCalls::drop_finished(SetState& set) {
     set.unnamed.pop_front();
     ++set.first_unnamed;
   }
-  std::erase_if(set.followers, [&](const auto& entry) { return finished(*entry.second); });
 }
 
 std::vector<Call*> OpenCalls::all(SetState& set) {
@@ -230,9 +208,6 @@ std::vector<Call*> OpenCalls::all(SetState& set) {
     if (call.is_open() && call.key().set == set.id) calls.push_back(&call);
   });
   for (auto& call : set.unnamed) {
-    if (call->is_open()) calls.push_back(call.get());
-  }
-  for (auto& [sequence, call] : set.followers) {
     if (call->is_open()) calls.push_back(call.get());
   }
   return calls;

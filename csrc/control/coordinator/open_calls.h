@@ -137,7 +137,6 @@ class OpenCalls {
 
   // The call slot of a request; it may not be open yet.
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
-    check_place(request, sequence);
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
   // Opens a call at its first report, with the joined members already counted.
@@ -149,21 +148,20 @@ class OpenCalls {
   // Fails a call that not all have reported. A named call can begin anew; an unnamed one keeps its place in
   // the order until the others have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
-  // Likewise for a call that nobody will report any more: an unnamed one ends, too.
-  void end(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
+  // Reports that waited for the end of a call, and may be taken now.
+  std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
   // Both lists are in no particular order.
   std::vector<Call*> all(SetState& set);
   std::vector<Call*> waiting(SetState& set);  // for the report of some rank
 
  private:
-  void write_unheard(const SetState& set, const Call& call, const Failure& failure);
-  static void check_place(const Request& request, uint64_t sequence);
   static Call& unnamed_slot(SetState& set, uint64_t sequence);
 
   Outbox& outbox_;
   Registry registry_;
+  std::vector<Call::Later> due_;
 };
 
 // What the parts of the coordinator share.

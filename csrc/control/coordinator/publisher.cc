@@ -14,16 +14,15 @@ namespace {
 constexpr size_t kMostTold = 64;  // each may write a flight dump; nobody reads more
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits
-constexpr size_t kMaxItems = 1024;            // of one bucket; bounds the size of its log entry
+constexpr size_t kMaxTensors = 1024;          // of one bucket; bounds the size of its log entry
 constexpr size_t kMaxResultBytes = 16 << 10;  // carried by the log
 
 // Sums payloads in member order, so that the result has the same bits as the shared-memory backend's.
-ByteString reduce_payloads(const Call& call, int members) {
-  const Signature& s = call.signature();
+ByteString reduce_payloads(const Signature& s, const Inputs& given, int members) {
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
   for (int m = 0; m < members; ++m) {
-    if (call.inputs().has(m)) inputs.push_back(call.inputs().payload(m).data());
+    if (given.has(m)) inputs.push_back(given.payload(m).data());
   }
   ByteString result(s.bytes());
   kernels::Factors factors{s.prescale, s.postscale, divisor_of(s.reduce_op, members)};
@@ -32,32 +31,64 @@ ByteString reduce_payloads(const Call& call, int members) {
   return result;
 }
 
-ByteString in_member_order(const Call& call, int members) {
+ByteString in_member_order(const Inputs& given, int members) {
   ByteString whole;
-  whole.reserve(call.inputs().payloads().size());
+  whole.reserve(given.payloads().size());
   for (int m = 0; m < members; ++m) {
-    const ByteView piece = call.inputs().payload(m);
+    const ByteView piece = given.payload(m);
     whole.insert(whole.end(), piece.begin(), piece.end());
   }
   return whole;
 }
 
+// The result of a tensor whose inputs came with the reports.
+ByteString result_of(const Signature& s, const Inputs& given, const SetState& set) {
+  switch (s.traits().pattern) {
+    case Pattern::kReduceToAll: return reduce_payloads(s, given, set.members());
+    case Pattern::kOneToAll: {
+      const ByteView root = given.payload(set.member_of(s.root));
+      return {root.begin(), root.end()};
+    }
+    case Pattern::kEachToAll: return in_member_order(given, set.members());
+    default: return {};
+  }
+}
+
+template <class T>
+void append(std::vector<T>& all, std::vector<T> one) {
+  if (all.empty()) {
+    all = std::move(one);
+  } else {
+    all.insert(all.end(), one.begin(), one.end());
+  }
+}
+
 // The log entry completes the call: there is nothing to move, or the entry carries it.
 bool finishes_at_once(const Call& call) {
-  if (!call.signature().traits().moves_bytes() || call.inputs().absent()) return true;
-  return call.inputs().rode_along() && call.bytes() <= kMaxResultBytes;
+  if (!call.signature().traits().moves_bytes() || call.absent()) return true;
+  return call.rode_along() && call.bytes() <= kMaxResultBytes;
+}
+
+Told told_of(const Signature& s, const Inputs& given) {
+  Told told;
+  if (!s.traits().from_root()) told.absent = given.absent_members();
+  told.rows = given.rows();
+  return told;
 }
 
 Item item_of(const Call& call) {
-  const Signature& s = call.signature();
-  std::vector<int32_t> absent;
-  if (!s.traits().from_root()) absent = call.inputs().absent_members();
-  return {call.id(), call.key().sequence, std::move(absent), call.inputs().rows()};
+  const Request& request = call.request();
+  Item item{call.id(), call.key().sequence, told_of(request.signature, call.inputs())};
+  for (size_t i = 1; i < request.parts(); ++i) {
+    item.more.push_back(told_of(request.part(i), call.inputs(i)));
+  }
+  if (std::ranges::all_of(item.more, &Told::plain)) item.more.clear();
+  return item;
 }
 
 void add(Run& run, const Call& call) {
   Item item = item_of(call);
-  const bool plain = call.key().named() && item.absent.empty() && item.rows.empty();
+  const bool plain = call.key().named() && item.told.plain() && item.more.empty();
   if (plain && !run.plain.full()) {
     run.plain.add(item.id);
   } else {
@@ -153,105 +184,36 @@ Failure CallSites::judge(const SetState& set, const Call& call) {
   return {};
 }
 
+Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t part) const {
+  const Signature& s = call.request().part(part);
+  int root = s.root < 0 || s.root >= shared_.settings.size ? -1 : set.member_of(s.root);
+  if (root >= 0 && call.inputs(part).has(root)) return {};
+  const std::string subject =
+      text_of(call.key(), call.request(), part) + ": root rank " + std::to_string(s.root);
+  if (root < 0) return {ErrorCode::kInvalidArgument, subject + " is not in the process set"};
+  return {ErrorCode::kInvalidArgument,
+          subject +
+              " brings no tensor, because it has joined: choose a root that has not, or "
+              "make the call after join(), which returns the rank that joined last"};
+}
+
 // Errors that show only when all have reported.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
-  const Signature& s = call.signature();
-  if (s.traits().rooted()) {
-    int root = s.root < 0 || s.root >= shared_.settings.size ? -1 : set.member_of(s.root);
-    const std::string subject =
-        text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root);
-    if (root < 0) {
-      return {ErrorCode::kInvalidArgument, subject + " is not in the process set"};
-    }
-    if (!call.inputs().has(root)) {
-      return {ErrorCode::kInvalidArgument,
-              subject +
-                  " brings no tensor, because it has joined: choose a root that has not, or "
-                  "make the call after join(), which returns the rank that joined last"};
-    }
+  for (size_t i = 0; i < call.request().parts(); ++i) {
+    if (!call.request().part(i).traits().rooted()) continue;
+    if (Failure fault = fault_of_root(set, call, i)) return fault;
   }
   return sites_.judge(set, call);
 }
 
 void Publisher::judge(SetState& set, Call& call) {
-  if (call.given_up()) shared_.outbox.fail_late(call.key(), call.given_up());
-  if (!set.broken.empty() && end_broken(set, call)) return;
   if (!call.complete()) return;
   if (call.given_up()) return shared_.calls.retire(call);
   Failure failure = verdict(set, call);
   if (failure && by_members(call.request())) shared_.sets.bar(call.key().name, failure);
-  if (failure && break_group(set, call, failure)) return;
-  auto groups = call.terms().groups();
-  if (!groups.empty()) return judge_group(set, call, groups, failure);
   if (failure) return shared_.calls.fail(call, failure);
   queue(set, call);
-}
-
-// The first failure fails the group's complete calls at once, and the others when they are complete. Only the
-// call that leads it fails last: users wait for that one first, and may make the same call again when it fails.
-void Publisher::judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
-                            const Failure& failure) {
-  const Request& terms = call.request();
-  const bool leads = groups.size() == 1 && terms.group == groups[0].name &&
-                     !follows(terms, call.key().index_in_group());
-  if (failure && !leads) shared_.calls.fail(call, failure);
-  for (const auto& [name, size] : groups) {  // one, unless the members disagree
-    CallGroup& group = set.groups[name];
-    bool whole = ++group.complete >= size;
-    if (failure && !group.failure) group.failure = failure;
-    if (leads) group.leader = &call;
-    if (leads || !failure) group.calls.push_back(&call);
-    if (group.failure) {
-      fail_group(group, whole);
-    } else if (whole) {
-      for (Call* member : group.calls) queue(set, *member);
-    }
-    if (whole) set.groups.erase(name);
-  }
-}
-
-void Publisher::fail_group(CallGroup& group, bool whole) {
-  for (Call* member : std::exchange(group.calls, {})) {
-    if (member != group.leader) shared_.calls.fail(*member, group.failure);
-  }
-  if (whole && group.leader) shared_.calls.fail(*group.leader, group.failure);
-}
-
-bool Publisher::break_group(SetState& set, Call& call, const Failure& failure) {
-  const std::vector<Terms::Led> led = call.terms().led(call.key().index_in_group(), call.arrived());
-  if (led.empty() || !call.terms().uneven()) return false;
-  BrokenGroup& group = set.broken.emplace_back(BrokenGroup{&call, {}, 0, failure});
-  for (const auto& [name, followers, members] : led) {
-    group.names.push_back(name);
-    group.reports += static_cast<size_t>(followers) * static_cast<size_t>(members);
-    set.groups.erase(name);
-  }
-  end_broken(set, call);
-  return true;
-}
-
-// Waits for all announced reports of the group: a late report after its end would begin a new call.
-bool Publisher::end_broken(SetState& set, const Call& call) {
-  const std::string& name = call.request().group;
-  auto group = std::ranges::find_if(set.broken, [&](const BrokenGroup& broken) {
-    return broken.first == &call || std::ranges::count(broken.names, name) > 0;
-  });
-  if (group == set.broken.end()) return false;
-  std::vector<Call*> calls;
-  size_t reports = 0;
-  for (Call* other : shared_.calls.all(set)) {
-    const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
-                           follows(other->request(), other->key().index_in_group());
-    if (!one_of_it) continue;
-    calls.push_back(other);
-    reports += other->terms().outspoken(other->arrived()).size();
-  }
-  if (reports < group->reports) return true;
-  calls.push_back(group->first);
-  for (Call* failed : calls) shared_.calls.end(set, *failed, group->failure);
-  set.broken.erase(group);
-  return true;
 }
 
 void Publisher::queue(SetState& set, Call& call) {
@@ -321,26 +283,16 @@ void Publisher::finish_at_once(SetState& set, Call& call) {
   } else if (s.op == Op::kRemoveSet) {
     remove_set(call.key(), s.root);
   } else {
-    Result result{
-        set.id, call.id(), call.key().sequence, call.inputs().absent(), call.inputs().rows(), {}};
-    if (!call.inputs().absent()) result.payload = payload_of(set, call);
+    Result result{set.id, call.id(), call.key().sequence, call.absent(), {}, {}};
+    for (size_t i = 0; i < call.request().parts(); ++i) {
+      append(result.rows, call.inputs(i).rows());
+      if (result.absent) continue;
+      append(result.payload, result_of(call.request().part(i), call.inputs(i), set));
+    }
     define(call);
     shared_.outbox.write(std::move(result));
   }
   shared_.calls.retire(call);
-}
-
-// The result of a call whose inputs came with the reports.
-ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
-  switch (call.signature().traits().pattern) {
-    case Pattern::kReduceToAll: return reduce_payloads(call, set.members());
-    case Pattern::kOneToAll: {
-      const ByteView root = call.inputs().payload(set.member_of(call.signature().root));
-      return {root.begin(), root.end()};
-    }
-    case Pattern::kEachToAll: return in_member_order(call, set.members());
-    default: return {};
-  }
 }
 
 void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, bool alone) {
@@ -386,23 +338,19 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-// Takes calls from the front until the bucket is full. Calls of a group stay together. Host
+// Takes calls from the front until the bucket is full. Host
 // and GPU memory have separate lanes and limits, so neither waits for the other.
 bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
   Run run{set.id, lane.published + 1, {}, {}, gpu};
-  size_t bytes = 0;
-  std::string group;
+  size_t bytes = 0, tensors = 0;
   while (!lane.ready.empty()) {
     Call& call = *lane.ready.front();
-    const std::string& its_group = call.request().group;
-    const size_t items = run.items.size() + run.plain.size();
-    bool bound = !its_group.empty() && its_group == group;
-    bool full = bytes + call.bytes() > most || items >= kMaxItems;
-    if (items > 0 && full && !bound) break;
-    group = its_group;
+    const bool full = bytes + call.bytes() > most || tensors >= kMaxTensors;
+    if (tensors > 0 && full) break;
     bytes += call.bytes();
+    tensors += call.request().parts();
     lane.ready.pop_front();
     define(call);
     add(run, call);

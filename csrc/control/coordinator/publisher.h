@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of calls that all ranks have reported: whether they fail, alone or with their group, and else log entries:
-// results known at once, process sets, and buckets for the lanes.
+// What becomes of calls that all ranks have reported: whether they fail, and else log entries: results known at once,
+// process sets, and buckets for the lanes.
 #pragma once
 
 #include <map>
@@ -59,8 +59,7 @@ class Publisher {
   explicit Publisher(Shared& shared) : shared_(shared), backends_(shared), sites_(shared) {}
 
   BackendPolicy& backends() { return backends_; }
-  // After a report of the call. If it is complete: fails it, queues it, or lets it wait for its group: either all calls
-  // of a group are published or none.
+  // After a report of the call. If it is complete: fails or queues it.
   void judge(SetState& set, Call& call);
   // Takes a call that is complete and agreed.
   void queue(SetState& set, Call& call);
@@ -70,18 +69,10 @@ class Publisher {
  private:
   bool flush(SetState& set, int64_t now_ns);
   Failure verdict(const SetState& set, Call& call);
-  // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
-  void judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
-                   const Failure& failure);
-  void fail_group(CallGroup& group, bool whole);
-  // Whether a complete, failing call is the first of a group and fails the whole group.
-  bool break_group(SetState& set, Call& call, const Failure& failure);
-  // Whether a call, complete or not, belongs to a broken group and ends with it.
-  bool end_broken(SetState& set, const Call& call);
+  Failure fault_of_root(const SetState& set, const Call& call, size_t part) const;
   void define(Call& call);
   void define(Definition& definition);
   void finish_at_once(SetState& set, Call& call);
-  ByteString payload_of(const SetState& set, const Call& call) const;
   void add_set(const CallKey& key, std::span<const int64_t> ranks, bool alone);
   void remove_set(const CallKey& key, SetId id);
   bool may_run(const LaneQueue& lane) const;

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <ranges>
-#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -32,9 +31,13 @@ class Outbox {
 
   // Adds a log entry, for all ranks.
   void write(Entry entry) { log_.push_back(std::move(entry)); }
-  // Fails a call for ranks that report it too late; one entry per batch serves all of them.
-  void fail_late(const CallKey& key, const Failure& failure) {
-    if (late_calls_.emplace(key.set, key.name, key.sequence).second) write(Fail{key, failure});
+  // Fails a call that a rank reports too late. An entry serves all ranks, and answers one report of each: so a batch
+  // has as many as the rank with most.
+  void fail_late(Rank from, const CallKey& key, const Failure& failure) {
+    LateCall& call = late_calls_[{key.set, key.name, key.sequence}];
+    if (++call.reports[from] <= call.entries) return;
+    ++call.entries;
+    write(Fail{key, failure});
   }
   // Adds a message for people.
   void notice(std::string text) { notices_.push_back(std::move(text)); }
@@ -55,7 +58,11 @@ class Outbox {
 
  private:
   std::vector<Entry> log_;
-  std::set<std::tuple<SetId, std::string, uint64_t>> late_calls_;
+  struct LateCall {
+    int entries = 0;
+    std::map<Rank, int> reports = {};
+  };
+  std::map<std::tuple<SetId, std::string, uint64_t>, LateCall> late_calls_;
   std::vector<std::string> notices_;
   std::vector<LateRank> late_ranks_;
 };
@@ -84,23 +91,6 @@ struct LaneQueue {
   bool moving() const { return published > done; }
 };
 
-// Calls that are published together or not at all.
-struct CallGroup {
-  int complete = 0;          // calls
-  std::vector<Call*> calls;  // that wait for the others
-  Call* leader = nullptr;    // the one of them whose name the group has, or the first unnamed one
-  Failure failure;           // of one call, and so of all
-};
-
-// A group whose first call has failed, and which some members report less of than others, so its other calls
-// would never be complete. It fails as a whole once all expected reports have come.
-struct BrokenGroup {
-  Call* first = nullptr;
-  std::vector<std::string> names;  // several if the members disagree
-  size_t reports = 0;              // expected, of the calls that follow
-  Failure failure;
-};
-
 struct SetState {
   SetId id = 0;
   std::vector<Rank> ranks;  // ascending
@@ -110,9 +100,6 @@ struct SetState {
   Failure join_failure;                       // the first one that came with a Join
   std::deque<std::unique_ptr<Call>> unnamed;  // starting at first_unnamed
   uint64_t first_unnamed = 0;
-  std::map<uint64_t, std::unique_ptr<Call>> followers;  // unnamed, by sequence
-  std::map<std::string, CallGroup> groups;
-  std::vector<BrokenGroup> broken;
   std::vector<Call*> at_once;  // complete and agreed; their log entry completes them
   LaneQueue host;
   LaneQueue gpu;
@@ -122,11 +109,6 @@ struct SetState {
   // -1: not a member.
   int member_of(Rank rank) const { return id == kWorldSet ? rank : index_in(ranks, rank); }
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
-  // Forgets all groups, after their calls in flight have been given up.
-  void drop_groups() {
-    groups.clear();
-    broken.clear();
-  }
 };
 
 Failure removed(SetId set);

@@ -60,7 +60,6 @@ std::string line_of(const WaitingCall& call, int64_t now_ns) {
     text += " (rank " + std::to_string(call.first) + " first, rank " + std::to_string(call.last) +
             " last, " + tenths(call.last_ns - call.since_ns) + " later)";
   }
-  if (call.missing.empty()) return text + ", for the rest of group '" + call.group + "'";
   return text + ", " + text_of_ranks(call.missing) + " missing";
 }
 
@@ -154,7 +153,6 @@ void StallMonitor::expect_progress(int64_t since_ns, int64_t now_ns) {
 WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   WaitingCall view;
   view.what = text_of(call.key(), call.request());
-  view.group = call.request().group;
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
   if (call.times().first_member >= 0) {
@@ -227,22 +225,11 @@ Failure StallMonitor::no_progress(const WaitingCall& call, const std::vector<Wai
                                  "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
 }
 
-// Gives up overdue calls with their whole groups, because a group can't complete without them.
 void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
-  std::vector<Call*> calls = shared_.calls.waiting(set);
-  auto too_old = [&](const Call* call) {
-    return now_ns - call->times().since_ns >= shared_.settings.stall_abort_ns;
-  };
-  std::set<std::string> groups;
-  for (const Call* call : calls) {
-    if (!too_old(call)) continue;
-    for (const auto& group : call->terms().groups()) groups.insert(group.name);
-  }
   std::vector<std::pair<Call*, WaitingCall>> lost;
-  for (Call* call : calls) {
-    auto terms = call->terms().groups();
-    bool bound = std::ranges::any_of(terms, [&](auto& t) { return groups.contains(t.name); });
-    if (bound || too_old(call)) lost.emplace_back(call, view_of(set, *call));
+  for (Call* call : shared_.calls.waiting(set)) {
+    const bool too_old = now_ns - call->times().since_ns >= shared_.settings.stall_abort_ns;
+    if (too_old) lost.emplace_back(call, view_of(set, *call));
   }
   if (lost.empty()) return;
   const std::vector<WaitingCall> all = all_waiting(now_ns);
@@ -253,8 +240,6 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
                           no_progress(view, reports++ < kMaxReports ? all : none, now_ns));
     lost_.emplace_back(now_ns, std::move(view));
   }
-  for (const std::string& name : groups) set.groups.erase(name);
-  std::erase_if(set.broken, [](const BrokenGroup& group) { return !group.first->is_open(); });
 }
 
 void StallMonitor::give_up_posts(int64_t now_ns) {

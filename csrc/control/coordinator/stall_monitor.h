@@ -19,7 +19,6 @@ namespace farandole {
 // A call that waits for ranks, as people read of it.
 struct WaitingCall {
   std::string what;           // "'grad.w' (allreduce)"
-  std::string group;          // if no rank is missing: calls of this group are
   std::vector<Rank> here;     // have submitted it; joined ranks excluded
   std::vector<Rank> missing;  // have not
   Rank first = -1;            // rank that submitted it first

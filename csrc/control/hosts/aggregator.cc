@@ -81,7 +81,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
     const Key key{call->set, call->named ? ready->id : 0, ready->sequence};
     Pending& pending = hear(key, who, now_ns);
     const bool first = pending.report.empty();
-    if (ready->contribution.plain() && (first || std::ranges::equal(pending.report, bytes))) {
+    if (ready->plain() && (first || std::ranges::equal(pending.report, bytes))) {
       pending.plain.insert(pending.plain.end(), who.begin(), who.end());
       pending.report.assign(bytes.begin(), bytes.end());
     } else {

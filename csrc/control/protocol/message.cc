@@ -8,7 +8,17 @@ namespace farandole {
 namespace {
 
 constexpr int32_t kErrorCodeCount = 9;
-constexpr size_t kLeastItem = 20;  // bytes of an Item with empty lists
+// Bytes of a message, at least.
+template <class T>
+constexpr size_t kLeast = 0;
+template <>
+constexpr size_t kLeast<Item> = 24;
+template <>
+constexpr size_t kLeast<Told> = 8;
+template <>
+constexpr size_t kLeast<Signature> = 40;
+template <>
+constexpr size_t kLeast<Contribution> = 18;
 
 // One function per type serves both directions, `v(field)` writing or reading, so their orders can't differ.
 struct Writing {
@@ -68,7 +78,7 @@ struct Reading {
   }
   template <class T>
   void resize(std::vector<T>& items) {
-    items.resize(in.get_count(kLeastItem));
+    items.resize(in.get_count(kLeast<T>));
   }
   template <class E>
   void enumeration(E& value, int32_t count) {
@@ -77,15 +87,25 @@ struct Reading {
 };
 
 template <class V>
+void visit(V& v, auto& x);
+
+template <class V>
+void visit_all(V& v, auto& items) {
+  v.resize(items);
+  for (auto& item : items) visit(v, item);
+}
+
+template <class V>
 void visit(V& v, auto& x) {
   using T = std::remove_cvref_t<decltype(x)>;
   if constexpr (std::is_same_v<T, Signature>) {
     v.enumeration(x.op, kOpCount);
     v.enumeration(x.reduce_op, kReduceOpCount);
     v.enumeration(x.dtype, kDTypeCount);
-    v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
+    v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape);
   } else if constexpr (std::is_same_v<T, Request>) {
-    v(x.set), v(x.name), v(x.group), visit(v, x.signature), v(x.peer), v(x.tag), v(x.site);
+    v(x.set), v(x.name), visit(v, x.signature), visit_all(v, x.more), v(x.no_tensors), v(x.alone);
+    v(x.peer), v(x.tag), v(x.site);
   } else if constexpr (std::is_same_v<T, CallKey>) {
     v(x.set), v(x.name), v(x.sequence), v(x.poster);
   } else if constexpr (std::is_same_v<T, Failure>) {
@@ -95,7 +115,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Ready>) {
     v(x.id);
     if (x.id == 0) visit(v, x.request);
-    v(x.sequence), visit(v, x.contribution);
+    v(x.sequence), visit(v, x.contribution), visit_all(v, x.more);
   } else if constexpr (std::is_same_v<T, Post>) {
     visit(v, x.request), v(x.number), visit(v, x.contribution), visit(v, x.refusal);
   } else if constexpr (std::is_same_v<T, Matched>) {
@@ -124,12 +144,12 @@ void visit(V& v, auto& x) {
     v(x.set), v(x.text);
   } else if constexpr (std::is_same_v<T, Define>) {
     v(x.id), visit(v, x.request);
+  } else if constexpr (std::is_same_v<T, Told>) {
+    v(x.absent), v(x.rows);
   } else if constexpr (std::is_same_v<T, Item>) {
-    v(x.id), v(x.sequence), v(x.absent), v(x.rows);
+    v(x.id), v(x.sequence), visit(v, x.told), visit_all(v, x.more);
   } else if constexpr (std::is_same_v<T, Run>) {
-    v(x.set), v(x.bucket), v(x.gpu), v.resize(x.items);
-    for (auto& item : x.items) visit(v, item);
-    v(x.plain);
+    v(x.set), v(x.bucket), v(x.gpu), visit_all(v, x.items), v(x.plain);
   } else if constexpr (std::is_same_v<T, Result>) {
     v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
   } else if constexpr (std::is_same_v<T, Joined>) {

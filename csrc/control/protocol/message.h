@@ -2,6 +2,7 @@
 // Control messages: reports (rank to coordinator) and log entries (coordinator to all ranks).
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <variant>
 #include <vector>
@@ -12,11 +13,6 @@
 namespace farandole {
 
 // ---- A call, as all ranks know it. Named calls match by name, unnamed ones by their order in a set.
-//
-// A group is identified by its first call, which has the group's name or, unnamed, its place in the order. So
-// ranks that disagree about the group's size, or have an empty one, match there. The other calls follow:
-// those of an unnamed group have the same number, with their place in the group in the bits above it.
-constexpr int kFollowerShift = 40;
 struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
@@ -24,36 +20,37 @@ struct CallKey {
   Rank poster = -1;       // >= 0: a send or receive of this rank; the sequence is Post::number
   bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
-  uint64_t number() const { return sequence & ((uint64_t{1} << kFollowerShift) - 1); }
-  uint64_t index_in_group() const { return sequence >> kFollowerShift; }  // in its unnamed group
 };
 
+// A call of several tensors is a group: they are reduced together, all or none.
 struct Request {
   SetId set = kWorldSet;
-  std::string name;   // empty: unnamed; then it stands for all with this signature
-  std::string group;  // empty: in no group
+  std::string name;  // empty: unnamed; then it stands for all with these signatures
   Signature signature;
+  std::vector<Signature> more = {};  // of a group: those of its other tensors
+  bool no_tensors = false;           // a group without any, for which a barrier stands
+  bool alone = false;                // see by_members()
   // ---- of a send or receive, whose root is the sender. Its name is for people.
   Rank peer = kAnyRank;
   int64_t tag = 0;
   // Where the program makes an unnamed call, "train.py:12", if ranks compare that; else empty.
   std::string site = {};
+
+  size_t tensors() const { return no_tensors ? 0 : parts(); }
+  size_t parts() const { return 1 + more.size(); }  // signatures
+  const Signature& part(size_t i) const { return i == 0 ? signature : more[i - 1]; }
 };
 // The same text for equal requests only.
 std::string bytes_of(const Request& request);
 // Whether two requests under one name are the same call.
 inline bool same_terms(const Request& a, const Request& b) {
-  return a.signature == b.signature && a.group == b.group;
-}
-// Whether it is in a group but not its first call. `index_in_group`: as CallKey::index_in_group().
-inline bool follows(const Request& request, uint64_t index_in_group) {
-  if (request.group.empty()) return false;
-  return request.name.empty() ? index_in_group > 0 : request.name != request.group;
+  return a.signature == b.signature && a.more == b.more && a.no_tensors == b.no_tensors &&
+         a.alone == b.alone;
 }
 // True if only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
 // added so may be alike; the call's name is the set's, and never used again.
 inline bool by_members(const Request& request) {
-  return request.signature.traits().changes_sets && !request.group.empty();
+  return request.signature.traits().changes_sets && request.alone;
 }
 // True if the call needs no ranks that have left: it adds or removes a set, by name. (Who has left may have ended a
 // join() early, after which the others' unnamed calls are no longer numbered alike.)
@@ -70,6 +67,7 @@ struct Contribution {
   int64_t rows = 0;             // if CollectiveTraits::ragged(): this rank's first dimension
   std::vector<int64_t> splits;  // if CollectiveTraits::splits(): rows for each member
   ByteView payload;             // points into the message
+  void drop_payload() { has_payload = false, payload = {}; }
   // An input and nothing else: the same from every rank.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
@@ -80,7 +78,14 @@ struct Ready {
   uint32_t id = 0;  // 0: `request` is sent
   Request request;
   uint64_t sequence = 0;  // unnamed calls
-  Contribution contribution;
+  Contribution contribution = {};
+  std::vector<Contribution> more = {};  // as Request::more
+
+  const Contribution& part(size_t i) const { return i == 0 ? contribution : more[i - 1]; }
+  Contribution& part(size_t i) { return i == 0 ? contribution : more[i - 1]; }
+  bool plain() const {
+    return contribution.plain() && std::ranges::all_of(more, &Contribution::plain);
+  }
 };
 // This rank is ready for these named calls, with plain contributions: the same as a Ready for each, in order.
 struct ReadyMany {
@@ -170,11 +175,22 @@ struct Define {
 struct Forget {
   uint32_t id = 0;
 };
-struct Item {  // one call in a bucket
-  uint32_t id = 0;
-  uint64_t sequence = 0;             // unnamed calls
+struct Told {                        // of one tensor
   std::vector<int32_t> absent = {};  // member indices without input
   std::vector<int64_t> rows = {};    // as Part::rows
+  bool plain() const { return absent.empty() && rows.empty(); }
+};
+struct Item {  // one call in a bucket
+  uint32_t id = 0;
+  uint64_t sequence = 0;  // unnamed calls
+  Told told = {};
+  std::vector<Told> more = {};  // as Request::more; empty: all are plain
+
+  const Told& part(size_t i) const {
+    static const Told plain;
+    if (i == 0) return told;
+    return more.empty() ? plain : more[i - 1];
+  }
 };
 struct Run {  // the set's lane moves these bytes
   SetId set = kWorldSet;
@@ -188,6 +204,7 @@ struct Result {  // complete at once: holds the result, or no member had a buffe
   uint32_t id = 0;
   uint64_t sequence = 0;
   bool absent = false;
+  // Those of a group's tensors follow each other.
   std::vector<int64_t> rows;  // allgather
   ByteString payload;
 };

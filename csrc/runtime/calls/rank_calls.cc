@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <set>
 #include <utility>
 
 #include "base/clock.h"
@@ -19,27 +18,22 @@ namespace {
 // another order, they don't.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   constexpr size_t kMany = 8;
-  return under_way + batch.size() < kMany &&
-         std::ranges::all_of(
-             batch,
-             [](const PreparedSubmission& one) {
-               return one.call->submission.recorded.bytes <= kTinyBytes;
-             });
+  auto small = [](const PreparedSubmission& one) {
+    const Submission& call = one.call->submission;
+    uint64_t bytes = call.recorded.bytes;
+    for (const Submission& other : call.more) bytes += other.recorded.bytes;
+    return bytes <= kTinyBytes;
+  };
+  return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
 
 constexpr size_t kMaxAnswers = 64;
 
-// Names an unnamed group by its place in the order. The names repeat, so that ranks don't have to exchange
-// ever new ones.
-std::string name_of_group(uint64_t number) {
-  constexpr uint64_t kNames = 256;
-  return "unnamed group " + std::to_string(number % kNames);
-}
-
-Outcome failed(Failure failure) {
-  Outcome outcome;
-  outcome.failure = std::move(failure);
-  return outcome;
+// Of a result that the log carries.
+size_t bytes_of(const Ending& ending) {
+  size_t bytes = size_of(ending.submission.recorded.dtype);
+  for (int64_t n : ending.outcome.shape) bytes *= static_cast<size_t>(n);
+  return bytes;
 }
 
 Outcome valued(int64_t value) {
@@ -48,19 +42,17 @@ Outcome valued(int64_t value) {
   return outcome;
 }
 
-// Describes one call to the lane. Without a submission (this rank has joined) the part has no buffers.
-Part part_of(const Item& item, const Request& request, const ProcessSet& set,
-             const std::optional<Submission>& mine) {
+// Describes one tensor to the lane. Without a submission (this rank has joined) the part has no buffers.
+Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,
+             const Submission* mine) {
   Part part;
-  part.signature = request.signature;
-  part.divisor = divisor_of(request.signature.reduce_op, set.members());
-  part.rows = rows_of(item.rows, request.signature, set.members());
-  if (request.signature.traits().rooted()) {
-    part.signature.root = set.member_of(request.signature.root);
-  }
-  if (!item.absent.empty()) {
+  part.signature = signature;
+  part.divisor = divisor_of(signature.reduce_op, set.members());
+  part.rows = rows_of(told.rows, signature, set.members());
+  if (signature.traits().rooted()) part.signature.root = set.member_of(signature.root);
+  if (!told.absent.empty()) {
     part.present.assign(static_cast<size_t>(set.members()), true);
-    for (int32_t m : item.absent) part.present[static_cast<size_t>(m)] = false;
+    for (int32_t m : told.absent) part.present[static_cast<size_t>(m)] = false;
   }
   if (mine) {
     part.input = mine->input;
@@ -127,10 +119,13 @@ bool RankCalls::flush() {
 
 Submission PreparedSubmission::submission() const {
   Submission made = call->submission;
-  made.input = static_cast<const std::byte*>(input);
-  made.output = static_cast<std::byte*>(output);
-  made.stream = stream;
-  made.produced = produced;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Submission& mine = i == 0 ? made : made.more[i - 1];
+    mine.input = reinterpret_cast<const std::byte*>(inputs[i]);
+    mine.output = reinterpret_cast<std::byte*>(outputs[i]);
+    if (!streams.empty()) mine.stream = streams[i];
+    if (!produced.empty()) mine.produced = produced[i];
+  }
   return made;
 }
 
@@ -153,48 +148,24 @@ std::optional<ProcessSet> RankCalls::find_set(SetId id) {
 
 // Each name is stored once, however often it is used.
 void RankCalls::describe(CheckedCall& call) {
-  const Signature& signature = call.request.signature;
-  RecordedCall& recorded = call.submission.recorded;
-  recorded.name = setup_.recorder.label_of(call.request.name);
-  recorded.site = setup_.recorder.label_of(call.site);
-  recorded.set = call.request.set;
-  recorded.op = signature.op;
-  recorded.dtype = signature.dtype;
-  recorded.peer = call.request.peer;
-  recorded.tag = call.request.tag;
-  if (!signature.traits().moves_bytes()) return;
-  recorded.bytes = size_of(signature.dtype);
-  for (int64_t n : call.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
-}
-
-std::vector<Handle> RankCalls::submit(std::vector<CheckedCall> calls) {
-  std::lock_guard lock(mutex_);
-  check_open();
-  std::set<std::pair<SetId, std::string>> names;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    Request& request = calls[i].request;
-    working_set(request, sets_);  // may have changed since it was checked
-    const CollectiveTraits& traits = request.signature.traits();
-    const bool grouped = calls.size() > 1;
-    if (grouped) check_together(calls.front().request, request);
-    if (grouped && request.name.empty()) {
-      request.group = name_of_group(pending_.next_unnamed(request.set));
-      request.signature.group_size = static_cast<int32_t>(calls.size());
-      calls[i].submission.index_in_group = i;
-    } else if (grouped && !names.emplace(request.set, request.name).second) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "'" + request.name + "' is twice in one group; give each tensor its own name");
-    }
-    // A message's name does not identify it.
-    if (!traits.paired()) pending_.check_free(request, calls[i].submission, calls[i].record);
-    describe(calls[i]);
+  const Request& request = call.request;
+  for (size_t i = 0; i < request.parts(); ++i) {
+    const Signature& signature = request.part(i);
+    Submission& mine = call.submission.part(i);
+    const std::string place = "_" + std::to_string(i + 1) + "of" + std::to_string(request.parts());
+    const bool first = i == 0 || request.name.empty();
+    RecordedCall& recorded = mine.recorded;
+    recorded.name = setup_.recorder.label_of(first ? request.name : request.name + place);
+    recorded.site = setup_.recorder.label_of(call.site);
+    recorded.set = request.set;
+    recorded.op = signature.op;
+    recorded.dtype = signature.dtype;
+    recorded.peer = request.peer;
+    recorded.tag = request.tag;
+    if (!signature.traits().moves_bytes()) continue;
+    recorded.bytes = size_of(signature.dtype);
+    for (int64_t n : mine.shape) recorded.bytes *= static_cast<uint64_t>(n);
   }
-  std::vector<Handle> made;
-  for (CheckedCall& one : calls) {
-    made.push_back(enter(one.request, std::move(one.submission), /*rides=*/true));
-  }
-  reporter_.pass_batch();
-  return made;
 }
 
 void RankCalls::submit(std::span<PreparedSubmission> batch) {
@@ -203,7 +174,7 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
   check_open();
   const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
-    for (PreparedSubmission& one : batch) one.handle = enter(one, rides);
+    for (PreparedSubmission& one : batch) enter(one, rides);
   } catch (...) {
     error = std::current_exception();
   }
@@ -218,76 +189,84 @@ void RankCalls::prepare(CheckedCall& call) {
   call.submission.prepared = ++prepared_;
 }
 
-Handle RankCalls::enter(const PreparedSubmission& prepared, bool rides) {
+void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
   const Request& request = prepared.call->request;
   Submission submission = prepared.submission();
   const ProcessSet& set = working_set(request, sets_);
+  // A message's name does not identify it.
   if (!request.signature.traits().paired()) {
     pending_.check_free(request, submission, prepared.call->record);
   }
   try {
-    check_buffers(request, submission, set);
+    for (size_t i = 0; i < request.parts(); ++i) {
+      check_buffers(request, i, submission.part(i), set);
+    }
   } catch (const Error& e) {
-    refuse(request, {e.code(), e.what()});
+    tell_refusal(request, {e.code(), e.what()});
     throw;
   }
-  return enter(request, std::move(submission), rides);
+  note(request, submission, prepared.handles);
+  enter(request, std::move(submission), rides);
 }
 
-// `rides`: its input may travel in the report.
-Handle RankCalls::enter(const Request& request, Submission submission, bool rides) {
-  if (!gets_result(request.signature, setup_.own)) submission.output = nullptr;
-  submission.handle = handles.create(submission.recorded.name, submission.device != kCpuDevice);
-  submission.recorded.call = submission.handle;
-  Handle handle = submission.handle;
-  const bool paired = request.signature.traits().paired();
+// Gives its tensors their handles, and tells the recorder.
+void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
   uint64_t sequence = 0;
-  if (paired) {
+  if (request.signature.traits().paired()) {
     sequence = posted_.next;
   } else if (request.name.empty()) {
-    sequence = pending_.next_unnamed(request.set, submission.index_in_group);
+    sequence = pending_.next_unnamed(request.set);
   }
-  setup_.recorder.submitted(submission.recorded, sequence, submission.shape);
+  for (size_t i = 0; i < request.parts(); ++i) {
+    Submission& mine = submission.part(i);
+    if (!gets_result(request.part(i), setup_.own)) mine.output = nullptr;
+    made[i] = mine.handle = handles.create(mine.recorded.name, mine.device != kCpuDevice);
+    mine.recorded.call = mine.handle;
+    setup_.recorder.submitted(mine.recorded, sequence, mine.shape);
+  }
+}
+
+// `rides`: its inputs may travel in the report, all or none.
+void RankCalls::enter(const Request& request, Submission submission, bool rides) {
+  const bool paired = request.signature.traits().paired();
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = sets_.own(request.set);
     set.join = submission.recorded;
-    set.join_told = false;
-    tell_join(request.set);
-    return handle;
+    return reporter_.send(Join{request.set, std::exchange(set.join_failure, {})});
   }
-  Contribution given = contribution_of(request, submission, setup_.own);
-  submission.rider = given.has_payload && !paired;
+  Contribution given = contribution_of(request.signature, submission, setup_.own);
+  std::vector<Contribution> more;
+  for (size_t i = 1; i < request.parts(); ++i) {
+    more.push_back(contribution_of(request.part(i), submission.part(i), setup_.own));
+  }
+  auto strays = [](const Contribution& one) { return one.has_input && !one.has_payload; };
+  submission.rider = given.has_payload && !paired && std::ranges::none_of(more, strays);
   riders_ += submission.rider;
-  if (!rides) given.has_payload = false, given.payload = {};
+  if (!rides || strays(given) || std::ranges::any_of(more, strays)) {
+    given.drop_payload();
+    std::ranges::for_each(more, &Contribution::drop_payload);
+  }
   if (paired) {
-    posted_.waiting.emplace(posted_.next++, std::move(submission));
-    reporter_.pass(Post{request, sequence, std::move(given)});
-    return handle;
+    const uint64_t number = posted_.next++;
+    posted_.waiting.emplace(number, std::move(submission));
+    return reporter_.pass(Post{request, number, std::move(given)});
   }
   if (const uint32_t id = pending_.submit_known(request, submission)) {
-    reporter_.pass_known(id, std::move(given));
-    return handle;
+    return reporter_.pass_known(id, std::move(given), std::move(more));
   }
-  if (auto news = pending_.submit(request, std::move(submission), std::move(given))) {
-    reporter_.pass(*news);
-  }
-  return handle;
+  Ready ready{0, {}, 0, std::move(given), std::move(more)};
+  pending_.submit(request, std::move(submission), ready);
+  reporter_.pass(ready);
 }
 
-void RankCalls::refuse(std::span<const Request> names, const Failure& why, bool free_only) {
+void RankCalls::refuse(const Request& request, const Failure& why) {
   std::lock_guard lock(mutex_);
   check_open();
-  std::set<std::pair<SetId, std::string>> refused;
-  for (const Request& one : names) {
-    if (!refused.emplace(one.set, one.name).second) continue;
-    if (!free_only || !pending_.in_flight(one)) refuse(one, why);
-    if (!one.group.empty() && one.name == one.group) return;
-  }
+  tell_refusal(request, why);
 }
 
-// If a call of the name is in flight, peers learn of it after that call; a refused join() is reported when this rank
-// joins, because all ranks have to. Of a message only the rank at the other end is told, if it is known which that is.
-void RankCalls::refuse(const Request& request, const Failure& why) {
+// A refused join() is reported when this rank joins, because all ranks have to. Of a message only the rank at the other end is told, if it is known which that is.
+void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
   if (by_members(request) && request.signature.shape.empty()) return;  // nobody is known to wait
@@ -300,8 +279,8 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
     const bool known = any || (set->member_of(request.peer) >= 0 && request.peer != setup_.own);
     if (!known || request.tag < 0) return;
     reporter_.pass(Post{request, posted_.next++, {}, std::move(failure)});
-  } else if (auto news = pending_.refuse(request, std::move(failure))) {
-    reporter_.pass(*news);
+  } else {
+    reporter_.pass(pending_.refuse(request, std::move(failure)));
   }
 }
 
@@ -309,14 +288,6 @@ uint64_t RankCalls::count_unnamed(SetId set) {
   std::lock_guard lock(mutex_);
   check_open();
   return pending_.next_unnamed(set);
-}
-
-// Reports this rank's join() once no report before it waits, because a rank that has joined reports nothing.
-void RankCalls::tell_join(SetId id) {
-  ProcessSet* set = sets_.find(id);
-  if (!set || !set->joined() || set->join_told || pending_.owes_reports(id)) return;
-  set->join_told = true;
-  reporter_.send(Join{id, std::exchange(set->join_failure, {})});
 }
 
 // ---- Questions
@@ -371,17 +342,29 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   if (labelled) made.label = label_of(run.bucket, items, pending_);
   const int64_t now = now_ns();
   uint64_t bytes = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    std::optional<Submission>& mine = taken[i];
-    Part part = part_of(items[i], pending_.request_of(items[i].id), set, mine);
+  auto add = [&](const Told& told, const Signature& signature, Submission* mine) {
+    Part part = part_of(told, signature, set, mine);
+    const bool absent = std::cmp_equal(told.absent.size(), set.members());  // one of a group's
     if (mine) {
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
+      outcome.absent = absent;
       setup_.recorder.negotiated(mine->recorded, run.bucket, log_position, now);
       part.output = outcome.output;
       made.endings->push_back({std::move(*mine), std::move(outcome)});
     }
+    if (absent) return;
     bytes += part.signature.bytes();
     made.bucket.parts.push_back(std::move(part));
+  };
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Request& request = pending_.request_of(items[i].id);
+    std::optional<Submission>& mine = taken[i];
+    std::vector<Submission> more;
+    if (mine) more.swap(mine->more);
+    add(items[i].told, request.signature, mine ? &*mine : nullptr);
+    for (size_t k = 1; k < request.parts(); ++k) {
+      add(items[i].part(k), request.part(k), mine ? &more[k - 1] : nullptr);
+    }
   }
   auto launched_ns = std::make_shared<int64_t>(0);
   made.bucket.begun = [this, bytes, launched_ns, set = run.set, number = run.bucket,
@@ -400,24 +383,34 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
 
 void RankCalls::on(const Result& result, uint64_t log_position,
                    const std::shared_ptr<GpuDevice>& device) {
-  std::optional<Submission> mine;
-  Outcome outcome;
   {
     std::lock_guard lock(mutex_);
     ProcessSet* set = sets_.find(result.set);
     if (!set || set->member < 0) return;
-    mine = pending_.take(result.id, result.sequence);
+    std::optional<Submission> mine = pending_.take(result.id, result.sequence);
     if (!mine) return;
-    setup_.recorder.negotiated(mine->recorded, 0, log_position, now_ns());
-    const Signature& signature = pending_.request_of(result.id).signature;
-    outcome =
-        outcome_of(signature, rows_of(result.rows, signature, set->members()), *set, *mine, device);
+    const Request& request = pending_.request_of(result.id);
+    end(std::move(*mine));
+    std::span<const int64_t> rows = result.rows;
+    for (size_t i = 0; i < endings_.size(); ++i) {
+      auto& [one, outcome, launched] = endings_[i];
+      setup_.recorder.negotiated(one.recorded, 0, log_position, now_ns());
+      const Signature& signature = request.part(i);
+      const size_t told = signature.traits().told_rows(static_cast<size_t>(set->members()));
+      const auto own = rows_of(rows.first(told), signature, set->members());
+      rows = rows.subspan(told);
+      outcome = outcome_of(signature, own, *set, one, device);
+      outcome.absent = result.absent;
+    }
   }
-  outcome.absent = result.absent;
-  if (outcome.output && !result.payload.empty()) {
-    std::memcpy(outcome.output, result.payload.data(), result.payload.size());
+  const std::byte* payload = result.payload.data();
+  for (Ending& ending : endings_) {
+    if (result.payload.empty()) break;
+    const size_t bytes = bytes_of(ending);
+    if (ending.outcome.output) std::memcpy(ending.outcome.output, payload, bytes);
+    payload += bytes;
   }
-  finish(std::move(mine), std::move(outcome));
+  settle(endings_, nullptr);
 }
 
 // Also for removed sets: a report of this rank may have come too late.
@@ -427,16 +420,9 @@ void RankCalls::on(const Fail& fail) {
   std::optional<Submission> mine;
   {
     std::lock_guard lock(mutex_);
-    std::vector<Report> next;
-    if (fail.key.posted()) {
-      mine = posted_.take(fail.key.sequence);
-    } else {
-      mine = pending_.fail(fail.key, next);
-    }
-    for (const Report& report : next) reporter_.send(report);
-    if (!next.empty()) tell_join(fail.key.set);
+    mine = fail.key.posted() ? posted_.take(fail.key.sequence) : pending_.fail(fail.key);
   }
-  finish(std::move(mine), failed(fail.failure));
+  if (mine) this->fail(std::move(*mine), fail.failure);
 }
 
 void RankCalls::on(const Joined& joined) {
@@ -450,7 +436,8 @@ void RankCalls::on(const Joined& joined) {
     pending_.resume(joined.set, joined.next_sequence);
   }
   mine.handle = mine.recorded.call;
-  finish(std::move(mine), joined.failure ? failed(joined.failure) : valued(joined.last));
+  if (joined.failure) return fail(std::move(mine), joined.failure);
+  finish(std::move(mine), valued(joined.last));
 }
 
 void RankCalls::on(const Matched& matched) {
@@ -501,18 +488,29 @@ void RankCalls::on(const Inform& inform) {
 
 // ---- Ends
 
+// All tensors of a call.
+void RankCalls::end(Submission call) {
+  std::vector<Submission> more = std::move(call.more);
+  endings_.clear();
+  endings_.push_back({std::move(call), {}});
+  for (Submission& other : more) endings_.push_back({std::move(other), {}});
+}
+
 void RankCalls::finish(std::optional<Submission> mine, Outcome outcome) {
   if (!mine) return;
-  Ending ending{std::move(*mine), std::move(outcome)};
-  settle({&ending, 1}, nullptr);
+  end(std::move(*mine));
+  endings_.front().outcome = std::move(outcome);
+  settle(endings_, nullptr);
+}
+
+void RankCalls::fail(Submission mine, const Failure& failure) {
+  end(std::move(mine));
+  settle(endings_, &failure);
 }
 
 void RankCalls::free_name(const Submission& submission) {
   riders_ -= submission.rider;
-  if (auto refusal = pending_.finish(submission)) {
-    reporter_.send(*refusal);
-    tell_join(submission.recorded.set);
-  }
+  pending_.finish(submission);
 }
 
 // Names are freed before handles complete, so that waiters can reuse them.

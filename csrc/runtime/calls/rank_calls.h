@@ -21,14 +21,14 @@
 
 namespace farandole {
 
-// One submission of a prepared call.
+// One submission of a prepared call, with a place for each of its tensors.
 struct PreparedSubmission {
   const CheckedCall* call;
-  const void* input;
-  void* output;
-  uint64_t stream = 0;
-  Handle handle = 0;                             // set by submit()
-  std::shared_ptr<GpuEvent> produced = nullptr;  // as Submission's
+  std::span<const uintptr_t> inputs;  // addresses; 0: none
+  std::span<const uintptr_t> outputs;
+  std::span<const uint64_t> streams;                     // empty: on the CPU
+  std::span<Handle> handles;                             // set by submit()
+  std::vector<std::shared_ptr<GpuEvent>> produced = {};  // as Submission's; empty: on the CPU
   Submission submission() const;
 };
 
@@ -68,16 +68,13 @@ class RankCalls {
   ProcessSet set_of(const Request& request);
   // nullopt: no such set.
   std::optional<ProcessSet> find_set(SetId id);
-  // Enters all or none; throws kInvalidArgument, of which the peers are not told.
-  std::vector<Handle> submit(std::vector<CheckedCall> calls);
   // In order, up to the first that fails, whose error it throws, and tells peers unless its name is in flight.
   void submit(std::span<PreparedSubmission> batch);
   // Gives a checked call what it needs to be submitted repeatedly.
   void prepare(CheckedCall& call);
-  // The peers' calls of these names fail. A repeated name is one call for the peers, and refusing the first call of
-  // a group refuses the group. `free_only`: not the names in flight.
-  void refuse(std::span<const Request> names, const Failure& why, bool free_only = false);
-  // How many unnamed calls (a group counts once) this rank has made in the set.
+  // The peers' call of this name fails.
+  void refuse(const Request& request, const Failure& why);
+  // How many unnamed calls this rank has made in the set.
   uint64_t count_unnamed(SetId set);
   // This rank leaves: there are no more calls.
   void close() { closed_ = true; }
@@ -121,14 +118,16 @@ class RankCalls {
   void check_open() const;
   // ---- Under the mutex
   void describe(CheckedCall& call);  // fills in what the recorder shows
-  Handle enter(const Request& request, Submission submission, bool rides);
-  Handle enter(const PreparedSubmission& prepared, bool rides);
-  void refuse(const Request& request, const Failure& why);
+  void enter(PreparedSubmission& prepared, bool rides);
+  void enter(const Request& request, Submission submission, bool rides);
+  void note(const Request& request, Submission& submission, std::span<Handle> made);
+  void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
-  void tell_join(SetId id);
   // ---- The driver
-  void finish(std::optional<Submission> mine,
-              Outcome outcome);  // nullopt: this rank has no such call
+  // nullopt: this rank has no such call.
+  void finish(std::optional<Submission> mine, Outcome outcome);
+  void fail(Submission mine, const Failure& failure);
+  void end(Submission call);
 
   const Setup setup_;
   std::atomic<bool> closed_{false};
@@ -141,6 +140,7 @@ class RankCalls {
   std::map<uint64_t, std::string> answers_;  // by the question's number
   uint64_t prepared_ = 0;                    // how many calls are
   size_t riders_ = 0;                        // calls under way, see Submission
+  std::vector<Ending> endings_;  // of the entry that the driver reads; not under the mutex
 };
 
 }  // namespace farandole

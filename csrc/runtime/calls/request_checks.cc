@@ -112,9 +112,7 @@ void check_change(const Request& request, Rank own) {
   const Signature& s = request.signature;
   if (request.set != kWorldSet) refuse(request, "that is up to the whole world");
   if (!by_members(request)) return;
-  if (request.group != request.name || s.group_size != 1) {
-    refuse(request, "if its members alone make it, its group has its name and one tensor");
-  }
+  if (request.name.empty()) refuse(request, "if its members alone make it, it needs a name");
   if (std::ranges::count(s.shape, own) == 0) {
     refuse(request, "rank " + std::to_string(own) + " is not among " + text_of(s.shape));
   }
@@ -126,7 +124,6 @@ void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
   Signature& s = request.signature;
   Submission& mine = taken.submission;
   const bool sends = s.traits().end == End::kSender;
-  if (!request.group.empty()) refuse(request, "it can't be one of a group");
   if (request.peer == own) {
     refuse(request, "from rank " + std::to_string(own) + " to itself; copy the tensor");
   }
@@ -149,7 +146,7 @@ Request name_of_request(const farandole_request& raw) {
   Request request;
   request.set = raw.process_set;
   if (raw.name) request.name = raw.name;
-  if (raw.group) request.group = raw.group;
+  request.alone = raw.by_members != 0;
   if (raw.op >= 0 && raw.op < kOpCount) request.signature.op = static_cast<Op>(raw.op);
   if (by_members(request) && raw.ndim > 0) {
     request.signature.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
@@ -168,6 +165,8 @@ const ProcessSet& working_set(const Request& request, ProcessSets& sets) {
   return set;
 }
 
+namespace {
+
 CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, Rank own) {
   CheckedCall taken;
   Request& request = taken.request = name_of_request(raw);
@@ -180,7 +179,6 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   s.device = raw.device == kCpuDevice ? kCpuDevice : kAnyGpu;
   if (raw.site) taken.site = raw.site;
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
-  if (request.group.size() > kMaxName) refuse(request, "the group is longer than 4096 bytes");
   if (taken.site.size() > kMaxName) refuse(request, "the site is longer than 4096 bytes");
   if (raw.ndim < 0 || (!traits.changes_sets && raw.ndim > kMaxDimensions)) {
     refuse(request, "more than 64 dimensions");
@@ -193,12 +191,7 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   mine.input = static_cast<const std::byte*>(raw.input);
   mine.output = static_cast<std::byte*>(raw.output);
   mine.device = raw.device;
-  mine.stream = raw.stream;
-  const bool in_group = !request.group.empty();
-  s.group_size = in_group || traits.smallest_group() < 1 ? raw.group_size : 1;
-  if (s.group_size < (in_group ? 1 : traits.smallest_group())) {
-    refuse(request, "a group needs at least one member");
-  }
+  request.alone = request.alone && traits.changes_sets;
   s.root = traits.root == Root::kNone ? -1 : raw.root;
   if (traits.reduces()) {
     s.prescale = raw.prescale;
@@ -238,22 +231,50 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
   return taken;
 }
 
-void check_together(const Request& first, const Request& request) {
-  const Signature& s = request.signature;
-  if (s.op == Op::kJoin || s.traits().paired() || s.traits().changes_sets) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(name_of(s.op)) + " can't be one of several calls of a group");
+void check_in_group(const Request& request) {
+  const CollectiveTraits& traits = request.signature.traits();
+  if (!traits.moves_bytes() || traits.paired()) refuse(request, "it can't be one of a group");
+}
+
+void check_together(const Request& first, const Request& other) {
+  if (other.set != first.set) {
+    refuse(first, "the tensors of a group are of one process set, and these are of " +
+                      std::to_string(first.set) + " and " + std::to_string(other.set) +
+                      "; make a call for each set");
   }
-  if (request.set != first.set || request.name.empty() != first.name.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "tensors that are submitted together are of one process set, and all or none of "
-                "them have names; make a call for each set");
+  if (other.signature.device != first.signature.device) {
+    refuse(first,
+           "the tensors of a group are all on the CPU, or all on the GPU; make a group for each");
   }
 }
 
-void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set) {
-  const Signature& s = request.signature;
+}  // namespace
+
+CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,
+                       Rank own) {
+  CheckedCall call = check_request(raw.front(), set, own);
+  call.request.no_tensors = count == 0;
+  if (count == 0 && call.request.signature.op != Op::kBarrier) {
+    refuse(call.request, "a group without tensors is given as a barrier");
+  }
+  if (count > 1) check_in_group(call.request);
+  for (const farandole_request& each : raw.subspan(1)) {
+    CheckedCall one = check_request(each, set, own);
+    check_in_group(one.request);
+    check_together(call.request, one.request);
+    call.request.more.push_back(one.request.signature);
+    call.submission.more.push_back(std::move(one.submission));
+  }
+  return call;
+}
+
+void check_buffers(const Request& request, size_t part, const Submission& mine,
+                   const ProcessSet& set) {
+  const Signature& s = request.part(part);
   const CollectiveTraits& traits = s.traits();
+  if (traits.reduces() && mine.input && traits_of(s.reduce_op).declared) {
+    refuse(request, std::string(name_of(s.reduce_op)) + " can be declared, but has no kernel");
+  }
   if (traits.paired() && !(traits.end == End::kSender ? mine.input : mine.output)) {
     refuse(request, "it brings no tensor");
   }
@@ -278,8 +299,7 @@ void check_buffers(const Request& request, const Submission& mine, const Process
                       : "input and output overlap; it needs two buffers that are apart");
 }
 
-Contribution contribution_of(const Request& request, const Submission& mine, Rank own) {
-  const Signature& s = request.signature;
+Contribution contribution_of(const Signature& s, const Submission& mine, Rank own) {
   Contribution given;
   given.has_input = mine.input && brings_input(s, own);
   if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
@@ -294,8 +314,8 @@ Contribution contribution_of(const Request& request, const Submission& mine, Ran
   return given;
 }
 
-Failure numerics_of(const Request& request, const Submission& submission, Rank own) {
-  const Signature& signature = request.signature;
+Failure numerics_of(const Request& request, size_t part, const Submission& submission, Rank own) {
+  const Signature& signature = request.part(part);
   const bool here = signature.device == kCpuDevice && signature.traits().moves_bytes();
   if (!brings_input(signature, own) || !here || submission.input == nullptr) return {};
   size_t elements = 1;

@@ -67,61 +67,31 @@ void PendingTable::check_free(const Request& request, Submission& submission,
   }
   submission.named = record.get();
   if (!submission.named || !submission.named->in_flight) return;
-  throw NameTaken(
+  throw Error(
       ErrorCode::kInvalidArgument,
       "'" + request.name +
           "' is in flight already on this rank; wait for it first, or use a different name");
 }
 
-bool PendingTable::in_flight(const Request& request) const {
-  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
-  return record && record->in_flight;
-}
-
-std::optional<Report> PendingTable::submit(const Request& request, Submission submission,
-                                           Contribution contribution) {
+void PendingTable::submit(const Request& request, Submission submission, Ready& ready) {
   if (request.name.empty()) {
-    Ready ready;
-    ready.contribution = std::move(contribution);
     NumberedCalls& calls = unnamed_[request.set];
-    ready.sequence = next_unnamed(request.set, submission.index_in_group);
-    calls.next += submission.index_in_group == 0;
+    ready.sequence = calls.next++;
     calls.waiting.emplace(ready.sequence, std::move(submission));
     auto known = interned_.find(bytes_of(request));
-    if (known != interned_.end()) {
-      ready.id = known->second;
-    } else {
-      ready.request = request;
-    }
-    return ready;
+    if (known != interned_.end()) ready.id = known->second;
+  } else {
+    if (!submission.named) submission.named = &named(request);
+    NamedRequest& record = *submission.named;
+    record.submission = std::move(submission);
+    record.in_flight = record.reported = true;
   }
-  if (!submission.named) submission.named = &named(request);
-  NamedRequest& record = *submission.named;
-  record.submission = std::move(submission);
-  record.in_flight = true;
-  NamedRequest* first = refused_first(request);
-  if (!record.refused && !first) return ready_of(record, request, std::move(contribution));
-  record.held = {request, std::move(contribution)};
-  if (!record.refused) first->followers.push_back(request.name);
-  return std::nullopt;
-}
-
-uint64_t PendingTable::next_unnamed(SetId set, uint64_t index_in_group) {
-  const uint64_t next = unnamed_[set].next;
-  return index_in_group == 0 ? next : (index_in_group << kFollowerShift) + next - 1;
-}
-
-// Later calls of a group wait with its refused first call, because peers may not have ended that group yet.
-NamedRequest* PendingTable::refused_first(const Request& request) const {
-  if (refusals_ == 0 || !follows(request, 0)) return nullptr;
-  auto first = find(request.set, request.group);
-  return first && first->refused ? first.get() : nullptr;
+  if (ready.id == 0) ready.request = request;
 }
 
 uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
   NamedRequest* record = submission.named;
-  if (!record || record->refused || refused_first(request)) return 0;
-  if (!stands_for(*record, request, submission.prepared)) return 0;
+  if (!record || !stands_for(*record, request, submission.prepared)) return 0;
   record->submission = std::move(submission);
   record->in_flight = record->reported = true;
   return record->id;
@@ -140,7 +110,7 @@ bool PendingTable::stands_for(NamedRequest& record, const Request& request,
 std::optional<CallKey> PendingTable::key_of(Handle handle) const {
   for (const auto& [set, names] : named_) {
     for (const auto& [name, record] : names) {
-      if (record->in_flight && record->submission.handle == handle && record->reported) {
+      if (record->reported && record->submission.holds(handle)) {
         return CallKey{set, name, 0};
       }
     }
@@ -151,20 +121,7 @@ std::optional<CallKey> PendingTable::key_of(Handle handle) const {
   return std::nullopt;
 }
 
-Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
-                             Contribution contribution) const {
-  Ready ready;
-  ready.contribution = std::move(contribution);
-  record.reported = true;
-  if (stands_for(record, request, record.submission.prepared)) {
-    ready.id = record.id;
-  } else {
-    ready.request = request;
-  }
-  return ready;
-}
-
-std::optional<Report> PendingTable::refuse(const Request& request, Failure failure) {
+Refuse PendingTable::refuse(const Request& request, Failure failure) {
   Refuse refusal{{request.set, request.name, 0}, std::move(failure)};
   if (request.signature.traits().changes_sets) {
     refusal.op = request.signature.op;
@@ -172,18 +129,10 @@ std::optional<Report> PendingTable::refuse(const Request& request, Failure failu
   }
   if (request.name.empty()) {
     refusal.key.sequence = unnamed_[request.set].next++;
-    return refusal;
+  } else {
+    NamedRequest& record = named(request);
+    ++(record.reported ? record.refused_since : record.refused);
   }
-  NamedRequest& record = named(request);
-  if (record.in_flight) {
-    record.later.push_back(std::move(refusal));
-    return std::nullopt;
-  }
-  if (std::exchange(record.refused, true)) {
-    record.refusals.push_back(std::move(refusal));
-    return std::nullopt;
-  }
-  ++refusals_;
   return refusal;
 }
 
@@ -226,6 +175,7 @@ std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
 std::optional<Submission> PendingTable::take(NamedRequest* record) {
   if (!record || !record->reported) return std::nullopt;
   record->reported = false;
+  record->refused += std::exchange(record->refused_since, 0);
   return std::move(record->submission);
 }
 
@@ -234,52 +184,18 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
   return unnamed_[key.set].take(key.sequence);
 }
 
-bool PendingTable::owes_reports(SetId set) const {
-  auto names = named_.find(set);
-  return names != named_.end() && std::ranges::any_of(names->second, [](const auto& entry) {
-           const NamedRequest& record = *entry.second;
-           return !record.refusals.empty() || record.held || !record.later.empty();
-         });
-}
-
-std::optional<Submission> PendingTable::fail(const CallKey& key, std::vector<Report>& next) {
-  const auto found = key.named() ? find(key.set, key.name) : nullptr;
-  if (!found || !found->refused) return take(key);
-  NamedRequest& record = *found;
-  if (!record.refusals.empty()) {
-    next.push_back(std::move(record.refusals.front()));
-    record.refusals.pop_front();
-    return std::nullopt;
-  }
-  record.refused = false;
-  --refusals_;
-  auto report = [&](NamedRequest& waiting) {
-    auto held = std::exchange(waiting.held, std::nullopt);
-    if (held) next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
-  };
-  report(record);
-  for (const std::string& name : std::exchange(record.followers, {})) {
-    auto follower = find(key.set, name);
-    if (follower && !follower->refused) report(*follower);
-  }
-  drop_unknown(record);
+std::optional<Submission> PendingTable::fail(const CallKey& key) {
+  const auto record = key.named() ? find(key.set, key.name) : nullptr;
+  if (!record || record->refused == 0) return take(key);
+  --record->refused;
+  drop_unknown(*record);
   return std::nullopt;
 }
 
-std::optional<Report> PendingTable::finish(const Submission& submission) {
-  if (!submission.named) return std::nullopt;
-  NamedRequest& record = *submission.named;
-  record.in_flight = false;
-  std::optional<Report> next;
-  if (!record.later.empty()) {
-    next = std::move(record.later.front());
-    record.later.pop_front();
-    record.refusals = std::exchange(record.later, {});
-    record.refused = true;
-    ++refusals_;
-  }
-  drop_unknown(record);
-  return next;
+void PendingTable::finish(const Submission& submission) {
+  if (!submission.named) return;
+  submission.named->in_flight = false;
+  drop_unknown(*submission.named);
 }
 
 // Drops an unused name that has no id.
@@ -306,7 +222,6 @@ void PendingTable::clear() {
   }
   named_.clear();
   unnamed_.clear();
-  refusals_ = 0;
 }
 
 void Reporter::pass(const Report& report) {
@@ -314,8 +229,10 @@ void Reporter::pass(const Report& report) {
   write(report);
 }
 
-void Reporter::pass_known(uint32_t id, Contribution&& given) {
-  if (!given.plain()) return pass(Ready{id, {}, 0, std::move(given)});
+void Reporter::pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more) {
+  if (!given.plain() || !std::ranges::all_of(more, &Contribution::plain)) {
+    return pass(Ready{id, {}, 0, std::move(given), std::move(more)});
+  }
   IdRuns& ids = std::get<ReadyMany>(batch_).ids;
   ids.add(id);
   if (ids.full()) pass_batch();

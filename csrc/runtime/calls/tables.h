@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,7 +24,6 @@ struct ProcessSet {
   std::vector<Rank> ranks;  // ascending
   int member = -1;          // this rank's index; -1: no member
   RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
-  bool join_told = false;   // to the coordinator
   Failure join_failure;     // sent with this rank's next join()
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
@@ -53,7 +51,7 @@ class ProcessSets {
 
 class GpuEvent;
 
-// One tensor in flight, as this rank submitted it.
+// One tensor in flight, as this rank submitted it; or a call, by its first tensor.
 struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
@@ -65,10 +63,16 @@ struct Submission {
   std::shared_ptr<GpuEvent> produced;    // event recorded on it
   struct NamedRequest* named = nullptr;  // found by check_free() or submit()
   uint64_t prepared = 0;                 // number of the prepared call that it repeats; 0: none
-  uint64_t index_in_group = 0;           // if it is unnamed; 0: first
   int64_t value = 0;                     // of the outcome; a receive's: who sends
   bool rider = false;                    // a call whose input is small enough to ride along
   RecordedCall recorded;
+  std::vector<Submission> more;  // the other tensors of a group
+
+  Submission& part(size_t i) { return i == 0 ? *this : more[i - 1]; }
+  const Submission& part(size_t i) const { return i == 0 ? *this : more[i - 1]; }
+  bool holds(Handle one) const {
+    return handle == one || std::ranges::count(more, one, &Submission::handle) > 0;
+  }
 };
 
 // A name that this rank uses.
@@ -82,24 +86,11 @@ struct NamedRequest {
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet settled by the log
   Submission submission;
-
-  // A refusal is this rank's report of one call. Until the log has answered it, later actions under this name
-  // wait here: further refusals, then the submission in flight.
-  bool refused = false;
-  std::deque<Refuse> refusals;
-  struct Held {
-    Request request;
-    Contribution contribution;
-  };
-  std::optional<Held> held;
-  std::deque<Refuse> later;  // refusals made during the call in flight, for the time after it
-  std::vector<std::string> followers;  // calls of its group that wait for the same answer
-  bool idle() const { return !in_flight && !refused; }
-};
-
-// A second call under a name in flight: an error of this rank only, because peers make that call once.
-struct NameTaken : Error {
-  using Error::Error;
+  // A refusal is this rank's report of one call. The log answers a rank's reports in their order, so these that it has
+  // not answered are counted: before the call that was reported, and since.
+  int refused = 0;
+  int refused_since = 0;
+  bool idle() const { return !in_flight && refused == 0; }
 };
 
 // Calls known by their number: unnamed ones of a set, or sends and receives that have not met their other end.
@@ -114,7 +105,7 @@ struct NumberedCalls {
   // nullopt: not here.
   std::optional<uint64_t> number_of(Handle handle) const {
     for (const auto& [number, submission] : waiting) {
-      if (submission.handle == handle) return number;
+      if (submission.holds(handle)) return number;
     }
     return std::nullopt;
   }
@@ -122,25 +113,23 @@ struct NumberedCalls {
 
 class PendingTable {
  public:
-  bool in_flight(const Request& request) const;
-  // Throws NameTaken(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
+  // Throws Error(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
   // cached in a prepared call; if empty or no longer listed, it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
-  // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the
-  // first has been submitted.
-  uint64_t next_unnamed(SetId set, uint64_t index_in_group = 0);
-  // Both return the report for the coordinator; nullopt: fail() returns it later, when it may be sent.
-  std::optional<Report> submit(const Request& request, Submission submission,
-                               Contribution contribution);
-  // The same for a call that its id describes, all but the contribution: returns the id. 0: not possible, and
+  // The sequence of the next unnamed call of this set.
+  uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
+  // Fills in how the coordinator knows the call; `ready` has the contributions already.
+  void submit(const Request& request, Submission submission, Ready& ready);
+  // The same for a call that its id describes, all but the contributions: returns the id. 0: it does not, and
   // `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
   // A send or receive that has met its other end: this unnamed call of its pair, which needs no report.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
     unnamed_[pair].waiting.emplace(sequence, std::move(submission));
   }
-  std::optional<Report> refuse(const Request& request, Failure failure);
+  // The report for the coordinator.
+  Refuse refuse(const Request& request, Failure failure);
 
   // The call of this handle; nullopt: the log has settled it.
   std::optional<CallKey> key_of(Handle handle) const;
@@ -152,13 +141,10 @@ class PendingTable {
   // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
-  // This rank's submission of a failed call. If the failure answers a refusal, `next` receives the reports
-  // that may be sent now.
-  std::optional<Submission> fail(const CallKey& key, std::vector<Report>& next);
-  // Whether reports of this set wait for fail() or finish().
-  bool owes_reports(SetId set) const;
-  // The call is over and its name free. Returns the report of a refusal made meanwhile.
-  std::optional<Report> finish(const Submission& submission);
+  // This rank's submission of a failed call; nullopt: also if the failure answers a refusal.
+  std::optional<Submission> fail(const CallKey& key);
+  // The call is over and its name free.
+  void finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
   // The job has failed: drops everything.
   void clear();
@@ -170,11 +156,9 @@ class PendingTable {
     NamedRequest* named = nullptr;  // its record, if it has a name
   };
   NamedRequest& named(const Request& request);
-  Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
   bool stands_for(NamedRequest& record, const Request& request, uint64_t prepared) const;
   const Known& known(uint32_t id) const;
   std::optional<Submission> take(NamedRequest* record);
-  NamedRequest* refused_first(const Request& request) const;
   void drop_unknown(const NamedRequest& record);
 
   std::shared_ptr<NamedRequest> find(SetId set, const std::string& name) const;  // null: unknown
@@ -183,7 +167,6 @@ class PendingTable {
   std::map<SetId, NumberedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
-  size_t refusals_ = 0;  // records that are refused
 };
 
 // How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the
@@ -195,9 +178,9 @@ class Reporter {
 
   // Does not wake the leader.
   void pass(const Report& report);
-  // The same for a Ready with this id. If its contribution is plain it waits for pass_batch(), at the latest for
+  // The same for a Ready with this id. If its contributions are plain it waits for pass_batch(), at the latest for
   // the next report.
-  void pass_known(uint32_t id, Contribution&& given);
+  void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
   // Wakes the leader.
   void send(const Report& report);

@@ -18,24 +18,21 @@ class Gradients {
   Gradients(TestRank& self, int tensors) : self_(self) {
     for (int t = 0; t < tensors; ++t) {
       data_.emplace_back(t % 3 == 0 ? 5 : 300 + 100 * static_cast<size_t>(t));
-      calls_.push_back(
-          self.runtime()->prepare(allreduce(data_.back(), "grad." + std::to_string(t)).request()));
+      calls_.push_back(self.prepare(allreduce(data_.back(), "grad." + std::to_string(t))));
     }
   }
   int count() const { return static_cast<int>(data_.size()); }
 
   // Submits these in one batch.
   std::vector<Handle> submit(int step, const std::vector<int>& tensors) {
-    std::vector<PreparedSubmission> batch;
+    Batch batch;
     for (int t : tensors) {
       Floats& data = data_[static_cast<size_t>(t)];
       data = values_of(self_.rank + step, data.size());
-      batch.push_back({&calls_[static_cast<size_t>(t)], data.data(), data.data()});
+      batch.add(calls_[static_cast<size_t>(t)], data.data(), data.data());
     }
-    self_.runtime()->submit(batch);
-    std::vector<Handle> handles;
-    for (const auto& one : batch) handles.push_back(one.handle);
-    return handles;
+    batch.submit(*self_.runtime());
+    return batch.handles;
   }
   void check(int step, const std::vector<int>& tensors) const {
     for (int t : tensors) {
@@ -148,8 +145,7 @@ TEST(an_input_rides_along_while_few_others_do) {
     std::vector<CheckedCall> calls;
     for (int i = 0; i < 8; ++i) {
       values.push_back(values_of(self.rank + i, 10));
-      calls.push_back(
-          self.runtime()->prepare(allreduce(values.back(), std::to_string(i)).request()));
+      calls.push_back(self.prepare(allreduce(values.back(), std::to_string(i))));
     }
     for (uint32_t turn : {1, 2}) {
       const size_t count = 6 + turn;
@@ -176,27 +172,30 @@ TEST(a_batch_ends_at_its_first_error) {
     const std::string names[] = {"before", "bad", "after"};
     std::vector<CheckedCall> calls;
     for (const std::string& name : names) {
-      calls.push_back(self.runtime()->prepare(allreduce(ten, name).request()));
+      calls.push_back(self.prepare(allreduce(ten, name)));
     }
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part
-    std::vector<PreparedSubmission> batch{{&calls[0], before.data(), before.data()},
-                                          {&calls[1], ten.data(), ten.data()},
-                                          {&calls[2], after.data(), after.data()}};
-    if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};
+    Handle last = 0;
+    Batch batch;
+    batch.add(calls[0], before.data(), before.data());
+    batch.add(calls[1], overlaps ? one_more.data() : ten.data(),
+              overlaps ? one_more.data() + 1 : ten.data());
+    batch.add(calls[2], after.data(), after.data());
     if (overlaps) {
-      CHECK_THROWS(self.runtime()->submit(batch), ErrorCode::kInvalidArgument);
-      CHECK(batch[0].handle != 0 && batch[1].handle == 0 && batch[2].handle == 0);
-      self.finish(batch[0].handle);
-      self.runtime()->submit(std::span(batch).subspan(2));
+      CHECK_THROWS(batch.submit(*self.runtime()), ErrorCode::kInvalidArgument);
+      CHECK(batch.handles[0] != 0 && batch.handles[1] == 0 && batch.handles[2] == 0);
+      self.finish(batch.handles[0]);
+      last = self.submit(calls[2], after.data(), after.data());
     } else {
-      self.runtime()->submit(batch);
-      self.finish(batch[0].handle);
-      const Failure failure = self.wait({batch[1].handle});
+      batch.submit(*self.runtime());
+      self.finish(batch.handles[0]);
+      last = batch.handles[2];
+      const Failure failure = self.wait({batch.handles[1]});
       CHECK(failure.code == ErrorCode::kInvalidArgument);
       CHECK(contains(failure.text, "rank 0 refused") && contains(failure.text, "'bad'"));
     }
-    self.finish(batch[2].handle);
+    self.finish(last);
     CHECK(before == sum_over(self.size, 10) && after == sum_over(self.size, 10));
   });
 }

@@ -190,9 +190,8 @@ void sum_twice(int rank) {
   for (size_t n : {size_t{3}, size_t{100'000}}) {
     Floats data = values_of(rank, n);
     const Ask ask = allreduce(data);
-    const farandole_request request = ask.request();
     int64_t handle = 0;
-    CHECK_EQ(farandole_submit(&request, 1, &handle), FARANDOLE_OK);
+    CHECK_EQ(submit_by_abi(ask, handle), FARANDOLE_OK);
     CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
     CHECK(data == sum_over(2, n));
   }
@@ -231,9 +230,8 @@ TEST(a_child_of_a_killed_rank_keeps_no_connection_to_other_hosts) {
     sum_twice(1);
     Floats data(3);
     const Ask ask = allreduce(data);
-    const farandole_request request = ask.request();
     int64_t handle = 0;
-    int32_t code = farandole_submit(&request, 1, &handle);
+    int32_t code = submit_by_abi(ask, handle);
     if (code == FARANDOLE_OK) code = farandole_wait(&handle, 1, 60);
     bootstrap.tell(2);
     CHECK_EQ(code, FARANDOLE_E_PEER);

@@ -52,7 +52,7 @@ TEST(members_form_a_set_when_all_others_have_left) {
     while (!contains(self.fails(allreduce(data, "of all"), ErrorCode::kPeer), "ranks 1, 3 ")) {
     }
     Ask form{FARANDOLE_ADD_SET, {0, 2}, nullptr, nullptr, "members"};
-    form.group = form.name;
+    form.by_members = true;
     const Handle formed = self.submit(form);
     CHECK(!self.wait({formed}));
     Ask sum = allreduce(data);
@@ -65,7 +65,7 @@ TEST(members_form_a_set_when_all_others_have_left) {
     CHECK(data == expected);
     Ask end = form;
     end.op = FARANDOLE_REMOVE_SET;
-    end.name = end.group = "their end";
+    end.name = "their end";
     end.root = sum.set;
     self.run(end);
     Ask add{
@@ -164,7 +164,7 @@ TEST(a_rank_may_leave_while_threads_submit) {
             Ask ask = allreduce(data, name);
             request = ask.request();
             Failure failure;
-            Handle handle = runtime->submit({&request, 1}).front();
+            Handle handle = TestRank::submit(*runtime, {&request, 1}).front();
             while (runtime->driver().wait({&handle, 1}, patience(), failure) ==
                    WaitEnd::kTimeIsUp) {
             }

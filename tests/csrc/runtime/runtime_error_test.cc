@@ -78,7 +78,6 @@ constexpr Wrong kWrong[] = {
     {[](Ask& a) { a.dtype = FARANDOLE_BOOL; }, "Sum of bool is not defined", ErrorCode::kWrongType},
     {[](Ask& a) { a.device = -2; }, "no such device"},
     {[](Ask& a) { a.name.assign(5000, 'x'); }, "longer than 4096 bytes"},
-    {[](Ask& a) { a.group = "g", a.group_size = 0; }, "a group needs at least one member"},
     {[](Ask& a) { a.shape = {-1}; }, "negative length in shape"},
     {[](Ask& a) { a.shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "is too large"},
     {[](Ask& a) { a.shape.assign(65, 1); }, "more than 64 dimensions"},
@@ -91,14 +90,9 @@ constexpr Wrong kWrong[] = {
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.shape = {}, a.root = 3; }, "process set 3"},
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.set = 1; }, "there is no process set 1"},
     {[](Ask& a) { a.op = FARANDOLE_BARRIER, a.shape = {-5}; }, "negative length in shape"},
-    {[](Ask& a) { a.op = FARANDOLE_BARRIER, a.group_size = -5; }, "a group needs at least one"},
-    {[](Ask& a) { a.group.assign(5000, 'x'); }, "the group is longer than 4096 bytes"},
-    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {0}, a.group = "g"; }, "its group has its"},
-    {[](Ask& a) {
-       a.op = FARANDOLE_ADD_SET, a.shape = {0, 1}, a.name = a.group = "g", a.group_size = 2;
-     },
-     "its group has its name and one tensor"},
-    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {7}, a.name = a.group = "g"; },
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {0}, a.by_members = true; },
+     "it needs a name"},
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {7}, a.name = "g", a.by_members = true; },
      "is not among"},
 };
 
@@ -121,7 +115,7 @@ TEST(a_wrong_field_is_refused) {
   run_jobs({2}, [&](TestRank& self) {
     Floats data = values_of(self.rank, 3);
     const auto refused = [&](const farandole_request& wrong) {
-      CHECK_THROWS(self.runtime()->submit({&wrong, 1}), ErrorCode::kInvalidArgument);
+      CHECK_THROWS(TestRank::submit(*self.runtime(), {&wrong, 1}), ErrorCode::kInvalidArgument);
     };
     Ask all = allreduce(data);
     all.op = FARANDOLE_ALLTOALL;
@@ -135,19 +129,13 @@ TEST(a_wrong_field_is_refused) {
     Ask message{FARANDOLE_SEND, {3}, data.data(), nullptr, ""};
     if (self.rank == 1) message = {FARANDOLE_RECEIVE, {3}, nullptr, data.data(), ""};
     message.root = 1 - self.rank;
-    request = message.request();
-    request.group = "";  // none
-    request.group_size = 7;
-    self.finish(self.runtime()->submit({&request, 1}));
-    CHECK(data == values_of(0, 3));
-    // By a prepared call, which gets its buffers later.
-    const CheckedCall kept = self.runtime()->prepare(message.request());
+    const CheckedCall kept = self.prepare(message);
     CHECK_THROWS(self.submit(kept, nullptr, nullptr), ErrorCode::kInvalidArgument);
     self.check_usable();
   });
 }
 
-// A group is of one set, with names all or none. Where one rank only is wrong, its peers hear of it.
+// A group is of one set. Where one rank only is wrong, its peers hear of it.
 TEST(what_does_not_go_together_is_refused) {
   run_jobs({3}, [](TestRank& self) {
     const SetId pair = add_set(self, {0, 1});
@@ -158,25 +146,103 @@ TEST(what_does_not_go_together_is_refused) {
     const auto refused = [&](const Ask& a, const Ask& b) {
       CHECK_THROWS(self.submit(std::vector<Ask>{a, b}), ErrorCode::kInvalidArgument);
     };
-    for (bool first : {true, false}) first ? refused(here, there) : refused(there, here);
-    const Ask named = allreduce(one, "named");
-    refused(named, here);
-    refused(here, named);
+    refused(here, there);
+    if (self.rank < 2) refused(there, here);
     refused(add, add);
-    there.name = "there";
-    refused(named, there);
     self.check_usable();
-    there.name.clear();
     if (self.rank == 0) {
-      refused(there, here);
+      try {
+        self.submit(std::vector<Ask>{here, there});
+        fail("tensors of two sets were taken");
+      } catch (const Error& error) {
+        CHECK(contains(error.what(), "of 0 and 1; make a call for each set"));
+      }
     } else {
       CHECK(contains(self.fails(here, ErrorCode::kInvalidArgument), "rank 0 refused"));
-      if (self.rank == 1) self.fails(there, ErrorCode::kInvalidArgument);
     }
     self.check_usable();
     if (self.rank == 2) return;
     self.run(there);
     CHECK(two == sum_over(2, two.size()));
+  });
+}
+
+TEST(ranks_that_disagree_about_the_size_of_a_group_fail_together) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    for (const std::string name : {"group", ""}) {
+      Floats data = values_of(self.rank, 500), other = data;
+      const std::vector<Ask> three(3, allreduce(data, name));
+      std::vector<Ask> mine(three.begin(), three.begin() + (self.rank == 0 ? 2 : 3));
+      const std::vector<Handle> failed = self.submit(mine);
+      for (Handle handle : failed) {
+        const Failure failure = self.wait({handle});
+        CHECK_EQ(failure.code, ErrorCode::kMismatch);
+        CHECK(contains(failure.text, "group size is 2 on rank 0, 3 on rank"));
+      }
+      const std::vector<Ask> two{allreduce(data, name), allreduce(other)};
+      self.finish(self.submit(two));
+      CHECK(data == sum_over(self.size, 500) && other == data);
+    }
+  });
+}
+
+// Small ones travel in the report, large ones in a bucket; any tensor of them may be missing here or everywhere.
+TEST(each_tensor_of_a_group_has_its_own_result) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    const auto n = static_cast<size_t>(self.size);
+    for (size_t length : {size_t{2}, size_t{4000}}) {
+      Floats sum = values_of(self.rank, length), none(length), rows = values_of(self.rank, length);
+      Floats lonely = values_of(0, length), all(n * length);
+      Ask gather = allreduce(rows);
+      gather.op = FARANDOLE_ALLGATHER;
+      gather.output = all.data();
+      Ask absent = allreduce(none), one_s = allreduce(lonely);
+      absent.input = nullptr;
+      if (self.rank > 0) one_s.input = nullptr;
+      for (const bool with_absent : {false, true}) {
+        sum = values_of(self.rank, length);
+        std::vector<Ask> group{allreduce(sum, "group"), gather, one_s};
+        if (with_absent) group.insert(group.begin() + 1, absent);
+        const std::vector<Handle> handles = self.submit(group);
+        CHECK(!self.wait(handles));
+        for (size_t i = 0; i < handles.size(); ++i) {
+          self.runtime()->handles().look(handles[i], [&](const Outcome& outcome) {
+            CHECK_EQ(outcome.absent, with_absent && i == 1);
+            CHECK_EQ(outcome.shape[0], group[i].op == FARANDOLE_ALLGATHER ? n * length : length);
+          });
+          self.runtime()->handles().release(handles[i]);
+        }
+        CHECK(sum == sum_over(self.size, length) && lonely == values_of(0, length));
+        for (size_t r = 0; r < n; ++r) {
+          const auto at = all.begin() + static_cast<ptrdiff_t>(r * length);
+          CHECK(std::equal(at, at + static_cast<ptrdiff_t>(length),
+                           values_of(static_cast<int>(r), length).begin()));
+        }
+      }
+    }
+  });
+}
+
+// Refusals and calls under one name, without waiting for any answer in between.
+TEST(a_rank_reports_a_name_again_and_again) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    for (int round = 0; round < 5; ++round) {
+      Floats data = values_of(self.rank, 300);
+      if (self.rank == 1) {
+        for (int i = 0; i < 3; ++i) {
+          CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
+        }
+        const Handle good = self.submit(allreduce(data, "again"));
+        CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
+        self.finish(good);
+      } else {
+        for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "again"), ErrorCode::kWrongType);
+        self.run(allreduce(data, "again"));
+      }
+      CHECK(data == sum_over(self.size, data.size()));
+      if (self.rank != 1) self.fails(allreduce(data, "again"), ErrorCode::kWrongType);
+    }
+    self.check_usable();
   });
 }
 
@@ -219,7 +285,7 @@ class OneDescriptorOnItsWay {
 
 Ask form_set(const std::string& name) {
   Ask form{FARANDOLE_ADD_SET, {0, 1, 2}, nullptr, nullptr, name};
-  form.group = name;
+  form.by_members = true;
   return form;
 }
 
@@ -265,10 +331,8 @@ TEST(buffers_that_overlap_in_part_are_refused) {
       for (bool kept : {false, true}) {
         Failure failure;
         try {
-          const farandole_request request = ask.request();
           const Handle handle =
-              kept ? self.submit(self.runtime()->prepare(request), ask.input, ask.output)
-                   : self.submit(ask);
+              kept ? self.submit(self.prepare(ask), ask.input, ask.output) : self.submit(ask);
           CHECK(!bad);
           failure = self.wait({handle});
           self.runtime()->handles().release(handle);
@@ -305,7 +369,7 @@ TEST(buffers_that_overlap_in_part_are_refused) {
 TEST(a_joined_rank_submits_nothing) {
   run_jobs({2, 3}, [](TestRank& self) {
     Floats data = values_of(self.rank, 3);
-    const CheckedCall kept = self.runtime()->prepare(allreduce(data, "kept").request());
+    const CheckedCall kept = self.prepare(allreduce(data, "kept"));
     if (self.rank > 0) self.bootstrap.await(0, 1);
     Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
     if (self.rank == 0) {

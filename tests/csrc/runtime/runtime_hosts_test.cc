@@ -100,8 +100,8 @@ TEST(hosts_agree_and_small_calls_work_between_them) {
 TEST(between_hosts_inputs_ride_along_with_others_under_way) {
   run_hosts({0, 0, 2}, [](TestRank& self) {
     Floats one = values_of(self.rank, 10), two = values_of(self.rank + 1, 20);
-    const CheckedCall calls[] = {self.runtime()->prepare(allreduce(one, "1").request()),
-                                 self.runtime()->prepare(allreduce(two, "2").request())};
+    const CheckedCall calls[] = {self.prepare(allreduce(one, "1")),
+                                 self.prepare(allreduce(two, "2"))};
     if (self.rank > 0) self.bootstrap.await(1, 1);
     const Handle first = self.submit(calls[0], one.data(), one.data());
     const Handle second = self.submit(calls[1], two.data(), two.data());

@@ -94,8 +94,6 @@ TEST(another_build_is_refused) {
   });
 }
 
-uintptr_t address(Floats& data) { return reinterpret_cast<uintptr_t>(data.data()); }
-
 // A prepared call may be submitted while another thread shuts down, and after.
 TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
   for (int round = 0; round < 10; ++round) {
@@ -103,13 +101,13 @@ TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
     Floats data(2000, 1);
     const Ask ask = allreduce(data, "prepared");
     const farandole_request request = ask.request();
-    const int64_t call = farandole_prepare_call(&request);
+    const int64_t call = farandole_prepare_call(&request, 1);
     CHECK(call > 0);
     std::atomic<uint32_t> calls{0};
     std::thread submitter([&] {
       int64_t handle = 0;
       for (; handle >= 0; calls.fetch_add(1), futex_wake(calls, 1, kFutexAnyBit)) {
-        handle = farandole_submit_prepared(call, address(data), address(data));
+        handle = farandole_submit_one(call, address(data.data()), address(data.data()));
         if (handle < 0) break;
         const int32_t code = farandole_wait(&handle, 1, 60);
         CHECK(code == FARANDOLE_OK || code == FARANDOLE_E_SHUTDOWN);
@@ -122,7 +120,8 @@ TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
     }
     shut_down();
     submitter.join();
-    CHECK_EQ(farandole_submit_prepared(call, address(data), address(data)), -FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_submit_one(call, address(data.data()), address(data.data())),
+             -FARANDOLE_E_SHUTDOWN);
     shut_down();  // there is nothing any more
   }
 }
@@ -136,18 +135,18 @@ TEST(several_prepared_calls_go_in_one_batch) {
   for (int i = 0; i < 2; ++i) {
     farandole_request request = asks[i].request();
     request.prescale = 2 + i;
-    prepared[i] = farandole_prepare_call(&request);
+    prepared[i] = farandole_prepare_call(&request, 1);
     CHECK(prepared[i] > 0);
   }
-  const uintptr_t buffers[] = {address(one), address(other), address(other)};
+  const uintptr_t buffers[] = {address(one.data()), address(other.data()), address(other.data())};
   prepared[2] = prepared[0] + prepared[1] + 1;  // none
   int64_t handles[3] = {};
-  CHECK_EQ(farandole_submit_prepared_batch(prepared, buffers, 3, handles), FARANDOLE_E_ARGUMENT);
+  CHECK_EQ(farandole_submit(prepared, buffers, buffers, nullptr, 3, handles), FARANDOLE_E_ARGUMENT);
   CHECK(handles[0] > 0 && handles[1] > 0 && handles[2] == 0);
   CHECK_EQ(farandole_wait(handles, 2, 60), FARANDOLE_OK);
   for (size_t i = 0; i < one.size(); ++i) CHECK_EQ(one[i], 2 * values_of(0, 5)[i]);
   for (size_t i = 0; i < other.size(); ++i) CHECK_EQ(other[i], 3 * values_of(1, 3)[i]);
   farandole_release_all(handles, 2);
   shut_down();
-  CHECK_EQ(farandole_submit_prepared_batch(prepared, buffers, 1, handles), FARANDOLE_E_SHUTDOWN);
+  CHECK_EQ(farandole_submit(prepared, buffers, buffers, nullptr, 1, handles), FARANDOLE_E_SHUTDOWN);
 }

@@ -36,8 +36,7 @@ struct Ask {
   int32_t dtype = FARANDOLE_FLOAT32;
   int32_t root = 0;
   int32_t set = 0;
-  std::string group = {};
-  int32_t group_size = 1;
+  bool by_members = false;
   std::vector<int64_t> splits = {};
   int32_t device = -1;
   uint64_t stream = 0;
@@ -50,10 +49,31 @@ struct Ask {
     r.input = input, r.output = output;
     r.n_splits = static_cast<int32_t>(splits.size()), r.splits = splits.data();
     r.name = name.empty() ? nullptr : name.c_str();
-    r.stream = stream;
-    r.group = group.empty() ? nullptr : group.c_str(), r.group_size = group_size;
+    r.by_members = by_members;
     return r;
   }
+};
+
+inline uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+
+// Prepared calls on one tensor each, submitted together.
+struct Batch {
+  void add(const CheckedCall& call, const void* input, void* output) {
+    calls.push_back(&call);
+    inputs.push_back(address(input));
+    outputs.push_back(address(output));
+    handles.push_back(0);
+  }
+  void submit(Runtime& runtime) {
+    std::vector<PreparedSubmission> all;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      all.push_back({calls[i], {&inputs[i], 1}, {&outputs[i], 1}, {}, {&handles[i], 1}});
+    }
+    runtime.submit(all);
+  }
+  std::vector<const CheckedCall*> calls;
+  std::vector<uintptr_t> inputs, outputs;
+  std::vector<Handle> handles;
 };
 
 using Floats = std::vector<float>;
@@ -120,15 +140,45 @@ class TestRank {
   bool up() const { return runtime_ != nullptr; }
 
   Handle submit(const Ask& ask) { return submit(std::vector<Ask>{ask}).front(); }
+  // As a group.
   std::vector<Handle> submit(const std::vector<Ask>& asks) {
     std::vector<farandole_request> requests;
-    for (const Ask& ask : asks) requests.push_back(ask.request());
-    return runtime_->submit(requests);
+    std::vector<uint64_t> streams;
+    for (const Ask& ask : asks) {
+      requests.push_back(ask.request());
+      streams.push_back(ask.stream);
+    }
+    return submit(*runtime_, requests, streams);
+  }
+  // Peers hear of an error.
+  static std::vector<Handle> submit(Runtime& runtime, std::span<const farandole_request> requests,
+                                    std::vector<uint64_t> streams = {}) {
+    CheckedCall call;
+    try {
+      call = runtime.prepare(requests, requests.size());
+    } catch (const Error& error) {
+      runtime.refuse(requests.front(), {error.code(), error.what()});
+      throw;
+    }
+    std::vector<uintptr_t> inputs, outputs;
+    for (const farandole_request& request : requests) {
+      inputs.push_back(address(request.input));
+      outputs.push_back(address(request.output));
+    }
+    std::vector<Handle> handles(requests.size());
+    PreparedSubmission one{&call, inputs, outputs, streams, handles};
+    runtime.submit({&one, 1});
+    return handles;
+  }
+  CheckedCall prepare(const Ask& ask) {
+    const farandole_request request = ask.request();
+    return runtime_->prepare({&request, 1}, 1);
   }
   Handle submit(const CheckedCall& prepared, const void* input, void* output) {
-    PreparedSubmission one{&prepared, input, output};
-    runtime_->submit({&one, 1});
-    return one.handle;
+    Batch batch;
+    batch.add(prepared, input, output);
+    batch.submit(*runtime_);
+    return batch.handles.front();
   }
   // Empty: all are done.
   Failure wait(const std::vector<Handle>& handles) {
@@ -279,6 +329,17 @@ inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
   self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
   self.runtime()->handles().release(handle);
   return static_cast<SetId>(id);
+}
+
+// By the C ABI: prepared, submitted and forgotten. Returns the code.
+inline int32_t submit_by_abi(const Ask& ask, int64_t& handle) {
+  const farandole_request request = ask.request();
+  const int64_t call = farandole_prepare_call(&request, 1);
+  if (call < 0) return static_cast<int32_t>(-call);
+  const uintptr_t input = address(ask.input), output = address(ask.output);
+  const int32_t code = farandole_submit(&call, &input, &output, nullptr, 1, &handle);
+  farandole_forget_prepared(call);
+  return code;
 }
 
 // A world of one, by the C ABI.

@@ -53,8 +53,15 @@ TEST(every_field_of_a_signature_must_agree) {
            "postscale factor is 1 on %c, 1e-09 on %o");
   mismatch(common, change([](Request& r) { r.signature.device = 0; }),
            "device is CPU on %c, GPU on %o");
-  mismatch(common, grouped(common, "g", 1), "group is none on %c, 'g' on %o");
-  mismatch(grouped(common, "g", 1), grouped(common, "g", 2), "group size is 1 on %c, 2 on %o");
+  mismatch(common, grouped(common, 2), "group size is 1 on %c, 2 on %o");
+}
+
+TEST(who_makes_a_set_must_be_agreed) {
+  Job job(2);
+  job.submit(0, add_set_of({0, 1}, "x"), no_input());
+  job.submit(1, form_set_of({0, 1}, "x"), no_input());
+  contains(only<Fail>(job.publish()).failure.text,
+           "who makes it is all ranks on rank 0, its members on rank 1");
 }
 
 TEST(a_mismatch_names_every_opinion) {
@@ -70,7 +77,6 @@ TEST(reports_that_break_the_protocol_throw) {
     CHECK_THROWS(act(job), ErrorCode::kInternal);
   };
   broken([](Job& job) { job.report(0, Ready{99, {}, 0, input()}); });
-  broken([](Job& job) { job.submit(0, tensor("x")), job.submit(0, tensor("x")); });
   broken([](Job& job) { job.report(0, Join{0}), job.report(0, Join{0}); });
   broken([](Job& job) { job.report(0, Join{0}), job.submit(0, tensor("x")); });
   broken([](Job& job) { job.submit(0, in_set(tensor("x"), 1)); });  // the next one's number
@@ -83,6 +89,18 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) { job.submit_all(tensor("x")), job.publish(), job.report(1, Done{0, 1}); });
   broken([](Job& job) { job.submit(0, with_op(tensor("x"), Op::kJoin)); });
   broken([](Job& job) { job.submit(0, tensor("x", {-5})); });
+  broken([](Job& job) { job.report(0, Ready{0, grouped(tensor("x"), 2), 0, input()}); });
+  broken([](Job& job) { job.submit(0, grouped(with_op(tensor("x"), Op::kBarrier), 2)); });
+  broken([](Job& job) {
+    Request odd = grouped(tensor("x"), 2);
+    odd.more[0].shape = {-5};
+    job.submit(0, odd);
+  });
+  broken([](Job& job) {
+    Request odd = grouped(tensor("x"), 2);
+    odd.more[0].device = 0;
+    job.submit(0, odd);
+  });
   broken([](Job& job) { job.submit(0, tensor("x", {int64_t{1} << 40, int64_t{1} << 40})); });
   broken([](Job& job) { job.submit(0, tensor("x", {3}), payload<float>({1, 2})); });
   broken([](Job& job) {
@@ -112,12 +130,6 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) { job.report(0, ReadyMany{{999}}); });
   broken([](Job& job) { job.coordinator().receive_all(job.host_of_all(), ReadyMany{{999}}, 0); });
   broken([](Job& job) { job.coordinator().receive_all(job.host_of_all(), Join{}, 0); });
-  broken([](Job& job) {  // twice by id
-    job.submit_all(tensor("x"));
-    const ReadyMany many{{only<Define>(job.publish()).id}};
-    job.report(0, many);
-    job.report(0, many);
-  });
   broken([](Job& job) {  // an unnamed call that is over already
     job.submit_all(tensor(""));
     job.publish();

@@ -1,125 +1,118 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of which ranks bring more, or less, or nothing.
+// Groups: calls of several tensors.
 #include "control/coordinator/coordinator_harness.h"
 
 namespace farandole {
 namespace {
 
-// Like the ranks: the first goes by the name of the group, or has its place in the order.
-std::vector<Request> group_of(const std::string& name, int size) {
-  std::vector<Request> calls;
-  for (int i = 0; i < size; ++i) {
-    const std::string own = i == 0 || name.empty()
-                                ? name
-                                : name + "_" + std::to_string(i + 1) + "of" + std::to_string(size);
-    calls.push_back(grouped(tensor(own), name.empty() ? "unnamed group" : name, size));
-  }
-  return calls;
-}
-
-void submit_member(Job& job, Rank rank, const Request& call, int place, uint64_t number) {
-  Ready ready;
-  ready.request = call;
-  ready.contribution = input();
-  const bool unnamed = call.name.empty();
-  if (unnamed) ready.sequence = number + (static_cast<uint64_t>(place) << kFollowerShift);
-  job.report(rank, ready);
-}
-
-void submit_group(Job& job, Rank rank, const std::string& name, int size) {
-  const std::vector<Request> calls = group_of(name, size);
-  for (int i = 0; i < size; ++i) submit_member(job, rank, calls[static_cast<size_t>(i)], i, 0);
+Request group_of(const std::string& name, size_t tensors, int64_t length = 1000) {
+  if (tensors > 0) return grouped(tensor(name, {length}), tensors);
+  Request none = with_op(tensor(name, {}), Op::kBarrier);
+  none.no_tensors = true;
+  return none;
 }
 
 }  // namespace
 
-TEST(a_group_of_which_ranks_bring_more_or_less_fails_as_a_whole) {
+TEST(ranks_that_disagree_about_the_size_of_a_group_hear_all_sizes) {
   for (const char* name : {"g", ""}) {
-    Job job(3);
-    submit_group(job, 0, name, 3);
-    submit_group(job, 1, name, 2);
+    Job job(4);
+    job.submit(0, group_of(name, 3));
+    job.submit(1, group_of(name, 2));
+    job.submit(2, group_of(name, 0));
     CHECK_EQ(kinds(job.publish()), "");
-    const auto calls = group_of(name, 3);
-    submit_member(job, 2, calls[0], 0, 0);
-    submit_member(job, 2, calls[1], 1, 0);
-    CHECK_EQ(kinds(job.publish()), "");  // rank 2 has one more to report: who fails may begin anew
-    submit_member(job, 2, calls[2], 2, 0);
-    const Log log = job.publish();
-    CHECK_EQ(kinds(log), *name ? "fail fail fail fail" : "fail fail fail");
-    for (const Fail& fail : all<Fail>(log)) {
-      contains(fail.failure.text, "group size is 3 on ranks 0, 2, 2 on rank 1");
-    }
-    Request again = tensor(name);
-    if (*name) job.submit_all(again);
-    if (*name) CHECK_EQ(kinds(job.publish()), "define run");
+    job.submit(3, group_of(name, 3));
+    const Fail fail = only<Fail>(job.publish());
+    CHECK(fail.failure.code == ErrorCode::kMismatch);
+    contains(fail.failure.text, "group size is 3 on ranks 0, 3, 2 on rank 1, 0 on rank 2");
+    job.submit_all(group_of(name, 2));
+    CHECK_EQ(kinds(job.publish()), "define run");
   }
 }
 
-// Whoever waits for the group may use its names again when the first call has failed.
-TEST(the_first_call_of_a_group_fails_last) {
-  for (const char* name : {"g", ""}) {
-    for (size_t wrong : {0, 1, 2}) {
-      Job job(2);
-      auto others = group_of(name, 3);
-      others[wrong].signature.shape = {7};
-      submit_group(job, 0, name, 3);
-      submit_member(job, 1, others[0], 0, 0);
-      submit_member(job, 1, others[1], 1, 0);
-      CHECK_EQ(kinds(job.publish()), wrong < 2 ? "fail" : "");
-      submit_member(job, 1, others[2], 2, 0);
-      const auto fails = all<Fail>(job.publish());
-      CHECK_EQ(fails.size(), wrong < 2 ? size_t{2} : size_t{3});
-      for (const Fail& fail : fails) contains(fail.failure.text, "shape is");
-      CHECK_EQ(fails.back().key.name, name);
-      CHECK_EQ(fails.back().key.index_in_group(), uint64_t{0});
-    }
-  }
-}
-
-TEST(refusing_the_first_call_of_a_group_refuses_the_group) {
-  for (const char* name : {"g", ""}) {
-    for (bool first : {true, false}) {
-      Job job(3);
-      const Refuse refusal{{kWorldSet, name, 0}, {ErrorCode::kWrongType, "bad"}};
-      if (first) job.report(2, refusal);
-      submit_group(job, 0, name, 3);
-      submit_group(job, 1, name, 3);
-      if (!first) job.report(2, refusal);
-      const auto fails = all<Fail>(job.publish());
-      CHECK_EQ(fails.size(), size_t{3});
-      for (const Fail& fail : fails) {
-        CHECK_EQ(fail.failure.text, "bad");
-        const bool leads = fail.key.index_in_group() == 0 && fail.key.name == name;
-        CHECK_EQ(fail.unheard.size(), leads ? size_t{0} : size_t{1});
-      }
-    }
-  }
-}
-
-TEST(a_group_without_members_meets_one_with_some) {
+TEST(a_group_of_one_is_a_call_and_of_none_a_barrier) {
   Job job(2);
-  Request none = with_op(tensor("g", {}), Op::kBarrier);
-  none.signature.group_size = 0;
-  job.submit_all(none);
-  CHECK_EQ(kinds(job.publish()), "define result");
-  job.submit(0, none);
-  submit_group(job, 1, "g", 2);
-  for (const Fail& fail : all<Fail>(job.publish())) {
-    contains(fail.failure.text, "group size is 0 on rank 0, 2 on rank 1");
-  }
-  job.submit(0, none);
+  job.submit(0, group_of("g", 1));
   job.submit(1, tensor("g"));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  job.submit_all(group_of("none", 0));
+  CHECK_EQ(kinds(job.publish()), "define result");
+  job.submit(0, group_of("none", 0));
+  job.submit(1, with_op(tensor("none", {}), Op::kBarrier));
   contains(only<Fail>(job.publish()).failure.text, "group size is 0 on rank 0, 1 on rank 1");
 }
 
-TEST(a_join_after_refusing_a_group_does_not_complete_it) {
+TEST(a_mismatch_names_the_tensor_of_a_group) {
+  Job job(2);
+  Request odd = group_of("g", 3);
+  odd.more[1].shape = {7};
+  job.submit(0, group_of("g", 3));
+  job.submit(1, odd);
+  contains(only<Fail>(job.publish()).failure.text,
+           "'g', tensor 3 (allreduce): shape is (1000,) on rank 0, (7,) on rank 1");
+}
+
+TEST(a_refused_group_fails_once) {
+  for (const char* name : {"g", ""}) {
+    Job job(3);
+    job.submit(0, group_of(name, 3));
+    job.report(2, Refuse{{kWorldSet, name, 0}, {ErrorCode::kWrongType, "bad"}});
+    job.submit(1, group_of(name, 3));
+    const Fail fail = only<Fail>(job.publish());
+    CHECK_EQ(fail.failure.text, "bad");
+  }
+}
+
+TEST(each_tensor_of_a_group_has_its_own_inputs) {
+  Job job(2);
+  Ready ready{0, group_of("g", 3), 0, input(), {no_input(), no_input()}};
+  job.report(0, ready);
+  ready.more[0] = input();
+  job.report(1, ready);
+  const Run run = only<Run>(job.publish());
+  CHECK_EQ(run.items.size(), size_t{1});
+  CHECK(run.items[0].part(0).plain());
+  CHECK(run.items[0].part(1).absent == std::vector<int32_t>({0}));
+  CHECK(run.items[0].part(2).absent == std::vector<int32_t>({0, 1}));
+  job.submit_all(group_of("g", 3), no_input());
+  CHECK(only<Result>(job.publish()).absent);
+}
+
+TEST(a_large_group_moves_in_one_bucket) {
+  Coordinator::Settings settings = Job::settings(2);
+  settings.fusion_bytes = 4096;
+  Job job(settings);
+  job.submit_all(tensor("before"));
+  job.submit_all(group_of("g", 5));
+  job.submit_all(tensor("after"));
+  CHECK_EQ(kinds(job.publish()), "define run define run");
+  CHECK_EQ(job.coordinator().definitions(), size_t{3});
+}
+
+TEST(inputs_of_a_small_group_ride_along) {
+  Job job(2);
+  for (Rank rank : {0, 1}) {
+    const std::vector<float> one{1.0F + static_cast<float>(rank)}, two{10, 20};
+    Request group = group_of("g", 2, 1);
+    group.more[0].shape = {2};
+    job.report(rank, Ready{0, group, 0, payload(one), {payload(two)}});
+  }
+  const Result result = only<Result>(job.publish());
+  CHECK(values_of<float>(result.payload) == std::vector<float>({3, 20, 40}));
+}
+
+TEST(a_host_reports_a_group_as_one) {
   Job job(3);
-  submit_group(job, 0, "g", 2);
-  job.report(2, Refuse{{kWorldSet, "g", 0}, {ErrorCode::kWrongType, "bad"}});
-  job.report(2, Join{kWorldSet});
-  CHECK_EQ(kinds(job.publish()), "");
-  submit_group(job, 1, "g", 2);
-  CHECK_EQ(kinds(job.publish()), "fail fail");
+  const int host = job.host_of_all();
+  job.submit_all(group_of("g", 3));
+  const uint32_t id = only<Define>(job.publish()).id;
+  for (bool joined : {false, true}) {
+    if (joined) job.submit(1, group_of("g", 2));  // an irregular call: rank by rank
+    ReadyMany all;
+    all.ids.add(id);
+    job.coordinator().receive_all(host, all, 0);
+    CHECK_EQ(kinds(job.publish()), joined ? "fail" : "run");
+  }
 }
 
 }  // namespace farandole

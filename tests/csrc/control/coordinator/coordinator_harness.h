@@ -50,7 +50,7 @@ inline bool contains(const std::string& text, const std::string& part) {
 }
 
 inline Request tensor(std::string name, std::vector<int64_t> shape = {1000}) {
-  Request request{kWorldSet, std::move(name), {}, {}};
+  Request request{kWorldSet, std::move(name), {}};
   request.signature.shape = std::move(shape);
   return request;
 }
@@ -58,9 +58,13 @@ inline Request in_set(Request request, SetId set) {
   request.set = set;
   return request;
 }
-inline Request grouped(Request request, std::string group, int size) {
-  request.group = std::move(group);
-  request.signature.group_size = size;
+// All its tensors are alike.
+inline Request grouped(Request request, size_t tensors) {
+  request.more.assign(tensors - 1, request.signature);
+  return request;
+}
+inline Request by_members_alone(Request request) {
+  request.alone = true;
   return request;
 }
 inline Request made_at(std::string site, Request request = tensor("")) {
@@ -81,10 +85,10 @@ inline Request remove_set_of(SetId set, std::string name = "remove") {
   return request;
 }
 inline Request form_set_of(std::vector<int64_t> ranks, std::string name = "form") {
-  return grouped(add_set_of(std::move(ranks), name), name, 1);
+  return by_members_alone(add_set_of(std::move(ranks), std::move(name)));
 }
 inline Request disband_set_of(SetId set, std::vector<int64_t> ranks, std::string name = "disband") {
-  Request request = grouped(remove_set_of(set, name), name, 1);
+  Request request = by_members_alone(remove_set_of(set, std::move(name)));
   request.signature.shape = std::move(ranks);
   return request;
 }
@@ -128,13 +132,13 @@ class Job {
     Ready ready;
     for (auto& [id, known] : table_) {
       bool same = known.set == request.set && known.name == request.name &&
-                  known.group == request.group && known.signature == request.signature &&
-                  known.site == request.site;
+                  same_terms(known, request) && known.site == request.site;
       if (same) ready.id = id;
     }
     if (ready.id == 0) ready.request = request;
     if (request.name.empty()) ready.sequence = next_[{from, request.set}]++;
     ready.contribution = given;
+    ready.more.assign(request.more.size(), given);
     report(from, ready);
   }
   void submit_all(const Request& request, const Contribution& given = input()) {

@@ -124,24 +124,6 @@ TEST(a_stall_is_warned_about_and_given_up) {
   CHECK_EQ(kinds(job.publish()), "define run");
 }
 
-TEST(a_group_that_never_fills_stalls_as_a_whole) {
-  auto settings = Job::settings(2);
-  settings.stall_warn_ns = 2'000'000'000;
-  settings.stall_abort_ns = 5'000'000'000;
-  Job job(settings);
-  Request a = grouped(tensor("a"), "g", 2), b = grouped(tensor("b"), "g", 2);
-  job.submit_all(a);
-  job.at(3);
-  job.tick();
-  contains(job.coordinator().take_notices()[0], "for the rest of group 'g'");
-  job.submit(0, b);  // younger than the limit, but lost with its group
-  job.at(5);
-  CHECK_EQ(kinds(job.tick()), "fail fail");
-  job.submit_all(a);
-  job.submit_all(b);
-  CHECK_EQ(only<Run>(job.publish()).items.size(), 2);
-}
-
 TEST(a_long_stall_report_is_cut) {
   Job job(2);
   for (int i = 0; i < 100; ++i) job.submit(0, tensor("n" + std::to_string(i)));

@@ -202,16 +202,16 @@ TEST(ranks_that_stay_may_disagree) {
 // It may leave before the others report the set, while they wait, or after its own report.
 TEST(a_member_that_has_left_is_named) {
   enum { kBefore, kBetween, kAfter };
-  for (const char* group : {"", "form"}) {
+  for (const bool alone : {false, true}) {
     for (int when : {kBefore, kBetween, kAfter}) {
       Request form = add_set_of({0, 1}, "form");
-      form.group = group;
+      form.alone = alone;
       Job job(3);
       if (when == kAfter) job.submit(1, form, no_input());
       if (when != kBetween) leave(job, {1});
       CHECK(job.publish().empty());
       job.submit(0, form, no_input());
-      if (*group == 0) job.submit(2, form, no_input());
+      if (!alone) job.submit(2, form, no_input());
       if (when == kBetween) leave(job, {1});
       const Failure failure = only<Fail>(job.publish()).failure;
       CHECK(failure.code == ErrorCode::kPeer);
@@ -349,17 +349,6 @@ TEST(a_mismatch_does_not_blame_a_joined_rank) {
   job.submit(0, tensor("x", {1}));
   job.submit(2, tensor("x", {2}));
   contains(only<Fail>(job.publish()).failure.text, "shape is (1,) on rank 0, (2,) on rank 2");
-}
-
-TEST(a_group_that_cannot_fill_any_more_fails_at_the_join) {
-  Job job(2);
-  job.submit_all(grouped(tensor("x"), "g", 2));
-  job.report(0, Join{kWorldSet});
-  CHECK_EQ(kinds(job.publish()), "");
-  job.report(1, Join{kWorldSet});
-  Log log = job.publish();
-  CHECK_EQ(kinds(log), "fail joined");
-  contains(only<Fail>(log).failure.text, "group 'g'");
 }
 
 }  // namespace farandole

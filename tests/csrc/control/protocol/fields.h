@@ -28,7 +28,7 @@ constexpr size_t count_fields() {
 template <class T>
 auto fields_of(T& x) {
   constexpr size_t n = count_fields<std::remove_const_t<T>>();
-  static_assert(n < 8 || n == 9, "one more case is needed");
+  static_assert(n < 10, "one more case is needed");
   if constexpr (n == 0) {
     return std::tie();
   } else if constexpr (n == 1) {
@@ -52,6 +52,9 @@ auto fields_of(T& x) {
   } else if constexpr (n == 7) {
     auto& [a, b, c, d, e, f, g] = x;
     return std::tie(a, b, c, d, e, f, g);
+  } else if constexpr (n == 8) {
+    auto& [a, b, c, d, e, f, g, h] = x;
+    return std::tie(a, b, c, d, e, f, g, h);
   } else if constexpr (n == 9) {
     auto& [a, b, c, d, e, f, g, h, i] = x;
     return std::tie(a, b, c, d, e, f, g, h, i);

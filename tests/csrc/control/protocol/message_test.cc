@@ -152,7 +152,7 @@ TEST(a_huge_count_is_not_believed) {
     }
   });
   ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));
-  size_t count_at = run.size() - 3 * 20 - 4 - 4;  // no plain ones
+  size_t count_at = run.size() - 3 * 24 - 4 - 4;  // no plain ones
   CHECK_EQ(run[count_at], std::byte{3});
   run[count_at] = std::byte{4};  // one more than its bytes have room for
   CHECK(!decodes(run, false));

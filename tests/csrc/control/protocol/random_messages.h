@@ -72,6 +72,8 @@ Message random_message(Random& random, size_t kind, ByteString& storage) {
   if constexpr (std::is_same_v<decltype(made), Ready>) {  // it sends either
     if (random.chance(0.5)) made.id = 0;
     if (made.id != 0) made.request = {};
+    made.contribution.payload = storage;
+    for (Contribution& one : made.more) one.payload = storage;
   }
   return made;
 }

@@ -62,30 +62,26 @@ void Simulator::check_bucket(const Run& run) {
   buckets.published = run.bucket;
   bool all_left = left_ == members_.size();  // what is left goes out at once
   CHECK(all_left || buckets.published - buckets.done <= kMaxOutstanding);
-  size_t calls = 0, bytes = 0, largest = 0;
-  std::map<std::string, size_t> groups;  // bytes
+  size_t calls = 0, bytes = 0;
   auto add = [&](const Request& request, size_t its_bytes) {
     CHECK_EQ(request.set, run.set);
     ++calls;
     bytes += its_bytes;
-    const std::string own = "one call: " + std::to_string(calls);
-    size_t& together = groups[request.group.empty() ? own : request.group];
-    largest = std::max(largest, together += its_bytes);
+    for (const Signature& other : request.more) bytes += other.bytes();
   };
   for (const Item& item : run.items) {
     const Request& request = table_.at(item.id);
     const Signature& s = request.signature;
     int64_t rows = 0;
-    for (int64_t n : item.rows) rows += n;
-    add(request, item.rows.empty()
+    for (int64_t n : item.told.rows) rows += n;
+    add(request, item.told.rows.empty()
                      ? s.bytes()
                      : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype));
   }
   run.plain.for_each([&](uint32_t id) { add(table_.at(id), table_.at(id).signature.bytes()); });
   CHECK(calls > 0);
-  // Only the last call may be too much, if it is the first, or bound to the one before by their group.
-  CHECK(calls == 1 || groups.size() < calls || bytes <= program_.settings.fusion_bytes);
-  CHECK(bytes - largest <= program_.settings.fusion_bytes);
+  // A call may be too much only if it is alone.
+  CHECK(calls == 1 || bytes <= program_.settings.fusion_bytes);
 }
 
 void Simulator::settled(int call, const Run& run, const Item& item) {
@@ -122,11 +118,9 @@ void Simulator::check_end() {
   CHECK(coordinator_.definitions() <= program_.settings.capacity + stuck_);
 }
 
-// All ranks agree whether a call has worked, and the calls of a group share their fate and bucket.
+// All ranks agree whether a call has worked.
 void Simulator::check_calls() {
-  std::map<int, std::pair<uint8_t, uint64_t>> batches;  // what its calls end with, and their bucket
   for (size_t c = 0; c < program_.calls.size(); ++c) {
-    const PlannedCall& call = program_.calls[c];
     uint8_t ends = 0;
     for (const Member& m : members_) {
       uint8_t end = m.rank->dead() ? 0 : m.rank->outcome(static_cast<int>(c));
@@ -135,15 +129,7 @@ void Simulator::check_calls() {
     }
     if (ends & (kPeerGone | kStalled)) ++stuck_;
     if (aborted_) continue;  // it may come between two ranks' ends of one bucket
-    auto all_or_none = [](uint8_t e) { return (e & kWorked) == 0 || (e & ~kWorked) == 0; };
-    CHECK(all_or_none(ends));
-    if (call.batch < 0 || ends == 0) continue;
-    auto& [batch_ends, bucket] = batches[call.batch];
-    batch_ends |= ends;
-    CHECK(all_or_none(batch_ends));
-    if (bucket_of_[c] == 0) continue;
-    CHECK(bucket == 0 || bucket == bucket_of_[c]);
-    bucket = bucket_of_[c];
+    CHECK((ends & kWorked) == 0 || (ends & ~kWorked) == 0);
   }
 }
 

@@ -12,8 +12,6 @@ namespace {
 
 using Kind = Action::Kind;
 
-constexpr uint8_t kFailures = kMismatched | kInvalid | kRefused;
-
 const PlannedSet& set_of(const Program& program, const PlannedCall& call) {
   return program.sets[static_cast<size_t>(call.set)];
 }
@@ -39,8 +37,7 @@ uint8_t natural_end(const Program& program, const PlannedCall& call) {
     if (!reports(call, m)) continue;
     const Request& mine = call.request_of(m);
     if (!terms) terms = &mine;
-    bool same = terms->signature == mine.signature && terms->group == mine.group;
-    if (!same) return kMismatched;
+    if (!same_terms(*terms, mine)) return kMismatched;
     const bool brings = brings_input(program, call, m);
     input = input || brings;
     root = root ||
@@ -49,18 +46,6 @@ uint8_t natural_end(const Program& program, const PlannedCall& call) {
   if (!terms) return kDone;  // nobody calls
   if (terms->signature.traits().rooted() && !root) return kInvalid;
   return input || terms->signature.op == Op::kBarrier ? kDone : kAbsent;
-}
-
-// A failure fails the whole group.
-void foresee_groups(Program& program) {
-  std::map<int, uint8_t> failures;
-  for (const PlannedCall& call : program.calls) {
-    if (call.batch >= 0) failures[call.batch] |= call.allowed & kFailures;
-  }
-  for (PlannedCall& call : program.calls) {
-    bool fails_with_others = call.batch >= 0 && failures[call.batch] != 0;
-    if (fails_with_others && (call.allowed & kFailures) == 0) call.allowed = failures[call.batch];
-  }
 }
 
 struct Departure {
@@ -89,15 +74,14 @@ Departure early_departure(const Program& program) {
 
 // Who is late for a call that others have given up would meet their next one of its name.
 void use_names_once(Program& program) {
-  const auto rename = [](Request& request, const std::string& call, const PlannedCall& of) {
+  const auto rename = [](Request& request, const std::string& call) {
     if (!request.name.empty()) request.name += call;
-    if (!request.group.empty()) request.group += "." + std::to_string(of.batch);
   };
   for (size_t c = 0; c < program.calls.size(); ++c) {
     PlannedCall& call = program.calls[c];
     const std::string own = "." + std::to_string(c);
-    rename(call.request, own, call);
-    for (auto& [member, request] : call.odd) rename(request, own, call);
+    rename(call.request, own);
+    for (auto& [member, request] : call.odd) rename(request, own);
   }
 }
 
@@ -160,12 +144,7 @@ void foresee_departure(Program& program) {
   if (program.deaths || early.kind != Kind::kLeave) {
     for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
   }
-  std::map<int, uint8_t> ends;  // of groups: what one may end with, all may
-  for (const PlannedCall& call : program.calls) {
-    if (call.batch >= 0) ends[call.batch] |= call.allowed & (kPeerGone | kStalled);
-  }
   for (PlannedCall& call : program.calls) {
-    if (call.batch >= 0) call.allowed |= ends[call.batch];
     for (int needed : {call.set, call.removes}) {
       int added_by = needed < 0 ? -1 : program.sets[static_cast<size_t>(needed)].added_by;
       bool lacks =
@@ -249,7 +228,6 @@ void foresee(Program& program) {
     // Who has refused its end may leave before the other one comes.
     if (call.message() && call.allowed == kRefused) call.allowed |= kPeerGone;
   }
-  foresee_groups(program);
   foresee_departure(program);
 }
 
@@ -285,12 +263,15 @@ void check_run(const Program& program, int index, const Item& item) {
   if (!plain(call)) return;
   const Signature& s = call.request.signature;
   int n = static_cast<int>(call.roles.size());
-  CHECK(item.rows == rows_of(program, index));
+  CHECK(item.told.rows == rows_of(program, index));
   std::vector<int32_t> absent;
   for (int m = 0; m < n; ++m) {
     if (!s.traits().from_root() && !brings_input(program, call, m)) absent.push_back(m);
   }
-  CHECK(item.absent == absent);
+  CHECK(item.told.absent == absent);
+  for (size_t i = 1; i < call.request.parts(); ++i) {
+    CHECK(item.part(i).absent == absent && item.part(i).rows.empty());
+  }
 }
 
 void check_result(const Program& program, int index, const Result& result) {

@@ -63,7 +63,7 @@ Request Planner::random_request(int of_set, std::string name) {
   constexpr Op kOps[] = {Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce, Op::kBroadcast,
                          Op::kReducescatter, Op::kAllgather, Op::kAlltoall,  Op::kScatter,
                          Op::kBarrier,       Op::kReduce};
-  Request request{0, std::move(name), {}, {}};
+  Request request{0, std::move(name), {}};
   Signature& s = request.signature;
   s.op = kOps[random_.below(std::size(kOps))];
   s.dtype = DType::kInt32;
@@ -126,7 +126,7 @@ std::vector<int> Planner::new_messages(int of_set, int count, bool apart) {
   for (; count > 0; --count) {
     const auto sender = static_cast<int>(random_.below(static_cast<uint64_t>(members)));
     const auto step = 1 + static_cast<int>(random_.below(static_cast<uint64_t>(members) - 1));
-    Request request{0, {}, {}, {}};
+    Request request{0, {}, {}};
     request.signature.op = Op::kSend;
     request.signature.dtype = DType::kInt32;
     request.signature.root = set(of_set).ranks[static_cast<size_t>(sender)];
@@ -177,16 +177,13 @@ bool Planner::takes_part(int c, Rank rank) {
 }
 
 void Planner::group(const std::vector<int>& calls) {
-  std::vector<int> named;
   for (int c : calls) {
-    if (!call(c).request.name.empty()) named.push_back(c);
-  }
-  if (named.size() < 2 || !random_.chance(0.3)) return;
-  named.resize(static_cast<size_t>(random_.between(2, static_cast<int>(named.size()))));
-  for (int c : named) {
-    call(c).batch = named[0];
-    call(c).request.group = "g." + call(named[0]).request.name;  // in flight once, as its name is
-    call(c).request.signature.group_size = static_cast<int>(named.size());
+    Request& request = call(c).request;
+    if (request.signature.op != Op::kAllreduce || !random_.chance(0.2)) continue;
+    for (int more = random_.between(1, 3); more > 0; --more) {
+      request.more.push_back(request.signature);
+      request.more.back().shape = {random_.between(0, 3000)};
+    }
   }
 }
 
@@ -214,50 +211,29 @@ void Planner::make_odd(int c, int member) {
   if (call(c).roles.size() < 2) return;
   Request odd = call(c).request_of(member);
   Signature& s = odd.signature;
-  switch (random_.below(5)) {
+  const bool reduces = s.op == Op::kAllreduce;
+  switch (random_.below(reduces ? 6 : 5)) {
     case 0: s.dtype = DType::kInt64; break;
     case 1: s.shape = one_more(s.shape); break;
     case 2: s.prescale = 0.5; break;
     case 3: s.postscale = 3; break;
-    default: s.op = Op::kBarrier; s.shape = {};
+    case 4: s.op = Op::kBarrier, s.shape = {}, odd.more.clear(); break;
+    default: odd.more.resize(odd.more.empty() ? 2 : odd.more.size() - 1, s);
   }
-  bool same = odd.signature == call(c).request.signature;
-  if (!same) call(c).odd[member] = odd;
-}
-
-// Whoever is odd about a group is so about all of it.
-void Planner::make_group_odd(int batch, int member) {
-  if (call(batch).roles.size() < 2 || !call(batch).odd.empty()) return;
-  bool refused = std::ranges::count(call(batch).roles, Role::kRefuse) > 0;
-  bool name = refused || random_.chance(0.5);  // a size is a lie: somebody has to contradict it
-  int size = random_.between(1, 5);
-  for (PlannedCall& c : program_.calls) {
-    if (c.batch != batch) continue;
-    Request odd = c.request_of(member);
-    if (name) odd.group += "'";
-    if (!name) odd.signature.group_size = size;
-    if (name || size != c.request.signature.group_size) c.odd[member] = odd;
-  }
+  if (!same_terms(odd, call(c).request)) call(c).odd[member] = odd;
 }
 
 void Planner::make_refused(int c, int member) {
-  int batch = call(c).batch;
-  if (batch >= 0 && !call(batch).odd.empty()) return;
-  for (PlannedCall& other : program_.calls) {
-    bool together = &other == &call(c) || (batch >= 0 && other.batch == batch);
-    if (together) other.roles[static_cast<size_t>(member)] = Role::kRefuse;
-  }
+  call(c).roles[static_cast<size_t>(member)] = Role::kRefuse;
 }
 
 void Planner::spoil(int c) {
   double kind = random_.unit();
   int member = random_member(c);
-  int batch = call(c).batch;
   if (kind < 0.2) leave_some_empty(c);
   if (kind < 0.8) return;
   if (kind < 0.87) return make_odd(c, member);
   if (kind < 0.9) return make_odd(c, random_member(c)), make_odd(c, member);
-  if (kind < 0.94 && batch >= 0) return make_group_odd(batch, member);
   make_refused(c, member);
 }
 

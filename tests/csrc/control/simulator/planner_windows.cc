@@ -194,7 +194,7 @@ void Planner::set_window() {
     ranks.assign(known.begin(), known.end());
   }
   if (random_.chance(0.1)) ranks.push_back(program_.settings.size);  // no such rank
-  Request request{0, random_.chance(0.5) ? "add" : "", {}, {}};
+  Request request{0, random_.chance(0.5) ? "add" : "", {}};
   request.signature.op = Op::kAddSet;
   request.signature.shape = ranks;
   int c = new_call(0, request);
@@ -217,7 +217,7 @@ void Planner::removal_window() {
   std::erase(open_, gone);
   all_ranks({Kind::kWaitAll, 1});
   auto calls = new_calls(gone, random_.between(0, 4));
-  Request request{0, random_.chance(0.5) ? "remove" : "", {}, {}};
+  Request request{0, random_.chance(0.5) ? "remove" : "", {}};
   request.signature.op = Op::kRemoveSet;
   int c = new_call(0, request);
   for (int under_way : calls) {

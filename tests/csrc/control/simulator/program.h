@@ -43,7 +43,6 @@ struct PlannedCall {
   std::vector<Role> roles;     // by member; of a message: missing are all but its ends
   bool joins = false;          // its missing members have joined
   int ended_by = -1;           // the call that removes its set while it is under way
-  int batch = -1;              // calls of one atomic group have the same
   uint8_t allowed = 0;         // Outcomes
   // ---- of a message, whose request is a send
   int sender = -1;  // members; -1: it is no message

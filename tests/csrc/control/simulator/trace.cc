@@ -23,7 +23,7 @@ std::string text_of_field(const T& x) {
   if constexpr (std::is_convertible_v<T, std::string>) {
     return "'" + x + "'";
   } else if constexpr (std::is_same_v<T, Signature>) {
-    return name_of(x.op) + farandole::text_of(x.shape) + " of " + std::to_string(x.group_size);
+    return name_of(x.op) + farandole::text_of(x.shape);
   } else if constexpr (std::is_enum_v<T> || std::is_same_v<T, std::byte>) {
     return std::to_string(static_cast<int>(x));
   } else if constexpr (std::is_arithmetic_v<T>) {

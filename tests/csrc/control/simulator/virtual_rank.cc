@@ -120,15 +120,16 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
   bool refuses = planned(index).roles[static_cast<size_t>(member)] == Role::kRefuse;
   CallKey key{request.set, request.name, 0};
   Ready ready;
-  if (key.named()) {
+  if (key.named() && refuses) {
+    Name& name = name_of(request.set, request.name);
+    (name.reported ? name.refused_since : name.refused).push_back(index);
+  } else if (key.named()) {
     Name& name = name_of(request.set, request.name);
     name.call = index;
     name.reported = true;
     ready.id = name.id;
     const Request* defined = name.id == 0 ? nullptr : by_id_[name.id];
-    bool same =
-        defined && defined->signature == request.signature && defined->group == request.group;
-    if (!same) ready.id = 0;
+    if (!defined || !same_terms(*defined, request)) ready.id = 0;
   } else {
     key.sequence = ready.sequence = set.unnamed.next++;
     set.unnamed.waiting[key.sequence] = index;
@@ -142,11 +143,12 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
     return;
   }
   ByteString storage;
-  if (ready.id == 0) ready.request = std::move(request);
   ready.contribution = contribution_of(program_, index, member, storage);
   const bool alone = in_flight_ == 1 || rank_ % 3 == 0;  // some ranks are on one host, others not
-  if (in_batch_ || !alone) ready.contribution.has_payload = false, ready.contribution.payload = {};
-  if (key.named() && ready.id != 0 && ready.contribution.plain()) return batch_.add(ready.id);
+  if (in_batch_ || !alone || !request.more.empty()) ready.contribution.drop_payload();
+  ready.more.assign(request.more.size(), ready.contribution);
+  if (ready.id == 0) ready.request = std::move(request);
+  if (key.named() && ready.id != 0 && ready.plain()) return batch_.add(ready.id);
   report(ready);
 }
 

@@ -43,8 +43,10 @@ class VirtualRank {
  private:
   struct Name {
     uint32_t id = 0;
-    int call = -1;          // in flight
-    bool reported = false;  // not yet settled by the log
+    int call = -1;                 // in flight
+    bool reported = false;         // not yet settled by the log
+    std::deque<int> refused = {};  // calls that it has refused before, and the log has not answered
+    std::deque<int> refused_since = {};  // and after that report
   };
   struct Unnamed {
     uint64_t next = 0;

@@ -57,7 +57,9 @@ void VirtualRank::on(const Forget& forget) {
 int VirtualRank::take(const CallKey& key) {
   if (key.named()) {
     Name& name = name_of(key.set, key.name);
-    return std::exchange(name.reported, false) ? name.call : -1;
+    if (!std::exchange(name.reported, false)) return -1;
+    name.refused.swap(name.refused_since);
+    return name.call;
   }
   if (!sets_.contains(key.set)) return -1;  // of other ranks, or made after this one has left
   auto& waiting = sets_.at(key.set).unnamed.waiting;
@@ -76,7 +78,7 @@ int VirtualRank::take(uint32_t id, uint64_t sequence) {
     const PlannedCall& mine = planned(call);
     int member = program_.sets[static_cast<size_t>(mine.set)].member_of(rank_);
     const Request& meant = mine.request_of(member);
-    if (!(meant.signature == request.signature) || meant.group != request.group) {
+    if (!same_terms(meant, request)) {
       fail("call " + std::to_string(call) + " is settled with another request than it made");
     }
   } else if (auto set = sets_.find(request.set); set != sets_.end() && !aborted_) {
@@ -162,6 +164,12 @@ void VirtualRank::on(const Fail& fail_entry) {
     return;
   }
   if (!sets_.contains(fail_entry.key.set)) return;
+  auto& refused = name_of(fail_entry.key.set, fail_entry.key.name).refused;
+  if (fail_entry.key.named() && !refused.empty()) {
+    const int first = refused.front();
+    refused.pop_front();
+    return end(first, outcome_of(fail_entry.failure.code));
+  }
   int call = take(fail_entry.key);
   if (call >= 0) end(call, outcome_of(fail_entry.failure.code));
 }
@@ -220,7 +228,10 @@ void VirtualRank::on(const Abort&) {
     auto id = ids_.find(mine.set);
     if (id == ids_.end() || outcomes_[call] != 0) continue;
     if (!mine.request.name.empty()) {
-      in_flight = name_of(id->second, mine.request.name).call == static_cast<int>(call);
+      const Name& name = name_of(id->second, mine.request.name);
+      const int index = static_cast<int>(call);
+      in_flight = name.call == index || std::ranges::count(name.refused, index) > 0 ||
+                  std::ranges::count(name.refused_since, index) > 0;
     }
     for (auto& [number, posted] : posted_) {
       in_flight = in_flight || posted == static_cast<int>(call);
