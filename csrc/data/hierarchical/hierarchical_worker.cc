@@ -132,13 +132,14 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) {
     for (const BlockTransfer::Job& job : f.jobs) {
-      if (!job.combines && !job.relays) continue;
+      if (!job.combines && !job.relays) continue;  // all others are for this member
       consume_chunk(f, f.block.chunks[job.chunk], f.arena.data() + job.result);
     }
     return;
   }
   for (const Chunk& chunk : f.block.chunks) {
-    if (chunk.sender == member_) continue;
+    const bool for_me = chunk.receiver == Chunk::kAll || chunk.receiver == member_;
+    if (!for_me || chunk.sender == member_) continue;
     consume_chunk(f, chunk,
                   chunk.needed_on(hosts_, host_)
                       ? published(block, chunk.combiner(hosts_, host_), chunk)
@@ -148,7 +149,6 @@ void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
 
 void HierarchicalWorker::consume_chunk(const BlockTransfer& f, const Chunk& chunk,
                                        const std::byte* from) const {
-  if (chunk.receiver != Chunk::kAll && chunk.receiver != member_) return;
   for (const Piece& piece : f.block.of(chunk)) {
     std::byte* const output = parts_[piece.part].output;
     if (output != nullptr) kernels::copy(output + piece.output, from + piece.packed, piece.bytes);
