@@ -246,7 +246,7 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
   inputs_.begin(members);
   more_.resize(this->request().more.size());
   for (Inputs& inputs : more_) inputs.begin(members);
-  times_ = {now_ns, now_ns};
+  since_ns_ = now_ns;
   given_up_ = {};
   takes_plain_ = defined && !by_members(*defined);
   for (size_t i = 0; takes_plain_ && i < defined->parts(); ++i) {

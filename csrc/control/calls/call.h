@@ -187,19 +187,7 @@ class Call {
   const MemberMask& arrived() const { return arrived_; }
   bool complete() const { return arrived_.full(); }
 
-  // When the first and the last report came, and from whom.
-  struct Times {
-    int64_t since_ns = 0;
-    int64_t last_ns = 0;
-    int first_member = -1;  // -1: only joined members, or refusals
-    int last_member = -1;
-  };
-  const Times& times() const { return times_; }
-  void note(int member, int64_t now_ns) {
-    if (times_.first_member < 0) times_.first_member = member;
-    times_.last_member = member;
-    times_.last_ns = now_ns;
-  }
+  int64_t since_ns() const { return since_ns_; }  // when the first report came
 
  private:
   void take(int member);
@@ -216,7 +204,7 @@ class Call {
   MemberMask arrived_;
   Inputs inputs_;
   std::vector<Inputs> more_;  // as Request::more
-  Times times_;
+  int64_t since_ns_ = 0;
   CallKey key_;
   Terms terms_;
   Failure given_up_;

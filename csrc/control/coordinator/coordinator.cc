@@ -2,7 +2,6 @@
 #include "control/coordinator/coordinator.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <utility>
 
@@ -193,8 +192,6 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   Call& call =
       known.call.is_open() ? known.call : find_call(*set, known, known.request, sequence, now_ns);
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
-  call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
-            now_ns);
   if (call.complete()) publisher_.judge(*set, call);
   return true;
 }
@@ -207,14 +204,13 @@ void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   const int member = set && set->left.empty() ? set->member_of(from) : -1;
   if (member < 0 || !call->arrive_plain(member))
     return ready(from, plain_ready(known, id, 0), now_ns);
-  arrived(*set, *call, from, member, now_ns);
+  arrived(*set, *call, from, now_ns);
 }
 
 // After a report.
-void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns) {
-  call.note(member, now_ns);
+void Coordinator::arrived(SetState& set, Call& call, Rank from, int64_t now_ns) {
   if (call.complete() && set.members() > 1) {
-    shared_.outbox.came_last(from, now_ns - call.times().since_ns);
+    shared_.outbox.came_last(from, now_ns - call.since_ns());
   }
   stalls_.heard(from, now_ns);
   judge(set, call, from);
@@ -262,7 +258,7 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   } else {
     call.arrive(member, request, same, ready);
   }
-  arrived(*set, call, from, member, now_ns);
+  arrived(*set, call, from, now_ns);
 }
 
 void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {

@@ -61,7 +61,7 @@ class Coordinator {
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);
-  void arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns);
+  void arrived(SetState& set, Call& call, Rank from, int64_t now_ns);
   void judge(SetState& set, Call& call, Rank from);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
   void join(Rank from, const Join& join);

@@ -56,10 +56,6 @@ std::string line_of(const WaitingCall& call, int64_t now_ns) {
     return call.missing.empty() ? text : text + "; " + text_of_ranks(call.missing) + " stuck";
   }
   std::string text = call.what + ": " + text_of_ranks(call.here) + " waiting for " + age;
-  if (call.last_ns - call.since_ns >= 100'000'000) {
-    text += " (rank " + std::to_string(call.first) + " first, rank " + std::to_string(call.last) +
-            " last, " + tenths(call.last_ns - call.since_ns) + " later)";
-  }
   return text + ", " + text_of_ranks(call.missing) + " missing";
 }
 
@@ -155,12 +151,7 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   view.what = text_of(call.key(), call.request());
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
-  if (call.times().first_member >= 0) {
-    view.first = set.rank_of(call.times().first_member);
-    view.last = set.rank_of(call.times().last_member);
-  }
-  view.since_ns = call.times().since_ns;
-  view.last_ns = call.times().last_ns;
+  view.since_ns = call.since_ns();
   return view;
 }
 
@@ -173,8 +164,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
     const bool wanted = peer == kAnyRank ? rank != posted.rank : rank == peer;
     if (wanted) view.missing.push_back(rank);
   }
-  view.first = view.last = posted.rank;
-  view.since_ns = view.last_ns = posted.since_ns;
+  view.since_ns = posted.since_ns;
   return view;
 }
 
@@ -184,7 +174,7 @@ WaitingCall StallMonitor::view_of_bucket(const SetState& set, int64_t now_ns) co
   view.what =
       "bucket " + std::to_string(set.host.done + 1) + " of process set " + std::to_string(set.id);
   view.moving = true;
-  view.since_ns = view.last_ns = set.host.moving_since_ns;
+  view.since_ns = set.host.moving_since_ns;
   for (Rank rank : set.ranks) {
     if (is_stopped(rank) || is_silent(rank, now_ns)) view.missing.push_back(rank);
   }
@@ -195,7 +185,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   std::vector<WaitingCall> views;
   for (auto& [id, set] : shared_.sets.known()) {
     for (const Call* call : shared_.calls.waiting(*set)) {
-      if (now_ns - call->times().since_ns >= age_ns) views.push_back(view_of(*set, *call));
+      if (now_ns - call->since_ns() >= age_ns) views.push_back(view_of(*set, *call));
     }
   }
   shared_.posts.for_each([&](const Posted& posted) {
@@ -228,7 +218,7 @@ Failure StallMonitor::no_progress(const WaitingCall& call, const std::vector<Wai
 void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   std::vector<std::pair<Call*, WaitingCall>> lost;
   for (Call* call : shared_.calls.waiting(set)) {
-    const bool too_old = now_ns - call->times().since_ns >= shared_.settings.stall_abort_ns;
+    const bool too_old = now_ns - call->since_ns() >= shared_.settings.stall_abort_ns;
     if (too_old) lost.emplace_back(call, view_of(set, *call));
   }
   if (lost.empty()) return;

@@ -21,10 +21,7 @@ struct WaitingCall {
   std::string what;           // "'grad.w' (allreduce)"
   std::vector<Rank> here;     // have submitted it; joined ranks excluded
   std::vector<Rank> missing;  // have not
-  Rank first = -1;            // rank that submitted it first
-  Rank last = -1;
   int64_t since_ns = 0;
-  int64_t last_ns = 0;
   bool moving = false;  // all have submitted it; its bytes don't move, `missing` don't answer
 };
 

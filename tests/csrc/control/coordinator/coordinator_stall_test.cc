@@ -85,16 +85,6 @@ TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
            "rank 1 waits in join() of process set 0, which holds for that set alone");
 }
 
-TEST(a_notice_names_the_first_and_the_last_rank_that_wait) {
-  Job job(watchful(3));
-  job.submit(2, tensor("x"));
-  job.at(3);
-  job.submit(0, tensor("x"));
-  contains(notice_of(job),
-           "ranks 0, 2 waiting for 20 s (rank 2 first, rank 0 last, 3.0 s later), "
-           "rank 1 missing");
-}
-
 TEST(a_stopped_rank_is_named) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));
