@@ -54,6 +54,11 @@ PARTS = {
         "python benchmarks/latency.py",
         "--calls 60 --turns 2",
     ),
+    "small_calls": Part(
+        "small calls between computing, beside gloo and MPI",
+        "python benchmarks/small_calls.py",
+        "--turns 5 --sizes 4 64K",
+    ),
     "training": Part("steps beside DDP", "python benchmarks/training.py", "--turns 2"),
     "idle": Part("what a rank costs that does nothing", "python benchmarks/idle.py", "--seconds 1"),
     "python_cost": Part("of a call from Python", "python benchmarks/python_cost.py", "--steps 4"),

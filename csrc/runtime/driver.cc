@@ -103,7 +103,7 @@ bool Driver::drive(Predicate&& done, Deadline deadline) {
     uint32_t ticket = setup_.wakeup.prepare();
     bool moved = step();
     if (done()) return true;
-    if (moved || setup_.spin(setup_.engine.moving(), has_work)) continue;
+    if (moved || setup_.caller_spin(setup_.engine.moving(), has_work)) continue;
     if (deadline.expired()) return true;
     sleeps_.fetch_add(1, std::memory_order_relaxed);
     Deadline until = std::min(deadline, setup_.engine.next_tick());
@@ -226,7 +226,7 @@ void Driver::background() {
     uint32_t ticket = setup_.wakeup.prepare();
     bool moved = false;
     if (setup_.wakeup.try_drive()) {
-      moved = step() || setup_.spin(setup_.engine.moving(), has_work);
+      moved = step() || setup_.background_spin(setup_.engine.moving(), has_work);
       setup_.wakeup.stop_driving([] { return false; });
     }
     if (moved) continue;

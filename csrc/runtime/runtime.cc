@@ -30,6 +30,18 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   return settings;
 }
 
+// How many cores the ranks of this host may use together. A rank in another container counts for nothing, because its
+// process number says nothing here.
+int cores_of_host(const Topology& topology, std::span<const PeerInfo> peer_infos) {
+  const PeerInfo& own = peer_infos[static_cast<size_t>(topology.rank)];
+  std::vector<pid_t> ranks{0};
+  for (Rank rank : topology.local) {
+    const PeerInfo& peer = peer_infos[static_cast<size_t>(rank)];
+    if (peer.pid_namespace == own.pid_namespace) ranks.push_back(static_cast<pid_t>(peer.pid));
+  }
+  return cores_of(ranks);
+}
+
 }  // namespace
 
 Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
@@ -55,7 +67,7 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
-  open_engine();
+  open_engine(cores_of_host(topology_, peer_infos));
   fabric_->links().barrier(deadline);
   // Right after the barrier, because a peer may end from then on.
   watch_->start(peer_infos, [this](Rank rank, Failure failure) {
@@ -101,7 +113,7 @@ void Runtime::open_leader() {
   }
 }
 
-void Runtime::open_engine() {
+void Runtime::open_engine(int cores) {
   // Rank 0's host has no relay that batches reports.
   calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
       topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
@@ -127,9 +139,12 @@ void Runtime::open_engine() {
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
       [this](RankGpu& gpu) { engine_->use_gpu(gpu); });
-  driver_ = std::make_unique<Driver>(
-      Driver::Setup{*engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
-                    Spin(config_.spin_us, topology_.local_size()), config_.priority == "realtime"});
+  auto spin = [&](Spin::Who who) {
+    return Spin(who, config_.spin_us, cores, topology_.local_size());
+  };
+  driver_ = std::make_unique<Driver>(Driver::Setup{
+      *engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
+      spin(Spin::Who::kCaller), spin(Spin::Who::kBackground), config_.priority == "realtime"});
 }
 
 // Returns until when this rank waits for the others.

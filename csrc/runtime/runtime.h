@@ -60,7 +60,7 @@ class Runtime {
 
  private:
   void open_leader();
-  void open_engine();
+  void open_engine(int cores);
   Deadline say_leave(bool failed, const std::string& why);
   Failure fault_of(PreparedSubmission& prepared);
 

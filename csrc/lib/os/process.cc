@@ -2,10 +2,13 @@
 #include "lib/os/process.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <sstream>
 
@@ -14,6 +17,8 @@
 
 namespace farandole {
 namespace {
+
+using CoreSet = std::array<cpu_set_t, 8>;  // for 8,192 cores, the most that Linux has
 
 // Fields of the main thread's stat from the third on. The second, the name, may contain blanks and brackets.
 // Not /proc/PID/stat, the same for these fields: qemu-user invents it for the process that reads its own.
@@ -66,6 +71,16 @@ bool is_stopped(pid_t pid) {
   char state = 0;
   stat_after_name(pid) >> state;
   return state == 'T' || state == 't';
+}
+
+int cores_of(std::span<const pid_t> processes) {
+  CoreSet together{};
+  for (pid_t process : processes) {
+    CoreSet own{};
+    if (sched_getaffinity(process, sizeof own, own.data()) != 0) continue;
+    CPU_OR_S(sizeof own, together.data(), together.data(), own.data());
+  }
+  return std::max(1, CPU_COUNT_S(sizeof together, together.data()));
 }
 
 uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "lib/os/fd.h"
@@ -32,6 +33,10 @@ std::optional<uint64_t> process_start_time(pid_t pid);
 
 // Whether a signal or a debugger has stopped it: alive, but not going to answer.
 bool is_stopped(pid_t pid);
+
+// How many cores these processes may use together, at least 1; 0 is the calling thread. One that has ended counts for
+// nothing.
+int cores_of(std::span<const pid_t> processes);
 
 // Inode of the PID namespace; ranks may compare process numbers only if theirs are equal. 0: unknown.
 uint64_t pid_namespace();

@@ -2,10 +2,13 @@
 #include "lib/os/process.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <vector>
 
 #include "check.h"
 
@@ -113,6 +116,33 @@ TEST(a_stopped_child_dies_with_its_parent) {
   pollfd end{ends[0], POLLIN, 0};
   CHECK_EQ(poll(&end, 1, 30'000), 1);  // the child held the other end
   close(ends[0]);
+}
+
+TEST(processes_on_one_core_each_have_several_together) {
+  cpu_set_t all;
+  CHECK_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  const int cores = CPU_COUNT(&all);
+  if (cores < 2) check::skip("needs two cores");
+  Child children[2];
+  std::vector<pid_t> bound;
+  int core = 0;
+  for (const Child& child : children) {
+    while (!CPU_ISSET(core, &all)) ++core;
+    cpu_set_t one{};
+    CPU_SET(core++, &one);
+    CHECK_EQ(sched_setaffinity(child.pid(), sizeof one, &one), 0);
+    bound.push_back(child.pid());
+    CHECK_EQ(cores_of(bound), static_cast<int>(bound.size()));
+  }
+  CHECK_EQ(cores_of(std::vector<pid_t>{0, bound[0]}), cores);
+}
+
+TEST(a_process_that_has_ended_has_no_core) {
+  Child child;
+  const std::vector<pid_t> ended{child.pid()};
+  child.kill_and_reap();
+  CHECK_EQ(cores_of(ended), 1);
+  CHECK_EQ(cores_of(std::vector<pid_t>{}), 1);
 }
 
 TEST(host_and_namespace_have_an_identity) {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides whether a thread polls before it sleeps, and for how long: the only place that does.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace farandole {
+
+// A thread polls and yields in turns, for as long as it is alone on its core: a yield that lasts shows that somebody
+// else wants the core, and the thread then sleeps, this time and the next times. One object for each thread that polls,
+// because what one of them finds says nothing about the other.
+class Spin {
+ public:
+  // A caller can do nothing but wait. The background thread takes a core that the program may need, so it wants more
+  // of them, and polls less and less often while it finds nothing.
+  enum class Who { kCaller, kBackground };
+
+  // `setting_us`: FARANDOLE_SPIN_US; -1 decides by the number of cores that the host's ranks may use together.
+  Spin(Who who, int64_t setting_us, int cores, int local_ranks)
+      : backs_off_(who == Who::kBackground) {
+    const int wanted = who == Who::kCaller ? local_ranks : 2 * local_ranks;
+    waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? kLongest : 0);
+    moving_ns_ = cores >= local_ranks ? std::max(kLongest, waiting_ns_) : waiting_ns_;
+  }
+
+  // Polls; true as soon as `has_work` is. `moving`: a bucket is in flight, so peers will answer soon.
+  template <class Predicate>
+  bool operator()(bool moving, Predicate&& has_work) {
+    const int64_t limit = moving ? moving_ns_ : waiting_ns_;
+    if (limit == 0 || skip_ > 0) {
+      skip_ -= skip_ > 0;
+      return false;
+    }
+    int64_t now = now_ns();
+    const int64_t end = now + limit;
+    bool alone = true;
+    while (alone && now < end) {
+      for (int i = 0; i < kLooks; ++i) {
+        if (has_work()) {
+          misses_ = 0;
+          return true;
+        }
+      }
+      const int64_t before = now_ns();
+      sched_yield();
+      now = now_ns();
+      alone = now - before < kLongYield;
+    }
+    if (alone && !backs_off_) return false;
+    misses_ = std::min(misses_ + 1, kMaxMisses);
+    skip_ = (1 << misses_) - 1;
+    return false;
+  }
+
+ private:
+  static constexpr int64_t kLongest = 50'000;
+  static constexpr int64_t kLongYield = 20'000;  // one that comes back at once takes 1 us
+  static constexpr int kLooks = 16;              // polls between two yields
+  static constexpr int kMaxMisses = 6;
+  bool backs_off_;
+  int64_t waiting_ns_;
+  int64_t moving_ns_;
+  int misses_ = 0;
+  int skip_ = 0;
+};
+
+}  // namespace farandole
