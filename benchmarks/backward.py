@@ -23,7 +23,7 @@ class Ours:
         self.model = resnet50.Chain(shapes, hvd.rank(), device)
         self.call: Any = self.model
         sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view)
+        self.optimizer: Any = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view)
 
     def no_sync(self) -> Any:
         return self.optimizer.no_sync()

@@ -95,7 +95,7 @@ def main() -> int:
     torch.set_num_threads(1)
     hvd.init()
     model, hooked, plain = (resnet50.Chain([(ELEMENTS,)] * COUNT, hvd.rank()) for _ in range(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     for weight in hooked.weights:
         weight.register_post_accumulate_grad_hook(lambda _: None)
     x = torch.zeros((), requires_grad=True)

@@ -109,8 +109,8 @@ def measure(nbytes: int, compute_us: int, turns: int, group: Any) -> list[Row]:
                 times[name].append((began, ended))
     rows = []
     for name, pairs in times.items():
-        began, ended = (everywhere(moments) for moments in zip(*pairs, strict=True))
-        after_last = ended.max(axis=0) - began.max(axis=0)
+        begins, ends = (everywhere(moments) for moments in zip(*pairs, strict=True))
+        after_last = ends.max(axis=0) - begins.max(axis=0)
         rows.append(Row(what, name, after_last, int(everywhere([wrong[name]]).sum())))
     return rows
 
