@@ -117,7 +117,7 @@ def test_dumps_that_are_pipes_or_huge_are_refused(tmp_path):
         file.truncate(10 << 30)
     code, text = farandole("explain", tmp_path)
     assert code == 1
-    assert "at most 67108864 are read" in text
+    assert "at most 16777216 are read" in text
 
 
 @needs_root

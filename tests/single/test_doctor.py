@@ -253,7 +253,8 @@ def test_a_full_cgroup(monkeypatch, used, level):
 )
 def test_a_quota_of_cpu_time(monkeypatch, quota, found):
     monkeypatch.setattr(doctor_checks, "read", lambda path: quota if "cpu.max" in path else "")
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    for name, value in {"SIZE": "2", "RANK": "0", "LOCAL_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     of_quota = [finding for finding in doctor_checks._cores() if finding.name == "CPU quota"]
     assert [(finding.level, finding.text) for finding in of_quota] == found
 
