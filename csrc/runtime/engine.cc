@@ -33,21 +33,30 @@ void Lanes::push(SetId id, Bucket bucket) {
   lane.push(std::move(bucket));
 }
 
-// Frees the memory of those that were not used for the longest time.
 void Lanes::use_pair(Lane& lane) {
   if (!pairs_.empty() && pairs_.back() == &lane) return;
   std::erase(pairs_, &lane);
   pairs_.push_back(&lane);
-  size_t held = lane.held();
-  for (Lane* one : std::views::reverse(pairs_) | std::views::drop(1)) {
+  free_pairs();
+}
+
+// Frees the memory of the pairs that were not used for the longest time; a later step frees what peers still read.
+void Lanes::free_pairs() {
+  size_t held = 0;
+  still_read_ = false;
+  for (Lane* one : std::views::reverse(pairs_)) {
+    if (one != pairs_.back() && held + one->held() > kMostHeld) {
+      one->rest();
+      still_read_ |= one->held() > 0;
+    }
     held += one->held();
-    if (held > kMostHeld) one->rest();
   }
 }
 
 bool Lanes::step() {
   bool moved = false;
   for (auto& [id, opened] : lanes_) moved |= opened.lane->step();
+  if (still_read_) free_pairs();
   return moved;
 }
 

@@ -53,10 +53,12 @@ class Lanes {
   // Between messages, this rank's pairs keep so much memory together.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   void use_pair(Lane& lane);
+  void free_pairs();
 
   const OpenLane make_;
   std::map<SetId, Opened> lanes_;
   std::vector<Lane*> pairs_;  // the least recently used first
+  bool still_read_ = false;   // free_pairs() could not free one of them yet
 };
 
 // The same for this rank's GPU, which has one lane: opens sets' backends on it, and decides when buckets are launched.
