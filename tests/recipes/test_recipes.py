@@ -75,7 +75,7 @@ def test_accelerate_launch(by: str, mode: str, tmp_path: Path) -> None:
     own = ["--multi_gpu"] if by == "torchrun" else ["--cpu", "--mpirun_hostfile", "hosts"]
     code, out = launch([*own, "--num_processes=2", "program.py", mode], tmp_path)
     assert code == 0, out
-    assert sorted(re.findall(r"rank \d of \d", out)) == ["rank 0 of 2", "rank 1 of 2"], out
+    assert sorted(re.findall(r"rank \d of \d\.", out)) == ["rank 0 of 2.", "rank 1 of 2."], out
 
 
 def test_accelerate_launch_that_starts_one_process_of_two(tmp_path: Path) -> None:
