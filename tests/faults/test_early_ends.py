@@ -37,9 +37,8 @@ def test_a_rank_of_torchrun_that_ends_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     with Process([*command, str(path)], {**MPI_ENVIRONMENT, **PATIENT}) as job:
         out = job.end().out
-    for rank in (0, 2):
-        said = rf"rank {rank} got {ENDED}|rank {rank} got PeerError: .*another rank has left"
-        assert re.search(said, out), out
+    for rank in (0, 2):  # the second one may see the end of the first one too
+        assert f"rank {rank} got PeerError: " in out, out
     assert re.search(ENDED, out), out
 
 
