@@ -162,8 +162,8 @@ class Equality:
 
 
 def _read(scope: str, line: bytes) -> dict[str, Any]:
-    """What a rank has told. Between hosts somebody may have changed it on its way: raises PeerError
-    if no rank can have said it."""
+    """Reads a rank's message, which somebody may have changed between hosts. Raises PeerError if no
+    rank can have said it."""
 
     def texts(found: dict[str, str]) -> dict[str, str]:
         return {printable(name): printable(value) for name, value in found.items()}

@@ -68,7 +68,7 @@ class Plan:
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
     def is_in_place(self) -> bool:
-        """Whether it sums one tensor where that lies, without a copy."""
+        """True if it sums one tensor where that lies, without a copy."""
         if self.op is not Op.ALLREDUCE or len(self.inputs) != 1 or self.outputs is not self.inputs:
             return False
         x, wire = self.results[0], self.inputs[0]

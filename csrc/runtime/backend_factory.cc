@@ -23,7 +23,7 @@ uint64_t wire_number(SetId id, Feeds feeds) {
   return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
 }
 
-// Of a block, before it is fitted to the members. Messages are as fast in smaller blocks, and take less memory.
+// A block's size, before it is fitted to the members. Messages are as fast in smaller blocks, and take less memory.
 size_t usual_block_bytes(size_t wanted, SetId id) {
   constexpr size_t kMostOfPair = 256 << 10;
   return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;

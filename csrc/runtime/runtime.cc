@@ -30,7 +30,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   return settings;
 }
 
-// How many cores the ranks of this host may use together. A rank in another container counts for nothing, because its
+// The number of cores that the ranks of this host may use together. A rank in another container counts for nothing, because its
 // process number says nothing here.
 int cores_of_host(const Topology& topology, std::span<const PeerInfo> peer_infos) {
   const PeerInfo& own = peer_infos[static_cast<size_t>(topology.rank)];
@@ -202,7 +202,7 @@ CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t 
   return call;
 }
 
-// What is wrong with its inputs. Marks when they have been produced.
+// Tells a fault of its inputs. Marks when they have been produced.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {

@@ -29,7 +29,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS)
 
 
 def error_of(act: Callable[[], object]) -> Exception | None:
-    """What it raises, which has to be typed."""
+    """The error that it raises, which has to be typed."""
     try:
         act()
     except TYPED as error:
@@ -38,7 +38,7 @@ def error_of(act: Callable[[], object]) -> Exception | None:
 
 
 def failed(act: Callable[[], object]) -> bool:
-    """Whether it fails, on all ranks or on none."""
+    """True if it fails; it does so on all ranks or on none."""
     error = error_of(act)
     errors = MPI.COMM_WORLD.allgather(None if error is None else f"{type(error).__name__}: {error}")
     assert len({found is None for found in errors}) == 1, errors

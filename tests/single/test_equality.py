@@ -64,7 +64,7 @@ STRANGE: dict[str, bytes] = {
 
 
 def difference(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """How a model differs from that which another rank of two tells by this line."""
+    """The difference of a model from that which another rank of two tells by this line."""
     monkeypatch.setattr(equality, "size", lambda: 2, raising=False)  # there is no world here
     own = json.dumps({**GOOD, "rank": 0}).encode()
     found = np.frombuffer(own + b"\n" + line + b"\n", np.uint8)

@@ -59,7 +59,7 @@ def test_the_container_asks_for_extras_that_exist() -> None:
 
 
 def commands(*words: str, folder: Path) -> str:
-    """What make would do on a fresh machine."""
+    """The commands that make would run on a fresh machine."""
     make = ["make", "-n", f"VENV={folder}", *words]
     return subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 

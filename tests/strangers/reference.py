@@ -23,7 +23,7 @@ def expected(call: Call, rank: int) -> list[Array]:
 
 
 def is_root(call: Call, rank: int) -> bool:
-    """Whether `rank` sends what the others get, or gets what they send."""
+    """True if `rank` sends what the others get, or gets what they send."""
     return rank == call.active[call.tensor.root % len(call.active)]
 
 

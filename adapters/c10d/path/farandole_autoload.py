@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What farandole adds to torch by entry points: the backend's name, and meetings of its ranks.
+"""Entry points by which torch finds farandole: the backend's name, and meetings of its ranks.
 
 torch 2.5 and newer call start() at the end of `import torch`, and torch 2.14 calls register() when
 the backend is first asked for. Neither changes a program that does not name farandole. This module

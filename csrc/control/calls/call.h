@@ -174,7 +174,7 @@ class Call {
   void arrive_joined(int member);
   // Takes a member's refusal; the call fails once all have reported.
   void refuse(int member, Failure failure);
-  // Whether the member has reported it itself: what it reports more under the name is about the next call.
+  // True if the member has reported it itself: what it reports more under the name is about the next call.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
   // Keeps such a report until this call has ended.
   struct Later {

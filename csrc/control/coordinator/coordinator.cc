@@ -108,7 +108,7 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   take_due(now_ns);
 }
 
-// What was put off and may be taken now; false: nothing.
+// Gives a report that was put off and may be taken now; false: there is none.
 bool Coordinator::take_due(int64_t now_ns) {
   const std::vector<Call::Later> due = shared_.calls.take_due();
   for (const auto& [from, report] : due) receive(from, decode_report(report), now_ns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of calls that all ranks have reported: whether they fail, and else log entries: results known at once,
+// Decides about calls that all ranks have reported: whether they fail, and else log entries: results known at once,
 // process sets, and buckets for the lanes.
 #pragma once
 

@@ -78,7 +78,7 @@ class Exchange {
     uint64_t input;
     uint64_t output;
   };
-  // What a member tells its peers about one block: whether it has a table for it. If not, everything is copied.
+  // A member tells its peers this about one block: whether it has a table for it. If not, everything is copied.
   struct Mark {
     alignas(64) uint64_t used;
   };

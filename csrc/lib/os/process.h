@@ -34,7 +34,7 @@ std::optional<uint64_t> process_start_time(pid_t pid);
 // Whether a signal or a debugger has stopped it: alive, but not going to answer.
 bool is_stopped(pid_t pid);
 
-// How many cores these processes may use together, at least 1; 0 is the calling thread. One that has ended counts for
+// The number of cores that these processes may use together, at least 1; 0 is the calling thread. One that has ended counts for
 // nothing.
 int cores_of(std::span<const pid_t> processes);
 

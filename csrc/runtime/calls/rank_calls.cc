@@ -29,7 +29,7 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
 
 constexpr size_t kMaxAnswers = 64;
 
-// Of a result that the log carries.
+// Belongs to a result that the log carries.
 size_t bytes_of(const Ending& ending) {
   size_t bytes = size_of(ending.submission.recorded.dtype);
   for (int64_t n : ending.outcome.shape) bytes *= static_cast<size_t>(n);

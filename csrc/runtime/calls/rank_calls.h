@@ -74,7 +74,7 @@ class RankCalls {
   void prepare(CheckedCall& call);
   // The peers' call of this name fails.
   void refuse(const Request& request, const Failure& why);
-  // How many unnamed calls this rank has made in the set.
+  // The number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
   // This rank leaves: there are no more calls.
   void close() { closed_ = true; }

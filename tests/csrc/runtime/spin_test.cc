@@ -8,7 +8,7 @@ using Who = Spin::Who;
 
 namespace {
 
-// Whether a thread polls at all, with `cores` for two ranks.
+// True if a thread polls at all, with `cores` for two ranks.
 bool polls(Who who, int64_t setting_us, int cores, bool moving) {
   int looks = 0;
   Spin spin(who, setting_us, cores, 2);

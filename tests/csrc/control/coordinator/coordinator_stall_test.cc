@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people read about calls that wait: what the coordinator knows of the missing ranks.
+// The text about calls that wait: the coordinator's facts about the missing ranks.
 #include "control/coordinator/coordinator_harness.h"
 
 namespace farandole {
