@@ -86,7 +86,7 @@ test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, ot
 
 # Tests run side by side, more than there are cores where they wait more than they compute, and worlds of one size
 # beside those of another.
-test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
+test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) $(ARGS)
 
 test-single: venv programs ## the Python tests of one process, and of failures
@@ -177,7 +177,7 @@ address: venv build/mypy $(ADDRESS)/.stamp
 fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS="--seconds 60 --seed 7"
 	build/release/fuzz/message_fuzz --seconds 600 $(ARGS)
 
-soak: programs $(VENV)/.install-stamp ## 200 random deaths at 2 and at 4 ranks; writes docs/soak.md
+soak: venv programs ## 200 random deaths at 2 and at 4 ranks; writes docs/soak.md
 	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(ARGS)
 
 test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
