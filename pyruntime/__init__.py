@@ -17,9 +17,7 @@ from farandole.ops import (
     grouped_allgather,
     grouped_allreduce,
     grouped_broadcast,
-    grouped_reduce,
     grouped_reducescatter,
-    reduce,
     reducescatter,
     scatter,
 )
@@ -42,9 +40,7 @@ __all__ = [  # noqa: F811
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
-    "grouped_reduce",
     "grouped_reducescatter",
-    "reduce",
     "reducescatter",
     "scatter",
 ]

@@ -32,9 +32,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
-    "grouped_reduce",
     "grouped_reducescatter",
-    "reduce",
     "reducescatter",
     "scatter",
 ]
@@ -126,42 +124,6 @@ def allreduce(
     """
     factors = (prescale_factor, postscale_factor)
     call = reduction(Op.ALLREDUCE, op, factors, name, process_set)
-    return then(_meeting(call, tree, process_set, timeout))
-
-
-@collective(Op.REDUCE, calls=_calls(Op.REDUCE))
-def reduce(
-    tree: Tree,
-    root_rank: int,
-    *,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Tree:
-    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
-
-    Any shapes, equal on all ranks as the dtypes are. Any op but Adasum. Returns new arrays on the
-    root, and elsewhere the values that were given. The derivative, for Average and Sum, is that of
-    the root's result; what the others make of theirs has none.
-
-    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
-    - root_rank: a rank of the world, a member of the process set.
-    - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.reduce(jnp.ones(2), root_rank=0, op=hvd.Sum, prescale_factor=3.0)
-        Array([3., 3.], dtype=float32)
-    """
-    factors = (prescale_factor, postscale_factor)
-    call = reduction(Op.REDUCE, op, factors, name, process_set, root_rank)
     return then(_meeting(call, tree, process_set, timeout))
 
 
@@ -260,7 +222,6 @@ def broadcast(
 grouped_allgather = allgather
 grouped_allreduce = allreduce
 grouped_broadcast = broadcast
-grouped_reduce = reduce
 grouped_reducescatter = reducescatter
 
 

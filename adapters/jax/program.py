@@ -116,7 +116,7 @@ class _Rule(NamedTuple):
     rows: Callable[[Place, int], int] = lambda _, rows: rows  # of a result, by those of the input
 
 
-_REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER, Op.REDUCE)
+_REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER)
 
 
 def _reduced(call: Call) -> dict[str, Any]:
@@ -134,12 +134,8 @@ RULES = {
         lambda xs, call, common: ops.grouped_reducescatter(xs, **_reduced(call), **common),
         Place.rows,
     ),
-    Op.REDUCE: _Rule(
-        Op.BROADCAST,
-        lambda xs, call, common: ops.grouped_reduce(xs, call.root, **_reduced(call), **common),
-    ),
     Op.BROADCAST: _Rule(
-        Op.REDUCE,
+        Op.ALLREDUCE,
         lambda xs, call, common: ops.grouped_broadcast(xs, call.root, **common),
     ),
     Op.ALLGATHER: _Rule(
@@ -221,10 +217,7 @@ def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> A
         "factors": np.array([call.prescale, call.postscale], np.float64),
         "name": call.name or UNNAMED,
     }
-    # What the core leaves as it is are the inputs.
-    aliases = {} if _gets_result(call, place) else {i: i for i in range(1, len(avals_in))}
-    options = {"has_side_effect": True, "operand_output_aliases": aliases}
-    lower = jax.ffi.ffi_lowering(_TARGET, **options)
+    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
     before = ctx.tokens_in.get(_effect)
     after, *results = lower(whole, before, *operands, **attributes)
     ctx.set_tokens_out(mlir.TokenSet({_effect: after}))
@@ -277,10 +270,6 @@ def run_alone(call: Call, arrays: Sequence[Any], place: Place) -> list[Any]:
 _LINEAR_OPS = (Average, Sum)
 
 
-def _gets_result(call: Call, place: Place) -> bool:
-    return call.op is not Op.REDUCE or call.root == place.rank
-
-
 def _nothing_of(x: Any) -> Any:
     """Zeros that depend on `x`: else JAX would leave out the collective of their derivative."""
     return jnp.where(False, x, jnp.zeros_like(x))
@@ -307,7 +296,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) ->
         real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
         sent = [ad.instantiate_zeros(tangents[i]) for i in real]
         for i, x in zip(real, bind(_named(call, "tangent"), sent, place, rows), strict=True):
-            found[i] = x if _gets_result(call, place) else _nothing_of(x)
+            found[i] = x
     return results, found
 
 
@@ -315,8 +304,7 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: i
     """How cotangents of the results come back to the inputs. All of a group come together."""
     given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
     op = RULES[call.op].back
-    root = call.root if op in (Op.REDUCE, Op.BROADCAST) else -1
-    back = replace(_named(call, "gradient"), op=op, root=root)
+    back = replace(_named(call, "gradient"), op=op, root=-1)
     if call.op not in _REDUCTIONS:
         back = replace(back, reduce_op=Sum)
     elif op not in _REDUCTIONS:
@@ -324,7 +312,7 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: i
         scale = call.prescale * call.postscale / divisor_of(call.reduce_op, call.process_set)
     rows = inputs[0].aval.shape[0] if call.op is Op.REDUCESCATTER else -1
     found = bind(back, given, place, rows)
-    if call.root >= 0 and place.rank != call.root and call.op is not Op.REDUCE:
+    if call.root >= 0 and place.rank != call.root:
         return [_nothing_of(x) for x in found]
     return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
 

@@ -47,9 +47,7 @@ __all__ = [  # noqa: F811
     "grouped_allgather",  # noqa: F405
     "grouped_allreduce",  # noqa: F405
     "grouped_broadcast",
-    "grouped_reduce",  # noqa: F405
     "grouped_reducescatter",  # noqa: F405
-    "reduce",  # noqa: F405
     "reducescatter",  # noqa: F405
     "scatter",  # noqa: F405
     "typed_errors",

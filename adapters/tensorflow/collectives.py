@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce, allgather, broadcast and reduce on TensorFlow's tensors, in eager mode and
-inside tf.function: public calls, with Horovod's arguments, differentiable, for any thread.
+"""allreduce, allgather and broadcast on TensorFlow's tensors, in eager mode and inside tf.function:
+public calls, with Horovod's arguments, differentiable, for any thread.
 
 An unnamed call meets by its order in eager mode, and by the name of graph.next_name() inside.
 """
@@ -32,8 +32,6 @@ __all__ = [
     "broadcast_variables",
     "grouped_allgather",
     "grouped_allreduce",
-    "grouped_reduce",
-    "reduce",
 ]
 
 
@@ -354,14 +352,12 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
     timeout: float | None = None,
-    back_op: int = Average,
 ) -> list[Any]:
-    """`back_op`: of the gradients."""
     common: Any = {"root_rank": root, "process_set": process_set, "timeout": timeout}
     run = functools.partial(ops.grouped_broadcast, **common)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        found = _allreduce(gs, back_op, (1.0, 1.0), back, process_set, None)
+        found = _allreduce(gs, Average, (1.0, 1.0), back, process_set, None)
         here = tf.equal(asked_when_run(topology.rank), root)
         return [tf.where(here, x, tf.zeros_like(x)) for x in found]
 
@@ -410,103 +406,3 @@ def broadcast_variables(
             variable.assign(value)
 
     return then(meet)
-
-
-# ---- reduce
-
-
-@public(Op.REDUCE)
-def grouped_reduce(
-    tensors: Sequence[Any],
-    root_rank: int,
-    *,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> list[Any]:
-    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
-
-    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
-    all of it or nothing. Returns new tensors on the root, and elsewhere the values that were given.
-    The gradient, of Average and Sum, is on all ranks that of the root's result; what the others
-    make of theirs has none.
-
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
-    - root_rank: a rank of the world, a member of the process set.
-    - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_reduce([tf.ones(2)], root_rank=0, op=hvd.Sum, prescale_factor=3.0)
-        [<tf.Tensor: shape=(2,), dtype=float32, numpy=array([3., 3.], dtype=float32)>]
-    """
-    factors = (prescale_factor, postscale_factor)
-    return then(_reduce(tensors, root_rank, op, factors, name, process_set, timeout))
-
-
-@public(Op.REDUCE)
-def reduce(
-    tensor: Any,
-    root_rank: int,
-    *,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Any:
-    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
-
-    Any shape, equal on all ranks as the dtype is. Any op but Adasum. Returns a new tensor on the
-    root, and elsewhere the value that was given.
-    The gradient, of Average and Sum, is on all ranks that of the root's result; what the others
-    make of theirs has none.
-
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - root_rank: a rank of the world, a member of the process set.
-    - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.reduce(tf.ones(2), root_rank=0, op=hvd.Sum).numpy()
-        array([1., 1.], dtype=float32)
-    """
-    factors = (prescale_factor, postscale_factor)
-    meet = _reduce([tensor], root_rank, op, factors, name, process_set, timeout)
-    return then(lambda: meet()[0])
-
-
-def _reduce(
-    tensors: Sequence[Any],
-    root_rank: int,
-    op: int | None,
-    factors: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    timeout: float | None,
-) -> Callable[[], list[Any]]:
-    xs, chosen = tensors_of(tensors), _reduce_op(op, None)
-    grouped = functools.partial(ops.grouped_reduce, root_rank=root_rank)
-    run = reducing(grouped, chosen, factors, process_set, timeout)
-
-    def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        if chosen not in (Average, Sum):
-            raise NotImplementedError("reduce has a gradient for Average and Sum only")
-        scale = _divided(factors, chosen, process_set)
-        found = _broadcast(gs, root_rank, back, process_set, back_op=Sum)
-        return [g * tf.cast(scale, g.dtype) for g in found]
-
-    shapes = same_shapes(xs)
-    return lambda: differentiable(Op.REDUCE, name, process_set, xs, run, gradient, shapes)

@@ -22,8 +22,6 @@ from farandole.torch.collectives.exchange import (
     alltoall_async,
     broadcast,
     grouped_allgather,
-    grouped_reduce,
-    reduce,
 )
 from farandole.torch.collectives.parts import grouped_reducescatter, reducescatter, scatter
 from farandole.torch.collectives.reductions import allreduce, grouped_allreduce
@@ -43,10 +41,8 @@ __all__ = [  # noqa: F811
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
-    "grouped_reduce",
     "grouped_reducescatter",
     "poll",
-    "reduce",
     "reducescatter",
     "scatter",
     "sparse_allreduce_async",

@@ -61,7 +61,7 @@ class Call:
 
 
 Part = tuple[Call, Buffer]  # one tensor of a call
-MIRRORED = (Op.ALLREDUCE, Op.BROADCAST, Op.REDUCE)  # results have their input's shape
+MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order

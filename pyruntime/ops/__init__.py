@@ -13,7 +13,6 @@ from farandole.ops.exchanges import *  # noqa: F403
 from farandole.ops.gathers import *  # noqa: F403
 from farandole.ops.meetings import *  # noqa: F403
 from farandole.ops.reductions import *  # noqa: F403
-from farandole.ops.root_reductions import *  # noqa: F403
 from farandole.ops.starts import Adasum as Adasum
 from farandole.ops.starts import Average as Average
 from farandole.ops.starts import Max as Max

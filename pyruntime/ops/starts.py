@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any, TypeVar
 
-from farandole import topology
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
 from farandole.calls.arguments import ReduceOp, shown
@@ -32,8 +30,7 @@ composed: dict[int, Callable[..., Handle[Any]]] = {}
 def start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call`, one of MIRRORED, over `tensors`: in place or into new arrays. A reduction to
-    another rank gives the tensors back."""
+    """Submits `call`, one of MIRRORED, over `tensors`: in place or into new arrays."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -41,18 +38,16 @@ def start(
     results, outputs = tensors, inputs
     if in_place and call.op is not Op.BROADCAST:
         check_apart(inputs)
-    here = not topology.is_initialized() or call.root == topology.rank()
-    same = in_place or (call.op is Op.REDUCE and not here)
-    if not same:
+    if not in_place:
         results, outputs = new_results(kinds, tensors, inputs)
 
     def collect(_: Any) -> list[T]:
-        return results if same else sealed(kinds, results, tensors)
+        return results if in_place else sealed(kinds, results, tensors)
 
     numbers = submit(call, inputs, outputs, own=3)
     handle = handle_of(numbers, inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and (same or kinds[0].gives_itself()):
-        handle.prepared = RepeatedCall(call, tensors[0], inputs[0], same, timeout)
+    if len(tensors) == 1 and (in_place or kinds[0].gives_itself()):
+        handle.prepared = RepeatedCall(call, tensors[0], inputs[0], in_place, timeout)
     return handle
 
 
@@ -134,7 +129,6 @@ def reduction(
     factors: tuple[float, float],
     name: str | None,
     process_set: ProcessSet,
-    root: int = -1,
 ) -> Call:
     """A call that reduces, by default to the average. Raises the error about a wrong reduction."""
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
@@ -144,7 +138,7 @@ def reduction(
             "with op=Adasum and keep the part you need"
         )
     before, after = map(float, factors)
-    return Call(op, name, set_id(process_set), reduce_op, before, after, index(root))
+    return Call(op, name, set_id(process_set), reduce_op, before, after)
 
 
 def reduce_op_of(op: int | None, average: bool | None) -> int:

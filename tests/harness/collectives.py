@@ -102,23 +102,6 @@ def broadcast(library: Arrays, dtype: str) -> None:
         _same(library, handle.wait(), expected)
 
 
-def reduce(library: Arrays, dtype: str) -> None:
-    """To every root, as new arrays and in place; the others keep their own."""
-    calls = []
-    for op, exact in _reductions(dtype):
-        for turn, shape in enumerate(arrays.shapes(dtype)):
-            root, inputs = turn % fd.size(), everyone(shape, dtype)
-            right = arrays.reduced(op, inputs) if fd.rank() == root else inputs[fd.rank()]
-            mine, copy = (library.put(inputs[fd.rank()], dtype) for _ in range(2))
-            given = mine if fd.rank() != root else None  # who is not the root gets its own back
-            calls.append((fd.reduce_async(mine, root, op=getattr(fd, op)), given, right, exact))
-            calls.append((fd.reduce_async_(copy, root, op=getattr(fd, op)), copy, right, exact))
-    for handle, given, right, exact in calls:
-        result = handle.wait()
-        assert given is None or result is given
-        _same(library, result, right, exact)
-
-
 def allgather(library: Arrays, dtype: str) -> None:
     """Equal and uneven rows, none on some ranks, more than a megabyte."""
     rows: list[Callable[[int], int]]
@@ -191,7 +174,6 @@ CHECKS: list[Check] = [
     scaled,
     grouped_allreduce,
     broadcast,
-    reduce,
     allgather,
     reducescatter,
     alltoall,

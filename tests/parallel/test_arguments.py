@@ -56,15 +56,12 @@ def arrays() -> dict[str, Any]:
 
 Good = Callable[[], dict[str, Any]]
 MODULES: dict[str, Any] = {"fd": fd, "hvd": hvd, "fnp": fnp}
-OF_ONE = (
-    *("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter"),
-    *("reduce", "reduce_"),
-)
+OF_ONE = (*("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter"),)
 
 
 def root(call: str) -> dict[str, Any]:
     """Of scatter only the root's splits count: it is the rank that gives wrong ones."""
-    roots = {"broadcast": 0, "reduce": 0, "scatter": last()}
+    roots = {"broadcast": 0, "scatter": last()}
     return {"root_rank": roots[call]} if call in roots else {}
 
 
@@ -351,8 +348,6 @@ def test_adasum_is_for_allreduce_only(door: Any, everywhere: bool, dtype: torch.
     errors = (NotImplementedError, ValueError, fd.LibraryError)
     with pytest.raises(errors, match="Adasum"):
         door.reducescatter(x, op=op, name="rows")
-    with pytest.raises(errors, match="Adasum"):
-        door.reduce(x, 0, op=op, name="one")
 
 
 # ---- that nothing was forgotten

@@ -148,7 +148,6 @@ def test_what_ranks_do_in_different_branches() -> None:
         if fd.rank() == 0:
             fd.broadcast(x, 0)
             fd.broadcast_object("an object", 0)
-            fd.reduce(x, 0)
             fd.scatter(x, 0)
             fd.barrier()
             fd.allreduce(x, name="sum")
@@ -156,7 +155,6 @@ def test_what_ranks_do_in_different_branches() -> None:
         else:
             fd.broadcast(x, 0)
             fd.broadcast_object(None, 0)
-            fd.reduce(x, 0)
             fd.scatter(x[:0], 0)
             fd.barrier()
             fd.allreduce(x, name="sum")

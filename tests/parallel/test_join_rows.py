@@ -63,9 +63,8 @@ def test_parts_of_joined_ranks_are_dropped(active: list[int], width: int) -> Non
 def test_joined_ranks_count_in_an_average_only(active: list[int], width: int) -> None:
     mean = fd.allreduce(np.full(width, fd.rank() + 1.0), name="mean")
     np.testing.assert_allclose(mean, sum(rank + 1.0 for rank in active) / fd.size())
-    product = fd.reduce(np.full(width, fd.rank() + 2.0), active[0], op=fd.Product, name="one")
-    if fd.rank() == active[0]:
-        assert (product == np.prod([rank + 2.0 for rank in active])).all()
+    product = fd.allreduce(np.full(width, fd.rank() + 2.0), op=fd.Product, name="one")
+    assert (product == np.prod([rank + 2.0 for rank in active])).all()
 
 
 @pytest.mark.parametrize("name", [None, "objects"])
@@ -90,7 +89,6 @@ ROOTED = {
     "broadcast of many": lambda root: fd.broadcast_(np.ones(30_000), root, name="x"),
     "grouped": lambda root: fd.grouped_broadcast([np.ones(3), np.ones(30_000)], root, name="x"),
     "scatter": lambda root: fd.scatter(np.ones(fd.size()), root, name="x"),
-    "reduce": lambda root: fd.reduce(np.ones(3), root, name="x"),
     "object": lambda root: fd.broadcast_object({"rank": fd.rank()}, root, name="x"),
     "parameters": lambda root: farandole.numpy.broadcast_parameters([np.ones(3)], root),
 }

@@ -20,7 +20,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "allreduce": hvd.allreduce,
     "allgather": hvd.allgather,
     "broadcast": partial(hvd.broadcast, root_rank=0),
-    "reduce": partial(hvd.reduce, root_rank=0),
     "reducescatter": hvd.reducescatter,
     "alltoall": hvd.alltoall,
     "scatter": partial(hvd.scatter, root_rank=0),

@@ -28,10 +28,8 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_RANKS = 4  # lists by rank have so many items, so that a program means something at any size
-OPERATIONS = (
-    *("allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "scatter", "reduce"),
-)
-IN_PLACE = ("allreduce", "broadcast", "reduce")
+OPERATIONS = (*("allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "scatter"),)
+IN_PLACE = ("allreduce", "broadcast")
 SPLIT = ("alltoall", "scatter")  # whose rows go to members, by splits
 
 # What becomes of a rank's call. Each is a thing that a user's code does, by plan or by accident.

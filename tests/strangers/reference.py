@@ -12,7 +12,7 @@ from harness.arrays import reduced, rows_of
 from strangers.plan import Call
 from strangers.program import Array, op_of, rows_sent, values
 
-__all__ = ["difference", "expected", "is_root"]
+__all__ = ["difference", "expected"]
 
 _ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -22,17 +22,12 @@ def expected(call: Call, rank: int) -> list[Array]:
     return [one for index in range(call.tensor.count) for one in _expected(call, index, rank)]
 
 
-def is_root(call: Call, rank: int) -> bool:
-    """True if `rank` sends what the others get, or gets what they send."""
-    return rank == call.active[call.tensor.root % len(call.active)]
-
-
 def _expected(call: Call, index: int, rank: int) -> list[Array]:
     t, members = call.tensor, list(call.members)
     inputs = {r: values(t, index, r, members, call.salt) for r in call.active}
     place = members.index(rank)
     if t.op == "broadcast":
-        return next([value] for r, value in inputs.items() if is_root(call, r))
+        return [inputs[call.active[t.root % len(call.active)]]]
     if t.op == "allgather":
         return [np.concatenate([inputs[r] for r in call.active])]
     if t.op == "scatter":
@@ -40,8 +35,6 @@ def _expected(call: Call, index: int, rank: int) -> list[Array]:
         return _received(call, {root: inputs[root]}, members, place)[:1]
     if t.op == "alltoall":
         return _received(call, inputs, members, place)
-    if t.op == "reduce" and not is_root(call, rank):
-        return [inputs[rank]]
     total = _reduced(call, list(inputs.values()))
     if t.op == "reducescatter":
         total = total[rows_of(place, len(total), len(members))]
@@ -84,7 +77,7 @@ def difference(call: Call, rank: int, got: Sequence[tuple[str, Array]]) -> str:
 
 def _tolerance(call: Call, right: Array) -> float:
     t = call.tensor
-    if t.op not in ("allreduce", "reducescatter", "reduce") or right.dtype.kind not in "fc":
+    if t.op not in ("allreduce", "reducescatter") or right.dtype.kind not in "fc":
         return 0.0
     if op_of(t) == "Average" or t.dtype == "bfloat16":
         return float(_ROUNDING.get(t.dtype, 2 * np.finfo(right.dtype).eps))

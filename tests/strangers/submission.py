@@ -50,10 +50,10 @@ def _start(
     door: Any = hvd if by_torch and not (grouped and t.op == "broadcast") else fd
     form += "_" if t.in_place else ""
     function = getattr(door, f"{grouped}{t.op}{form}")
-    if t.op in ("allreduce", "reducescatter", "reduce"):
+    if t.op in ("allreduce", "reducescatter"):
         options["op"] = getattr(fd, op_of(t))
     argument = arrays if grouped else arrays[0]
-    if t.op in ("broadcast", "reduce"):
+    if t.op == "broadcast":
         return function(argument, call.active[t.root % len(call.active)], **options)
     if t.op == "scatter":
         options["root_rank"] = call.active[t.root % len(call.active)]

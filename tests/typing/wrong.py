@@ -27,13 +27,12 @@ hvd.grouped_allreduce([x], nam=3)  # wrong
 hvd.allgather(x, nam=3)  # wrong
 hvd.broadcast(x, 0, nam=3)  # wrong
 hvd.broadcast_(x, 0, nam=3)  # wrong
-hvd.reduce(x, 0, nam=3)  # wrong
 hvd.reducescatter(x, nam=3)  # wrong
 hvd.alltoall(x, nam=3)  # wrong
 hvd.scatter(x, nam=3)  # wrong
 hvd.barrier(nam=3)  # wrong
 farandole.allreduce(y, nam=3)  # wrong
-farandole.reduce_async_(y, 0, nam=3)  # wrong
+farandole.broadcast_async_(y, 0, nam=3)  # wrong
 
 # An argument of the wrong type, one too few, one too many.
 hvd.allreduce(3.0)  # wrong
@@ -43,7 +42,6 @@ hvd.allreduce()  # wrong
 hvd.grouped_allreduce(x)  # wrong
 hvd.broadcast(x)  # wrong
 hvd.broadcast(x, root_rank="0")  # wrong
-hvd.reduce(x)  # wrong
 hvd.synchronize(x)  # wrong
 farandole.allreduce(y, "name")  # wrong
 farandole.broadcast(y)  # wrong

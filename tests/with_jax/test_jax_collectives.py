@@ -60,21 +60,6 @@ def test_allreduce(dtype, within):
             assert_same(result, reduced(op, each), is_exact(dtype, op))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_reduce(dtype, within):
-    inputs, root, own = (
-        [everyone(shape, dtype, salt=5) for shape in SHAPES],
-        hvd.size() - 1,
-        hvd.rank(),
-    )
-    ops = ops_of(dtype)
-    reduce = [functools.partial(hvd.reduce, root_rank=root, op=getattr(hvd, op)) for op in ops]
-    for op, found in zip(ops, results(within, reduce, inputs), strict=True):
-        for result, each in zip(found, inputs, strict=True):
-            right = reduced(op, each) if own == root else each[own]
-            assert_same(result, right, is_exact(dtype, op))
-
-
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_floats_are_summed_in_float32(name, within):
     dtype = getattr(ml_dtypes, name)

@@ -41,10 +41,6 @@ def one_process(operation, xs, root):
         "average": lambda: [sum(xs) / size] * size,
         "allgather": lambda: [jnp.concatenate(xs)] * size,
         "broadcast": lambda: [xs[root]] * size,
-        "reduce": lambda: [
-            1.5 * sum(xs) / size if r == root else jax.lax.stop_gradient(x)
-            for r, x in enumerate(xs)
-        ],
         "reducescatter": lambda: [sum(xs)[rows_of(r)] for r in range(size)],
         "uneven": lambda: [3.0 * (sum(xs)[:11] / size)[rows_of(r, 11)] for r in range(size)],
         "alltoall": lambda: [jnp.concatenate([x[rows_of(r)] for x in xs]) for r in range(size)],
@@ -61,7 +57,6 @@ def many_ranks(operation, x, root, name):
         "average": lambda: hvd.allreduce(x, name=name),
         "allgather": lambda: hvd.allgather(x, name=name),
         "broadcast": lambda: hvd.broadcast(x, root, name=name),
-        "reduce": lambda: hvd.reduce(x, root, prescale_factor=1.5, name=name),
         "reducescatter": lambda: hvd.reducescatter(x, op=hvd.Sum, name=name),
         "uneven": lambda: hvd.reducescatter(x[:11], postscale_factor=3.0, name=name),
         "alltoall": lambda: hvd.alltoall(x, name=name),
@@ -72,7 +67,6 @@ def many_ranks(operation, x, root, name):
 
 OPERATIONS = [
     *("sum", "average", "allgather", "broadcast", "reducescatter", "uneven", "alltoall", "scatter"),
-    "reduce",
 ]
 
 
@@ -105,7 +99,7 @@ def test_derivatives(operation, within, name):
     np.testing.assert_allclose(hvd.allreduce(slope, op=hvd.Sum), whole_slope, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("operation", ["sum", "broadcast", "reduce"])
+@pytest.mark.parametrize("operation", ["sum", "broadcast"])
 @pytest.mark.parametrize("within", ["outside", "jit"])
 def test_second_derivatives(within, operation):
     xs, own, root = [x[:2, 0] for x in all_inputs()], hvd.rank(), hvd.size() - 1

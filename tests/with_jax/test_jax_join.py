@@ -45,8 +45,6 @@ def test_gradients_of_reductions(active, within):
     gradient = within(jax.grad(lambda x: (hvd.allreduce(x) * weight).sum()))(row(2))
     np.testing.assert_allclose(gradient, [sum(r + 1.0 for r in active) / size] * 2, rtol=1e-6)
     root = active[0]
-    gradient = within(jax.grad(lambda x: (hvd.reduce(x, root) * weight).sum()))(row(2))
-    np.testing.assert_allclose(gradient, [(root + 1.0) / size] * 2, rtol=1e-6)
     gradient = within(jax.grad(lambda x: (hvd.broadcast(x, root) * weight).sum()))(row(2))
     total = sum(rank + 1.0 for rank in active) if hvd.rank() == root else 0.0
     np.testing.assert_allclose(gradient, [total] * 2, rtol=1e-6)
@@ -76,7 +74,6 @@ def test_programs_that_would_lack_rows(active, case, within):
 
 ROOTED = {
     "broadcast": lambda root: lambda x: hvd.broadcast(x, root),
-    "reduce": lambda root: lambda x: hvd.reduce(x, root),
     "scatter": lambda root: lambda x: hvd.scatter(x, root),
 }
 

@@ -66,17 +66,6 @@ def test_broadcast(dtype, within):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reduce(dtype, within):
-    root, own = hvd.size() - 1, hvd.rank()
-    inputs, ops = [everyone(shape, dtype, salt=5) for shape in SHAPES], ops_of(dtype)
-    reduce = [functools.partial(hvd.reduce, root_rank=root, op=getattr(hvd, op)) for op in ops]
-    for op, found in zip(ops, results(within, reduce, inputs), strict=True):
-        for result, each in zip(found, inputs, strict=True):
-            right = reduced(op, each) if own == root else each[own]
-            assert_same(result, right, is_exact(dtype, op))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_allgather_of_different_rows(dtype, within):
     inputs = [
         [data(r, (3 * (r % 2) + r, *rest), dtype) for r in range(hvd.size())]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather, broadcast, reduce and alltoall on torch tensors, differentiable: public calls, for any
+"""allgather, broadcast and alltoall on torch tensors, differentiable: public calls, for any
 thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from farandole import ops, topology
-from farandole.calls.arguments import divisor_of
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.calls.rows import Table, parts, places, splits_of
-from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.ops import Average, Sum
+from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Average
 from farandole.ops.exchanges import Rows
 from farandole.ops.gathers import grouped_allgather_rows
 from farandole.torch.collectives.autograd import differentiable
@@ -143,136 +142,16 @@ def broadcast(
         >>> hvd.broadcast(torch.arange(3), root_rank=0)
         tensor([0, 1, 2])
     """
-    return then(lambda: _broadcast([tensor], root_rank, name, process_set, timeout)[0])
-
-
-def _broadcast(
-    tensors: Sequence[Tensor],
-    root: int,
-    name: str | None,
-    process_set: ProcessSet,
-    timeout: float | None = None,
-    back_op: int = Average,
-) -> list[Tensor]:
-    """`back_op`: of the gradients."""
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        if len(xs) == 1:  # a call that may be repeated
-            return [ops.broadcast_async(xs[0], root, name, process_set, timeout=timeout).wait()]
-        return ops.grouped_broadcast(xs, root, name, process_set, timeout=timeout)
+        terms = (root_rank, name, process_set)
+        return [ops.broadcast_async(xs[0], *terms, timeout=timeout).wait()]
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        found = grouped_allreduce(gs, name=back, op=back_op, process_set=process_set)
-        return found if topology.rank() == root else [torch.zeros_like(x) for x in found]
+        found = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
+        return found if topology.rank() == root_rank else [torch.zeros_like(x) for x in found]
 
-    return differentiable("broadcast", name, process_set, tensors, run, gradient)
-
-
-# ---- reduce
-
-
-@collective(Op.REDUCE)
-def reduce(
-    tensor: Tensor,
-    root_rank: int,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> Tensor:
-    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
-
-    Any shape, equal on all ranks as the dtype is. Returns a new tensor on the root, and elsewhere
-    the tensor that was given. Differentiable for Average and Sum: all ranks get the gradient of the
-    root's result; what the others make of theirs has none.
-
-    - tensor: integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that gets the result, a member of the process set.
-    - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.reduce(torch.ones(2), root_rank=0, postscale_factor=3.0)
-        tensor([3., 3.])
-    """
-    factors = (prescale_factor, postscale_factor)
-    meet = _reduce([tensor], root_rank, op, factors, name, process_set, timeout)
-    return then(lambda: meet()[0])
-
-
-@collective(Op.REDUCE)
-def grouped_reduce(
-    tensors: Sequence[Tensor],
-    root_rank: int,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> list[Tensor]:
-    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
-
-    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
-    Returns new tensors on the root, and elsewhere the tensors that were given. Differentiable for
-    Average and Sum: all ranks get the gradient of the root's result; what the others make of theirs
-    has none.
-
-    - tensors: integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that gets the result, a member of the process set.
-    - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_reduce([torch.ones(2)], root_rank=0, postscale_factor=3.0)
-        [tensor([3., 3.])]
-    """
-    factors = (prescale_factor, postscale_factor)
-    meet = _reduce(tensors, root_rank, op, factors, name, process_set, timeout)
-    return then(meet)
-
-
-def _reduce(
-    tensors: Sequence[Tensor],
-    root_rank: int,
-    op: int | None,
-    factors: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    timeout: float | None,
-) -> Callable[[], list[Tensor]]:
-    chosen = Average if op is None else op
-
-    def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        return ops.grouped_reduce(
-            xs,
-            root_rank,
-            op=chosen,
-            prescale_factor=factors[0],
-            postscale_factor=factors[1],
-            name=name,
-            process_set=process_set,
-            timeout=timeout,
-        )
-
-    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        scale = factors[0] * factors[1] / divisor_of(chosen, set_id(process_set))
-        return [g * scale for g in _broadcast(gs, root_rank, back, process_set, back_op=Sum)]
-
-    members = list(tensors)
-    return lambda: differentiable("reduce", name, process_set, members, run, gradient, chosen)
+    return then(lambda: differentiable("broadcast", name, process_set, [tensor], run, gradient)[0])
 
 
 # ---- alltoall
