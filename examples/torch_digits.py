@@ -5,8 +5,6 @@
     python examples/torch_digits.py                          # alone: a world of one
     mpirun -np 2 python examples/torch_digits.py --resume    # goes on from the checkpoint
     mpirun -np 2 python examples/torch_digits.py --tensorboard runs --timeline digits.json
-    FARANDOLE_METRICS_PORT=9100 mpirun -np 2 python examples/torch_digits.py
-                                                             # rank N answers Prometheus on 9100 + N
 
 Expected at 1, 2 and 4 ranks, in well under a minute each: a test accuracy of 0.97 at least, and the
 last lines
@@ -160,7 +158,8 @@ def main() -> None:
         accuracy = test_accuracy(model, test_data)
         if writer is not None:
             writer.add_scalar("loss", loss, epoch)
-            hvd.log_metrics(writer, epoch)
+            for name, value in hvd.metrics().items():
+                writer.add_scalar(f"farandole/{name}", value, epoch)
         if hvd.rank() == 0:
             print(f"epoch {epoch:2}  loss {loss:.4f}  accuracy {accuracy:.4f}", flush=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

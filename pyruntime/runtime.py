@@ -21,7 +21,7 @@ from farandole.config import without_effect
 from farandole.errors import RETRIED, FarandoleError, StallError, warn
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
-from farandole.observe import flight, prometheus, stacks
+from farandole.observe import flight, stacks
 from farandole.process_sets import add_process_set, forget_all, know_communicators
 from farandole.start import agency, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
@@ -130,7 +130,6 @@ def _kind(error: Exception) -> str:
 
 def _undo(agreement: _Agreement, reason: BaseException) -> None:
     """Cleans up after a failed init(), and tells the ranks that wait for this one."""
-    prometheus.stop()
     with contextlib.suppress(Exception):  # `reason` is the error to raise
         _leave_core(leaving.describe(reason))
     forget_all()
@@ -190,7 +189,6 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
         failure = core_error(code)
     else:
         try:
-            prometheus.serve()
             if job.rank == 0:
                 _advise()
         except (OSError, Warning) as reason:
@@ -341,7 +339,6 @@ def _leave(
         job, _job = _job, None
         if job is None:
             return
-        prometheus.stop()
         broken = bool(lib.farandole_broken()) or part.has_ended()
         interrupt: BaseException | None = None
         try:

@@ -30,7 +30,7 @@ from farandole.features import (
 from farandole.launch.function import run
 from farandole.messages import recv, recv_async, send, send_async
 from farandole.objects import allgather_object, broadcast_object
-from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
+from farandole.observe.metrics import Histogram, Metrics, Straggler, metrics
 from farandole.observe.timeline import start_timeline, stop_timeline
 from farandole.ops import (
     Adasum,
@@ -134,7 +134,6 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
-    "log_metrics",
     "metrics",
     "mpi_built",
     "mpi_enabled",

@@ -110,11 +110,6 @@ const Variable kVariables[] = {
      "steps from one comparison of the ranks' models to the next, unless the program says it by "
      "verify_every; 0: never",
      kJobWide, &Config::verify_every, between(0)},
-    {"FARANDOLE_METRICS_PORT", "", "0",
-     "first port on which metrics are served to Prometheus, plus the local rank; 0: none", kJobWide,
-     &Config::metrics_port, between(0, 65535)},
-    {"FARANDOLE_METRICS_ADDRESS", "", "127.0.0.1", "address to serve them on", kJobWide,
-     &Config::metrics_address},
     {"FARANDOLE_PEER_TIMEOUT", "", "30",
      "seconds after which a silent connection between two hosts counts as lost", kJobWide,
      &Config::peer_timeout},

@@ -35,8 +35,6 @@ struct Config {
   int64_t timeline_mark_cycles;
   int64_t check_numerics;
   std::string call_sites;
-  int64_t metrics_port;  // 0: none
-  std::string metrics_address;
   int64_t gpu_fusion_bytes;
   std::string gpu_backend;
   std::string shared_gpu;

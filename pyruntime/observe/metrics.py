@@ -4,9 +4,7 @@ for any thread."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from farandole._library import check_count, ffi, lib, text
 from farandole.observe import flight
@@ -96,57 +94,3 @@ def metrics() -> Metrics:
         late = other["late"]
         found.stragglers[other["rank"]] = Straggler(late["times"], late["ns"] / 1e9)
     return found
-
-
-class ScalarWriter(Protocol):
-    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Adds one point to one curve."""
-
-
-_last: tuple[int, float, Metrics] | None = None  # of the last call: began_ns, time, metrics
-
-
-def _since_last(now: float, current: Metrics) -> tuple[float, Metrics]:
-    """Seconds and metrics since the last call; since init() at first, or after another init()."""
-    global _last
-    page = flight.own_page()
-    previous, _last = _last, (page["began_ns"], now, current)
-    if previous is None or previous[0] != page["began_ns"]:
-        return (page["now_ns"] - page["began_ns"]) / 1e9, current
-    _, then, old = previous
-    fresh = Metrics({name: value - old.get(name, 0) for name, value in current.items()})
-    fresh.histograms = {
-        name: one - old.histograms[name] for name, one in current.histograms.items()
-    }
-    return now - then, fresh
-
-
-def log_metrics(writer: ScalarWriter, step: int, prefix: str = "farandole/") -> None:
-    """Writes what happened since the last call as TensorBoard scalars at `step`.
-
-    tensors_per_second, MB_per_second, waiting_share (0 to 1), bandwidth_MBps (mean over buckets),
-    negotiation_us and wait_us (means), late_times. `writer` is a
-    torch.utils.tensorboard.SummaryWriter, or has its add_scalar; each name has `prefix` before it.
-    Raises ShutdownError before init().
-
-    Examples:
-        >>> class Printer:  # in its place: torch.utils.tensorboard.SummaryWriter()
-        ...     def add_scalar(self, tag, value, step):
-        ...         print(step, tag)
-        >>> hvd.log_metrics(Printer(), step=10)  # doctest: +ELLIPSIS
-        10 farandole/...
-    """
-    seconds, fresh = _since_last(time.monotonic(), metrics())
-    rates = {
-        "tensors_per_second": fresh["tensors_done"] / seconds,
-        "MB_per_second": fresh["bytes_done"] / seconds / 1e6,
-        "waiting_share": min(fresh.histograms["wait_ns"].sum / seconds / 1e9, 1.0),
-        "bandwidth_MBps": fresh.histograms["bandwidth_MBps"].mean,
-        "negotiation_us": fresh.histograms["negotiation_ns"].mean / 1e3,
-        "wait_us": fresh.histograms["wait_ns"].mean / 1e3,
-        "late_times": float(fresh["late_times"]),
-    }
-    for name, value in rates.items():
-        writer.add_scalar(prefix + name, value, step)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of one thread, whatever strangers do: Listener, and Server, which ranks call. For
-metrics, the rendezvous, and processes that start ranks."""
+"""A server of one thread, which ranks call, whatever strangers do. For the rendezvous, and
+processes that start ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import socket
 import struct
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from farandole._library import lib, told
 from farandole.start import sockets
@@ -32,26 +31,13 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since the last words, or the call
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-L = TypeVar("L", bound="Listener")
-
-
-class Conversation(Protocol):
-    """The bytes that the two ends of a connection exchange: a Session, or HTTP."""
-
-    outgoing: bytearray  # what is to be sent; the listener removes what it has sent
-    greeted: bool  # whether the caller has said something of this protocol
-    proved: bool  # whether the caller has shown that it belongs here
-    rank: int  # the caller's, when it has
-
-    def receive(self, data: bytes) -> list[bytes]:
-        """Takes bytes; returns whole messages. ValueError: they are none."""
-        ...
+S = TypeVar("S", bound="Server")
 
 
 class Guest:
     """A caller. It is a stranger until it has proved itself."""
 
-    def __init__(self, connection: socket.socket, session: Conversation) -> None:
+    def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
         self.came = time.monotonic()
         self.least = self.came + _LEAST - _waited(connection)  # it stays until then in any case
@@ -62,15 +48,30 @@ class Guest:
         return self.session.rank
 
 
-class Listener(ABC):
-    """Takes calls. A context manager. Methods that start with an underscore run on its thread."""
+class Server:
+    """Takes calls of ranks, which prove that they know its secret. A context manager. Methods that
+    start with an underscore run on its thread."""
 
     expected = 0  # ranks that may call at once
     patience = 5.0  # seconds that a caller has until it has proved itself
     strangers = 64  # callers that may be there without a proof, beside those that are expected
 
-    def __init__(self, name: str, listeners: list[socket.socket]) -> None:
-        """`name`: of the thread. `listeners`: bound; those of Unix send other users away."""
+    def __init__(
+        self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
+    ) -> None:
+        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
+        Unix socket, by default one at random in this user's folder; processes of other users are
+        sent away there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is
+        taken, LibraryError where no Unix socket can be."""
+        secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
+        path = path or sockets.path_of()
+        self._secret, self.key = secret, secret.hex()
+        listeners = [sockets.listen_at(path)]
+        self.address = path  # as reach() takes it
+        if not here:
+            listeners.append(_tcp_listener())
+            places = ",".join([path, *_numbers()])
+            self.address = f"{places}:{listeners[1].getsockname()[1]}"
         self._listeners = listeners
         self._strangers: dict[Guest, None] = {}  # in the order in which they came
         self._guests: dict[Guest, None] = {}
@@ -96,7 +97,7 @@ class Listener(ABC):
         if threading.current_thread() is not self._thread:  # which may collect garbage
             self._thread.join()
 
-    def __enter__(self: L) -> L:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,11 +109,7 @@ class Listener(ABC):
         with contextlib.suppress(OSError):  # enough wakes are under way, or the server is closed
             self._wake_writer.send(b"x")
 
-    # ---- what a listener is for
-
-    @abstractmethod
-    def _conversation(self) -> Conversation:
-        """Makes the conversation with a new caller."""
+    # ---- what a server is for
 
     def _admits(self, guest: Guest) -> bool:
         """True if a caller who has proved itself may come in as the rank that it says."""
@@ -204,7 +201,7 @@ class Listener(ABC):
                 if self._strangers:
                     self._forget(self._superfluous())
             return
-        guest = Guest(not_inherited(connection), self._conversation())
+        guest = Guest(not_inherited(connection), Session(self._secret))
         try:
             if connection.family == socket.AF_UNIX and not is_of_this_user(connection):
                 raise PermissionError
@@ -272,35 +269,9 @@ class Listener(ABC):
             self._selector.unregister(guest.connection)
             guest.connection.close()
 
-
-class Server(Listener):
-    """A listener for ranks, which prove that they know its secret."""
-
-    def __init__(
-        self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
-    ) -> None:
-        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
-        Unix socket, by default one at random in this user's folder; processes of other users are
-        sent away there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is
-        taken, LibraryError where no Unix socket can be."""
-        secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
-        path = path or sockets.path_of()
-        self._secret, self.key = secret, secret.hex()
-        listeners = [sockets.listen_at(path)]
-        self.address = path  # as reach() takes it
-        if not here:
-            listeners.append(_tcp_listener())
-            places = ",".join([path, *_numbers()])
-            self.address = f"{places}:{listeners[1].getsockname()[1]}"
-        super().__init__(name, listeners)
-
-    def _conversation(self) -> Session:
-        return Session(self._secret)
-
     def _send(self, guest: Guest, message: bytes) -> None:
         """Sends to a rank, now or when it reads; does nothing if it has gone."""
         if guest in self._guests:
-            assert isinstance(guest.session, Session)
             guest.session.send(message)
             try:
                 self._flush(guest)

@@ -10,7 +10,6 @@ import pytest
 
 import farandole as fd
 from farandole.observe import flight, top
-from farandole.observe.prometheus import exposition
 
 
 def since(before):
@@ -64,45 +63,6 @@ def test_the_late_rank_is_named():
         return
     assert after[last].times - before[last] >= 4
     assert after[last].seconds > 0.1
-
-
-def test_prometheus_text():
-    from prometheus_client.parser import text_string_to_metric_families
-
-    fd.allreduce(np.ones(5000) * fd.rank(), name="scraped")
-    values = {}
-    for family in text_string_to_metric_families(exposition()):
-        assert family.documentation
-        for sample in family.samples:
-            assert sample.labels.pop("rank") == str(fd.rank())
-            values[sample.name, sample.labels.get("le")] = family.type, sample.value
-    now = fd.metrics()
-    assert values["farandole_tensors_done_total", None] == ("counter", now["tensors_done"])
-    assert values["farandole_moving_seconds_total", None] == ("counter", now["moving_ns"] * 1e-9)
-    agreed = now.histograms["negotiation_ns"]
-    for name, le in (("count", None), ("bucket", "+Inf")):
-        assert values[f"farandole_negotiation_seconds_{name}", le] == ("histogram", agreed.count)
-    assert values["farandole_negotiation_seconds_sum", None][1] == agreed.sum * 1e-9
-    below = [n for (name, le), (_, n) in values.items() if name.endswith("bucket_bytes_bucket")]
-    assert below == sorted(below)
-    assert values["farandole_build_info", None] == ("gauge", 1)
-
-
-def test_tensorboard_scalars(tmp_path):
-    board = pytest.importorskip("torch.utils.tensorboard", reason="needs tensorboard")
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    writer = board.SummaryWriter(str(tmp_path))
-    for step in range(3):
-        for _ in range(4):
-            fd.allreduce(np.ones(3000) * fd.rank(), name="shown")
-        fd.log_metrics(writer, step)
-    writer.close()
-    events = reader.EventAccumulator(str(tmp_path))
-    events.Reload()
-    rates = events.Scalars("farandole/tensors_per_second")
-    assert [point.step for point in rates] == [0, 1, 2]
-    assert all(point.value > 0 for point in rates)
-    assert all(0 <= p.value < 1 for p in events.Scalars("farandole/waiting_share"))
 
 
 def test_top_shows_every_rank_of_the_host():

@@ -125,7 +125,6 @@ def test_one_core_for_the_whole_process_is_warned_about():
     ("name", "value", "says"),
     [
         ("FARANDOLE_FUSION_THRESHOLD", "abc", "FARANDOLE_FUSION_THRESHOLD='abc' is not a number"),
-        ("FARANDOLE_METRICS_PORT", "-1", "'-1' is not a number from 0 to 65535"),
         ("FARANDOLE_STAGING_SLOTS", "1", "FARANDOLE_STAGING_SLOTS='1' is not a number from 2"),
         ("FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is none of auto, tcp, mpi"),
         ("FARANDOLE_BLOCK_BYTES", "9999999999G", "'9999999999G' is not a number below 2^63"),

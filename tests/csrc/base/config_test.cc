@@ -83,7 +83,6 @@ TEST(values_that_cannot_work_are_refused_by_their_name) {
       {"FARANDOLE_STAGING_SLOTS", "1", "'1' is not a number from 2 to 64"},
       {"HOROVOD_CACHE_CAPACITY", "0", "HOROVOD_CACHE_CAPACITY='0' is not a number from 1 on"},
       {"FARANDOLE_PROCESS_SETS", "0", "'0' is not a number from 1 to"},
-      {"FARANDOLE_METRICS_PORT", "65536", "is not a number from 0 to 65535"},
       {"FARANDOLE_CHECK_NUMERICS", "2", "is not a number from 0 to 1"},
       {"FARANDOLE_VERIFY_EVERY", "-1", "is not a number from 0 on"},
       {"FARANDOLE_STACK_SIGNAL", "99", "is not a number from -1 to 64"},
