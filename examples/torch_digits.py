@@ -44,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tensorboard", type=Path, help="folder for curves, farandole's metrics too"
     )
-    parser.add_argument("--timeline", type=Path, help="file for a trace (`farandole trace merge`)")
+    parser.add_argument("--timeline", type=Path, help="file for a trace, for Perfetto")
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
     Examples:
         >>> hvd.start_timeline("run.json")
-        >>> hvd.stop_timeline()  # then: farandole trace merge run.json
+        >>> hvd.stop_timeline()  # then: https://ui.perfetto.dev
     """
     rank()  # raises before init()
     check(lib.farandole_start_timeline(os.fsencode(file_path), int(mark_cycles)))

@@ -13,7 +13,7 @@ import farandole
 from farandole._library import is_of_core
 from farandole.errors import said
 from farandole.launch import agent
-from farandole.observe import flight_cli, top, trace
+from farandole.observe import flight_cli, top
 from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
 from farandole.tools import run as launch
@@ -30,7 +30,6 @@ _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
     "explain": (flight_cli.run_explain, flight_cli.add_explain_arguments, flight_cli.EXAMPLES),
     "run": (launch.run, launch.add_arguments, launch.EXAMPLES),
     "top": (top.run, top.add_arguments, top.EXAMPLES),
-    "trace": (trace.run, trace.add_arguments, trace.EXAMPLES),
     "tune": (tune.run, tune.add_arguments, tune.EXAMPLES),
 }
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -73,9 +72,9 @@ def test_a_working_folder_that_others_may_exchange(tmp_path: Path) -> None:
 # ---- what commands write
 
 
-def trace(path: Path, rank: int) -> None:
-    about = {"name": "farandole", "args": {"rank": rank, "size": 2}}
-    path.write_text(json.dumps([about, {"name": f"step of {rank}", "ts": 3.0 + rank}]))
+def bench(path: str, cwd: Path) -> tuple[int, str]:
+    words = ("--begin", "8", "--end", "8", "--calls", "1")
+    return farandole("bench", "--json", path, *words, cwd=cwd)
 
 
 def shared(folder: Path, victim: Path) -> Path:
@@ -86,27 +85,11 @@ def shared(folder: Path, victim: Path) -> Path:
     return folder
 
 
-WRITERS = {
-    "trace merge": ("run.merged.json", ("trace", "merge", "run.json")),
-    "bench --json": (
-        "out.json",
-        ("bench", "--json", "out.json", "--begin", "8", "--end", "8", "--calls", "1"),
-    ),
-}
-
-
 @needs_root
 @pytest.mark.parametrize("how", ["link", "victim's link", "link of the folder", "own file"])
-@pytest.mark.parametrize("who", WRITERS)
-def test_a_command_writes_through_no_link_of_another_user(
-    tmp_path: Path, who: str, how: str
-) -> None:
+def test_a_command_writes_through_no_link_of_another_user(tmp_path: Path, how: str) -> None:
     folder = shared(tmp_path / "shared", tmp_path / "victim")
-    name, words = WRITERS[who]
-    trace(folder / "run.json", 0)
-    trace(folder / "run.rank1.json", 1)
-    words = tuple(str(folder / word) if word.endswith(".json") else word for word in words)
-    target = folder / name
+    target = folder / "out.json"
     if "link" in (how, how.partition(" ")[2]):
         target.symlink_to(tmp_path / "victim")
         os.lchown(target, *[STRANGER if how == "link" else 0] * 2)  # it may have been renamed
@@ -119,7 +102,7 @@ def test_a_command_writes_through_no_link_of_another_user(
         target.chmod(0o666)
         os.chown(target, STRANGER, STRANGER)
     held = os.open(target, os.O_RDONLY) if how == "own file" else -1
-    code, text = farandole(*words, cwd=tmp_path)
+    code, text = bench(str(target), cwd=tmp_path)
     assert (tmp_path / "victim").read_text() == "a year of work"
     if how != "link of the folder":
         assert code == 0, text
@@ -132,46 +115,13 @@ def test_a_command_writes_through_no_link_of_another_user(
     elif how == "link of the folder":
         assert code != 0
         assert "is a link of user 65534" in text
-        assert not (tmp_path / "behind" / name).exists()
+        assert not (tmp_path / "behind" / "out.json").exists()
 
 
-def test_merged_traces_are_as_secret_as_the_traces(tmp_path: Path) -> None:
-    """A link of one's own on the way is followed."""
-    trace(tmp_path / "run.json", 0)
-    trace(tmp_path / "run.rank1.json", 1)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "here").symlink_to("elsewhere")
-    code, text = farandole("trace", "merge", "run.json", "-o", "here/merged", cwd=tmp_path)
-    assert code == 0, text
-    merged = tmp_path / "elsewhere" / "merged"
-    assert len(json.loads(merged.read_text())["traceEvents"]) == 4
-    assert stat.S_IMODE(merged.stat().st_mode) == 0o600
-    code, text = farandole("trace", "merge", "run.json", "-o", "/dev/stdout", cwd=tmp_path)
-    assert "step of 1" in text
-
-
-def test_a_pipe_where_a_trace_is_to_be_written(tmp_path: Path) -> None:
+def test_a_pipe_where_results_are_to_be_written(tmp_path: Path) -> None:
     """Below /dev, too: everybody may write to /dev/shm."""
-    trace(tmp_path / "run.json", 0)
-    trace(tmp_path / "run.rank1.json", 1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        os.mkfifo(f"{folder}/merged")
-        words = ("trace", "merge", "run.json", "-o", f"{folder}/merged")
-        code, text = farandole(*words, cwd=tmp_path)
+        os.mkfifo(f"{folder}/out.json")
+        code, text = bench(f"{folder}/out.json", cwd=tmp_path)
     assert code == 2
     assert "it is not a regular file" in text
-
-
-@pytest.mark.parametrize("how", ["a pipe", "huge"])
-def test_a_trace_that_is_no_file(tmp_path: Path, how: str) -> None:
-    """Nobody waits for a pipe's writer."""
-    trace(tmp_path / "run.json", 0)
-    other = tmp_path / "run.rank1.json"
-    if how == "a pipe":
-        os.mkfifo(other)
-    else:
-        with other.open("wb") as file:
-            file.truncate(1 << 40)
-    code, text = farandole("trace", "merge", "run.json", cwd=tmp_path)
-    assert code == 1
-    assert "is not a regular file" in text or "at most" in text
