@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the pictures of docs/hangs.md: starts the page's program on two ranks, and captures what
-the stall report, `farandole top` and `farandole explain` show of it. `make captures` runs it."""
+the stall report and `farandole explain` show of it. `make captures` runs it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def captures(folder: Path) -> dict[str, str]:
         pid = found[1]
         return {
             "hang-report": f"$ FARANDOLE_STALL_WARN=3 {' '.join(started)}\n{report}",
-            "hang-top": shown("top", pid, "--once"),
             "hang-explain": shown("dump", pid) + shown("explain", "flight"),
         }
     finally:

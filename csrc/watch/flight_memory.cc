@@ -60,7 +60,7 @@ void FlightMemory::prepare() {
   std::memcpy(memory_, &header, sizeof(header));
 }
 
-// The memory of another user's process may say anything. `farandole top` reads a page for each local rank.
+// The memory of another user's process may say anything. `farandole dump` reads a page for each local rank.
 constexpr int kMostLocalRanks = 1024;
 constexpr int kMostRanks = 1 << 20;
 

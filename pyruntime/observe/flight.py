@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads flight recorders: what the ranks of a job on this host did last, and which calls of theirs
-belong together. For metrics(), and for `farandole dump`, `explain` and `top` outside of the job.
+belong together. For metrics(), and for `farandole dump` and `explain` outside of the job.
 
 Every rank writes its last 4,096 events (submit, negotiated, launched, done, error) into memory that
 all ranks of the host map. It needs no flag and survives a killed rank.

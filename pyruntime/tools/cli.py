@@ -13,7 +13,7 @@ import farandole
 from farandole._library import is_of_core
 from farandole.errors import said
 from farandole.launch import agent
-from farandole.observe import flight_cli, top
+from farandole.observe import flight_cli
 from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
 from farandole.tools import run as launch
@@ -29,7 +29,6 @@ _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
     "dump": (flight_cli.run_dump, flight_cli.add_dump_arguments, flight_cli.EXAMPLES),
     "explain": (flight_cli.run_explain, flight_cli.add_explain_arguments, flight_cli.EXAMPLES),
     "run": (launch.run, launch.add_arguments, launch.EXAMPLES),
-    "top": (top.run, top.add_arguments, top.EXAMPLES),
     "tune": (tune.run, tune.add_arguments, tune.EXAMPLES),
 }
 
@@ -38,8 +37,7 @@ _EXAMPLES = """\
 examples:
   farandole doctor                          # is this machine in order?
   farandole run -np 4 python train.py       # start a job
-  farandole top                             # watch it
-  farandole dump && farandole explain flight    # why does it hang?
+  farandole dump && farandole explain flight    # what does it do, and why does it hang?
 
 `farandole COMMAND --help` has more.
 """

@@ -133,7 +133,7 @@ def test_no_terminal_obeys_a_process_name(name: bytes) -> None:
             signal.pause()
     try:
         assert os.read(read, 1) == b"x"
-        command = [sys.executable, "-m", "farandole", "top", "--once", str(child)]
+        command = [sys.executable, "-m", "farandole", "dump", str(child)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert "owned" in ended.stderr  # the name has come this far
         assert "Traceback" not in ended.stderr

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core counts, seen on every rank."""
 
-import re
 import threading
-from io import StringIO
 
 import numpy as np
 import pytest
 
 import farandole as fd
-from farandole.observe import flight, top
 
 
 def since(before):
@@ -63,22 +60,3 @@ def test_the_late_rank_is_named():
         return
     assert after[last].times - before[last] >= 4
     assert after[last].seconds > 0.1
-
-
-def test_top_shows_every_rank_of_the_host():
-    from rich.console import Console
-
-    for step in range(4):
-        fd.allreduce(np.ones(3000) * step, name="step loss")
-    fd.barrier()
-    console = Console(width=140, file=StringIO())
-    pages = flight.pages(-1, 100)
-    console.print(top.frame(pages, console.width))
-    text = console.file.getvalue()
-    assert len(pages) == fd.local_size()
-    assert re.search(rf"{fd.local_size()} of {fd.size()} ranks? (of world \d+ )?on ", text)
-    assert "steps/s" in text
-    for page in pages:
-        row = next(line for line in text.splitlines() if f" {page['pid']} " in line)
-        assert "step loss" in row or "(unnamed)" in row
-    fd.barrier()

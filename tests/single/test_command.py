@@ -261,14 +261,13 @@ def test_files_are_missed_without_a_number():
     assert "Errno" not in said.stderr
 
 
-@pytest.mark.parametrize("command", ["top", "dump"])
-def test_a_process_without_a_job_is_named(command, capsys):
+def test_a_process_without_a_job_is_named(capsys):
     own = os.getpid()
     name = Path(f"/proc/{own}/comm").read_text().strip()
     fd.shutdown()
-    assert cli.main([command, str(own)]) == 1
+    assert cli.main(["dump", str(own)]) == 1
     assert f"process {own} ({name}) is in no farandole job" in capsys.readouterr().err
-    assert cli.main([command, "4194305"]) == 1  # above the kernel's highest
+    assert cli.main(["dump", "4194305"]) == 1  # above the kernel's highest
     assert "there is no process 4194305 on this host" in capsys.readouterr().err
 
 

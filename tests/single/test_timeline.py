@@ -10,6 +10,7 @@ import pytest
 
 import farandole as fd
 
+
 def test_not_initialised():
     fd.shutdown()
     for call in (lambda: fd.start_timeline("x.json"), fd.stop_timeline):
