@@ -43,7 +43,7 @@ PARTS = {
     "bench": Part(
         "by size, beside gloo, MPI and the limit",
         "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi,numpy"
-        " --json build/bench/bench{ranks}.json --plot build/bench/bench{ranks}.png",
+        " --json build/bench/bench{ranks}.json",
         "-e 64K -n 5",
     ),
     "collectives": Part(

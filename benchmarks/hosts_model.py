@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from farandole.tools.bench_report import label_ends
+from bench_plot import label_ends
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

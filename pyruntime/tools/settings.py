@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole config`: the settings, for people and as JSON."""
+"""`farandole config`: the settings."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
-import json
 import shutil
 import sys
 import textwrap
@@ -20,7 +18,6 @@ examples:
   farandole config                          # all settings, with the values in force here
   farandole config stall timeline           # those with one of these words in their names
   FARANDOLE_BLOCK_BYTES=1M farandole config block
-  farandole config --json | jq -r '.[] | select(.source != "default") | .name'
 """
 
 
@@ -28,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     text = "a part of the names to show (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
-    parser.add_argument("--json", action="store_true", help="a list of objects")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,9 +38,6 @@ def run(options: argparse.Namespace) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"farandole config: no setting is named like {words}{hint}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps([{**dataclasses.asdict(v), "unit": v.unit} for v in found], indent=1))
-        return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for variable in found:
         print("\n".join(_lines(variable, width)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import farandole
 from farandole.config import usual_file
 from farandole.errors import said
-from farandole.output import console, seconds, why_not
+from farandole.output import seconds, teller, why_not
 from farandole.tools.bench_timing import begin, is_refused
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
 from farandole.trust import write_file
@@ -59,17 +59,17 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if is_refused("tune", lambda: _refusal(options)):
         return 2
-    out = console(shown=rank == 0)
+    out = teller(rank)
     bench_report.print_settings(out, bench_report.settings())
     farandole.shutdown()
     found = search(options.seconds, out)
-    out.print(_verdict(found, options.least_gain), soft_wrap=True)
+    out(_verdict(found, options.least_gain))
     if not found.sure:
         return 1
     if rank == 0 and not options.dry_run:
         kept = found.settings if found.gain >= options.least_gain else ()
         write_file(options.output, file_text(kept, found, size).encode(), 0o644)
-        out.print(f"written: {options.output}", soft_wrap=True)
+        out(f"written: {options.output}")
     return 0
 
 

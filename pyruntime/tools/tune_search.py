@@ -12,11 +12,10 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import farandole
 from farandole.errors import counted
+from farandole.output import Tell
 from farandole.tools.bench_timing import everywhere
 
 Setting = tuple[str, str]  # a variable and a value to try
@@ -57,7 +56,7 @@ class Found:
     sure: bool = True  # there was time to try all and to look again at the best
 
 
-def search(seconds: float, out: Console) -> Found:
+def search(seconds: float, out: Tell) -> Found:
     """Block size and staging depth together, then the fusion threshold, then the best against the
     defaults, in `seconds` at most, but for one measurement. Collective; farandole must not be
     running. All ranks get the same result."""
@@ -79,9 +78,7 @@ def search(seconds: float, out: Console) -> Found:
     final = Candidate(base)
     _turns([final], clock, seconds, _MOST)
     turns = counted(len(final.ratios), "turn")
-    out.print(
-        f"once more, against the defaults: {final}: {final.ratio:.3f}, {turns}", soft_wrap=True
-    )
+    out(f"once more, against the defaults: {final}: {final.ratio:.3f}, {turns}")
     return Found(base, 1 - final.ratio, sure=len(final.ratios) >= _FEWEST)
 
 
@@ -97,9 +94,7 @@ class _Clock:
         self.now = float(farandole.broadcast_object(monotonic() - self._began, 0))
 
 
-def _halving(
-    candidates: Sequence[Candidate], clock: _Clock, until: float, out: Console
-) -> Candidate:
+def _halving(candidates: Sequence[Candidate], clock: _Clock, until: float, out: Tell) -> Candidate:
     """Runs rounds of turns and keeps the better half after each. Prints what was tried."""
     left = list(candidates)
     while True:
@@ -109,12 +104,9 @@ def _halving(
         left = left[: max(1, len(left) // 2)]
         if len(left) == 1:
             break
-    table = Table("settings", "time / defaults'", "turns")
+    out("time / defaults'  turns  settings")
     for candidate in sorted(candidates, key=lambda c: (-len(c.ratios), c.ratio)):
-        style = "bold" if candidate is left[0] else ""
-        cells = (str(candidate), f"{candidate.ratio:.3f}", str(len(candidate.ratios)))
-        table.add_row(*cells, style=style)
-    out.print(table)
+        out(f"{candidate.ratio:16.3f}  {len(candidate.ratios):5}  {candidate}")
     return left[0]
 
 

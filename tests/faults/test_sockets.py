@@ -111,7 +111,7 @@ def meeting_of(place: dict[str, str]) -> str:
     """Where rank 0 will listen, as anybody can find out who knows the variables."""
     told = (
         "from farandole.start.torchrun import open_rendezvous\n"
-        "print(open_rendezvous('init')[0].replace(chr(0), '@'))"
+        "print(open_rendezvous()[0].replace(chr(0), '@'))"
     )
     with Process([sys.executable, "-c", told], place) as asks:
         return asks.end().check().out.split()[-1]

@@ -137,7 +137,7 @@ def test_settings_that_strangers_left_in_the_working_folder(tmp_path: Path, rout
     words = {
         "init()": program,
         "farandole run": [*ours, "run", "-np", "2", *program],
-        "farandole doctor": [*ours, "doctor", "--no-self-test"],
+        "farandole doctor": [*ours, "doctor"],
     }[route]
     done = ended(words, cwd=folder, **MPI_ENVIRONMENT)
     assert thesis.read_text() == "a year of work"

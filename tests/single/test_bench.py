@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of `farandole bench`: right results pass, others are counted."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from farandole.tools import bench, cli
 from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Case, Operand, calls_between_fills
-from farandole.tools.bench_report import plot, size_text
-from farandole.tools.bench_timing import Result
+from farandole.tools.bench_report import size_text
 
 
 def inputs(name, dtype, nbytes, size):
@@ -85,23 +82,7 @@ def test_wrong_arguments_are_named(arguments, capsys):
     assert repr(arguments[1]) in capsys.readouterr().err
 
 
-def test_missing_packages_are_named_before_anything_is_measured(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
-    assert cli.main(["bench", "--plot", "out.png"]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+def test_missing_packages_are_named_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"needs torch: pip install torch"):
         cli.main(["bench", "--peers", "gloo"])
-
-
-def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "out.png"
-    rows = [
-        Result(Case.of(name, "float32", nbytes, 0, 2), peer, np.array([1e-6 * nbytes]), 0)
-        for name in ("allreduce", "broadcast")
-        for peer in ("farandole", "numpy")
-        for nbytes in (4, 4096, 1 << 20)
-    ]
-    plot(path, rows)
-    assert path.read_bytes().startswith(b"\x89PNG")

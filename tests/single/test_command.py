@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings, the counters and the `farandole` command."""
 
-import json
 import os
 import subprocess
 import sys
@@ -215,25 +214,12 @@ def test_settings_fit_the_terminal():
         assert variable.meaning.split() == " ".join(lines).split()[-len(variable.meaning.split()) :]
 
 
-def test_commands_speak_json(capsys):
-    assert cli.main(["config", "--json", "stall_warn"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["value"], row["unit"]) == ("FARANDOLE_STALL_WARN", "10", "seconds")
-    result = farandole("doctor", "--json", "--no-self-test")
-    found = json.loads(result.stdout)
-    assert result.returncode == (found["errors"] > 0)
-    assert {row["level"] for row in found["findings"]} <= {"ok", "warning", "error"}
-    assert next(row for row in found["findings"] if row["name"] == "python")["ranks"] == [0]
-
-
 # ---- benchmarks
 
 
 def test_what_cannot_be_written_is_refused_before_measuring(tmp_path, capsys):
     for wanted, says in (
         (["--json", "/nowhere/x.json"], "there is no folder /nowhere"),
-        (["--plot", "/nowhere/x.png"], "there is no folder /nowhere"),
-        (["--plot", str(tmp_path / "x.foo")], "the name must end in one of"),
         (["--json", str(tmp_path)], "is a folder"),
         (["-b", "1M", "-e", "1K"], "--begin 1M is above --end 1K"),
     ):
