@@ -298,6 +298,7 @@ build/mypy:
 	@mkdir -p $@/farandole && find $@/farandole -xtype l -delete
 	@ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
 	@ln -sfn $(abspath adapters)/c10d/path/*.py $@/
+	@ln -sfn $(abspath tools/real_paths.py) $@/_farandole_real_paths.py
 
 # ---- products ---------------------------------------------------------------------------------------------------
 

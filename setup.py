@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
-from setuptools.command.editable_wheel import editable_wheel
+from setuptools.command.editable_wheel import _StaticPth, editable_wheel
 from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
@@ -108,11 +109,22 @@ class BuildCore(Command):
         return {}
 
 
+class Links(_StaticPth):
+    """A folder of links in sys.path, and what shows the files behind them: tools/real_paths.py."""
+
+    def __call__(self, wheel: Any, files: list[str], mapping: Mapping[str, str]) -> None:
+        super().__call__(wheel, files, mapping)
+        wheel.writestr("farandole_real_paths.pth", "import _farandole_real_paths\n")
+
+
 class Editable(editable_wheel):
     """An editable install: a folder of links in sys.path, which shows the package as installed.
 
     Type checkers and editors follow it. They do not follow what setuptools would make: a finder.
     """
+
+    def _select_strategy(self, name: str, tag: str, build_lib: Any) -> Links:
+        return Links(self.distribution, name, [ROOT / "build" / "mypy"])
 
     def finalize_options(self) -> None:
         super().finalize_options()

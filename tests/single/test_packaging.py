@@ -4,11 +4,14 @@ needs."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+import farandole
 
 ROOT = Path(__file__).resolve().parents[2]
 CONDA = ROOT / "packaging" / "conda" / "recipe.yaml"
@@ -74,6 +77,23 @@ def test_training_installs_and_builds_no_tests(tmp_path: Path) -> None:
     developing = commands("venv", "programs", folder=tmp_path)
     assert all(name in developing for name in ("run.txt", "test.txt", "lint.txt"))
     assert "FARANDOLE_TESTS=ON" in developing
+
+
+def test_an_editable_install_shows_files_where_they_are() -> None:
+    """Tracebacks as well: not the links of build/mypy, which is what editors see."""
+    if not Path(farandole.__path__[0]).is_relative_to(ROOT / "build" / "mypy"):
+        pytest.skip("not an editable install of this tree")
+    for name, file in {
+        "farandole": "pyruntime/__init__.py",
+        "farandole.runtime": "pyruntime/runtime.py",
+        "farandole.start.bootstrap": "pyruntime/start/bootstrap.py",
+        "farandole.c10d": "adapters/c10d/__init__.py",
+        "farandole.extras": "extras/__init__.py",
+    }.items():
+        found = importlib.util.find_spec(name)
+        assert found
+        assert found.origin == str(ROOT / file)
+        assert importlib.import_module(name).__file__ == found.origin
 
 
 def test_each_package_is_pinned_once() -> None:

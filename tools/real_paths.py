@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows the files of an editable install where they are, in tracebacks too. build/mypy shows the
+package by links, which type checkers and editors follow; modules that Python finds there get their
+real paths. The install's .pth file imports this as _farandole_real_paths."""
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from os.path import realpath
+
+
+class RealPaths:
+    """Finds farandole's modules. The package's own folder stays that of the links."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None) -> ModuleSpec | None:
+        """The module's spec with real paths; None for other packages."""
+        if name.partition(".")[0] != "farandole":
+            return None
+        found = PathFinder.find_spec(name, path, target)
+        if found is None or found.origin is None:
+            return found
+        places = found.submodule_search_locations
+        if places is not None and "." in name:
+            places = [realpath(place) for place in places]
+        return spec_from_file_location(
+            name, realpath(found.origin), submodule_search_locations=places
+        )
+
+
+sys.meta_path.insert(0, RealPaths)
