@@ -141,11 +141,14 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warns at the line of the program that has called farandole."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _is_library(frame):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level)
+    """Warns at the line of the program that has called farandole, or a framework that did."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in _BETWEEN:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = str(frame.f_globals.get("__name__"))
+    where = frame.f_code.co_filename, frame.f_lineno, module, registry
+    warnings.warn_explicit(text, category, *where)
 
 
 def without_frames(reason: Exception) -> Exception:
@@ -164,7 +167,15 @@ def _is_within_libraries(reason: BaseException) -> bool:
     return all(_is_library(frame) for frame, _ in traceback.walk_tb(reason.__traceback__))
 
 
+_LIBRARIES = ("farandole", "farandole_autoload", "torch")
+# They may stand between a program's line and a warning, but have errors of their own, too.
+_BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
+
+
 def _is_library(frame: FrameType) -> bool:
     """True for farandole's frames, and for torch's, which stand between those and the program's."""
-    module = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return module in ("farandole", "farandole_autoload", "torch")
+    return _package_of(frame) in _LIBRARIES
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

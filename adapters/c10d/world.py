@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections import Counter
 from datetime import timedelta
 from multiprocessing import parent_process
@@ -15,6 +14,7 @@ from farandole import runtime, topology
 from farandole.c10d.group import FarandoleGroup
 from farandole.c10d.meeting import StoreBootstrap, has_launcher
 from farandole.calls.requests import Call, Op, on_restart, refuse
+from farandole.errors import warn
 from farandole.process_sets import form_process_set
 from farandole.start import launchers
 from farandole.start.agency import AGENT
@@ -60,12 +60,11 @@ def create(options: Any) -> FarandoleGroup:
 
 def _warn_of_ignite() -> None:
     """It lists backends by name; a model that it leaves as it is would train alone, in silence."""
-    warnings.warn(
+    warn(
         "ignite's auto_model() wraps models for the backends nccl, gloo and mpi only, and returns "
         "others as they are: each rank would train its own model. Remedy: wrap it in "
         "torch.nn.parallel.DistributedDataParallel, not by auto_model()",
         RuntimeWarning,
-        stacklevel=8,  # what has called init_process_group
     )
 
 

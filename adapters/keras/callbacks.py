@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import farandole
 from farandole.calls.public_call import collective, heard_by_all, then
 from farandole.calls.requests import Op
 from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
-from farandole.errors import MismatchError, ranks_text
+from farandole.errors import MismatchError, ranks_text, warn
 from farandole.keras.optimizer import training_alone
 from farandole.members import ProcessSet, global_process_set
 
@@ -46,12 +45,11 @@ class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
         self._watched = True
         alone = training_alone(self.model.optimizer)
         if alone:
-            warnings.warn(
+            warn(
                 f"fit() trains on this rank's gradients alone: {', '.join(alone)} did not reduce "
                 "them. Pass hvd.DistributedOptimizer(optimizer) to model.compile(); if you made it "
                 "after an earlier fit(), compile the model again",
                 UserWarning,
-                stacklevel=2,
             )
 
 

@@ -4,7 +4,6 @@ made, or gets parameters."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from farandole.equality import Interval
+from farandole.errors import warn
 from farandole.members import ProcessSet
 from farandole.ops import Average
 from farandole.torch.compression import Compressor
@@ -94,7 +94,7 @@ def assign(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> dic
     negative numbers, and for lists with a parameter twice, or with anything else in them.
     """
     if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+        warn("num_groups is deprecated: use groups", DeprecationWarning)
         groups = num_groups if groups is None else groups
     if groups is None:
         return {}

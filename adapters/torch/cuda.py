@@ -4,7 +4,6 @@ of this adapter; on the thread that calls, in its current stream."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from farandole.arrays.cuda_array import CudaArray
 from farandole.calls import gpu_handle
 from farandole.config import setting
+from farandole.errors import warn
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
@@ -77,10 +77,9 @@ def warn_of_nccl() -> None:
     _warned = True
     if setting("FARANDOLE_GPU_ORDER") == "program":
         return
-    warnings.warn(
+    warn(
         "torch.distributed uses NCCL in this process too: where its calls and farandole's overlap, "
         "ranks may launch them in different orders and wait for each other for ever; set "
         "FARANDOLE_GPU_ORDER=program on all ranks",
         RuntimeWarning,
-        stacklevel=2,
     )

@@ -5,7 +5,6 @@ other ranks. Used by worker.py only."""
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ import numpy as np
 from farandole.calls.handles import Handle, done_within
 from farandole.calls.requests import on_leave
 from farandole.config import setting
-from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
+from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError, warn
 from farandole.members import ProcessSet
 from farandole.messages import recv, recv_async, send, send_async
 
@@ -136,7 +135,7 @@ class Shard:
                 )
                 if end == "ABORT":
                     raise StallError(text)
-                warnings.warn(text, RuntimeWarning, stacklevel=4)
+                warn(text, RuntimeWarning)
             self.changed.wait_for(over)
 
     def fail(self, reason: Exception, alone: bool = False) -> None:

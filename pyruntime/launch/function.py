@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import IO, Any, TypeVar
 import cloudpickle
 
 from farandole.config import home_for_mpi
-from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
+from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError, warn
 from farandole.launch.commands import find
 from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.programs import own
@@ -197,7 +196,7 @@ def _results(outcomes: dict[int, Outcome], ranks: int, code: int) -> list[Any]:
             "output says more"
         )
     if code != 0:
-        warnings.warn(f"the launcher ended with {code} after all results", stacklevel=3)
+        warn(f"the launcher ended with {code} after all results", UserWarning)
     return [pickle.loads(outcomes[rank].data) for rank in range(ranks)]
 
 

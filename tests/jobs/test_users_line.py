@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farandole.errors import warn
 from harness.mpirun import mpirun
 from harness.process import PATIENCE
 
@@ -80,3 +82,33 @@ def test_a_warning_cites_the_program(tmp_path: Path) -> None:
         (str(path), "UserWarning"),
     }, out
     assert {number for _, number, kind in warned if kind == "RuntimeWarning"} == {"3"}
+
+
+def test_a_warning_of_the_torch_backend_cites_the_program(tmp_path: Path) -> None:
+    """Of a default group and of a later one, which torch makes by different ways."""
+    path = tmp_path / "program.py"
+    out = run(
+        path,
+        "import sys\nimport torch.distributed as dist\n"
+        "sys.modules['ignite.distributed'] = dist\n"
+        "dist.init_process_group('farandole')\n"
+        "import warnings; warnings.simplefilter('always')\n"
+        "dist.new_group(range(2))\n"
+        "dist.destroy_process_group()\n",
+    )
+    warned = re.findall(r"^(.*):(\d+): RuntimeWarning: ignite", out, re.MULTILINE)
+    assert warned[0] == (str(path), "4"), out
+    assert {name for name, _ in warned} == {str(path)}, out
+
+
+@pytest.mark.parametrize("between", ["keras.src.trainers", "tensorflow.python.eager", "contextlib"])
+def test_a_warning_under_a_framework_cites_the_program(between: str) -> None:
+    """As in fit(), which calls farandole's callback."""
+    source = "def fit(callback):\n    callback()\n"
+    framework: dict[str, Any] = {"__name__": between}
+    exec(compile(source, "/framework.py", "exec"), framework)
+    ours = {"__name__": "farandole.keras.callbacks", "warn": warn}
+    exec("def callback():\n    warn('alone', UserWarning)\n", ours)
+    with pytest.warns(UserWarning, match="alone") as caught:
+        framework["fit"](ours["callback"])
+    assert caught[0].filename == __file__

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import farandole
 from farandole.as_horovod.modules import Modules
+from farandole.errors import warn
 
 __all__ = ["__version__", "run"]
 
@@ -84,9 +84,9 @@ def _ranks(number: int | None, least: int | None, most: int | None) -> int:
             f"horovod.run(): {number} ranks, of at least {least or 1} and at most {most or number}"
         )
     if number != (least or number) or number != (most or number):
-        warnings.warn(
+        warn(
             f"horovod.run() starts {number} ranks and stays with them; a job whose ranks come and "
             "go is `farandole run --min-np N --max-np M`",
-            stacklevel=3,
+            UserWarning,
         )
     return number
