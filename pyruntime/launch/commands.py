@@ -222,46 +222,6 @@ class Srun(Launcher):
         return words
 
 
-class Plain(Launcher):
-    """A launcher to which farandole gives the number of ranks, and their hosts: PALS's mpiexec and
-    aprun, MVAPICH's mpirun_rsh, ParaStation's mpiexec."""
-
-    place = (
-        "RANK=${PMI_RANK:-${PALS_RANKID:-$MV2_COMM_WORLD_RANK}} "
-        "WORLD_SIZE=${PMI_SIZE:-$MV2_COMM_WORLD_SIZE} LOCAL_RANK=${PMI_LOCAL_RANK:-"
-        "${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-$MV2_COMM_WORLD_LOCAL_RANK}}} LOCAL_WORLD_SIZE="
-        "${PMI_LOCAL_SIZE:-${MPI_LOCALNRANKS:-$MV2_COMM_WORLD_LOCAL_SIZE}}"
-    )
-
-    def __init__(self, program: str, name: str) -> None:
-        """`name`: PALS, MVAPICH or ParaStation."""
-        super().__init__(program)
-        self.name = name
-
-    def _arguments(self, job: Job) -> list[str]:
-        remedy = "leave the option out, or give the launcher's own words by --mpi-args"
-        for what, asked in (
-            ("tags of output", job.tag or job.timestamp or job.output),
-            ("interfaces or options for ssh", job.interfaces or job.ssh_port or job.ssh_identity),
-            ("--oversubscribe", job.oversubscribe),
-        ):
-            if asked:
-                self._refuse(what, remedy)
-        if self.name == "MVAPICH":
-            hosts = [host.name for host in job.hosts for _ in range(host.slots)][: job.ranks]
-            hosts = hosts or ["localhost"] * job.ranks * job.here  # else Slurm's or PBS's
-            return ["-np", str(job.ranks), "-export-all", *(job.binding or ()), *hosts]
-        words = ["-n", str(job.ranks), *(job.binding or ())]
-        if job.hosts:
-            slots = {host.slots for host in job.hosts}
-            if self.name != "PALS" or Path(self.program).name == "aprun" or len(slots) > 1:
-                self._refuse("such hosts", remedy)
-            words += ["--ppn", str(slots.pop()), "--hosts", ",".join(h.name for h in job.hosts)]
-        if self.name == "PALS" and job.binding is None:
-            words += ["-cc" if Path(self.program).name == "aprun" else "--cpu-bind", "none"]
-        return words
-
-
 # ---- choice of the launcher
 
 
@@ -276,7 +236,7 @@ def find(wanted: str = "auto") -> Launcher:
         mpi = _told(srun, "--mpi=list") if srun else ""
         if srun and (plugin := _loaded().plugin(mpi)):
             return Srun(srun, plugin)
-        return _of_mpi(_first("mpirun", "mpiexec", "aprun"))
+        return _of_mpi(_first("mpirun", "mpiexec"))
     program = _first(wanted)
     if Path(program).name == "srun":
         return _of_slurm(program)
@@ -317,11 +277,6 @@ def _first(*names: str) -> str:
 
 
 def _of_mpi(program: str) -> Launcher:
-    name, path = Path(program).name, Path(program).resolve()
-    if name == "mpirun_rsh":
-        return Plain(program, "MVAPICH")
-    if name == "aprun" or "pals" in path.parts:  # their versions' texts need not name them
-        return Plain(program, "PALS")
     text = _told(program, "--version")
     if match := re.search(r"Open MPI\)? (\d+(?:\.\d+)*)", text):
         return OpenMpi(program, tuple(map(int, match[1].split("."))))
@@ -329,13 +284,9 @@ def _of_mpi(program: str) -> Launcher:
         return IntelMpi(program)
     if "HYDRA" in text:
         return Hydra(program)
-    for known in ("PALS", "ParaStation"):
-        if known.lower() in text.lower():
-            return Plain(program, known)
     raise ValueError(
-        f"{program} belongs to no launcher that farandole knows (Open MPI's, MPICH's, PALS's, "
-        f"MVAPICH's, ParaStation's): {text.strip()[:80]!r}; start it directly, "
-        f"as in `{program} -n 4 python train.py`"
+        f"{program} belongs to no launcher that `farandole run` knows (Open MPI's, MPICH's, "
+        f"Intel's): {text.strip()[:80]!r}; start it directly: `{program} -n 4 python train.py`"
     )
 
 

@@ -87,12 +87,6 @@ LAUNCHERS = (
         *("PMI_RANK PMI_ID PMI_FD PMI_PORT", "PMI_JOBID PALS_APID"),
         "PMI2?_|PALS_|MPI_LOCAL|HYDI_|HYDRA_TMPDIR",
     ),
-    Launcher(
-        *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-        marks="MV2_COMM_WORLD_RANK",
-        leaves="MV2_COMM_WORLD_",
-    ),
     TORCHRUN,
     SRUN,
 )

@@ -24,7 +24,6 @@ _STARTERS = (
     (r"Open MPI\)?\D*(\d+(?:\.\d+)+)", (_OPEN_MPI,)),
     (r"(?:HYDRA|Intel)\D*(\d+(?:\.\d+)+)", (_MPICH, _CRAY)),
     (r"(?i:pals)\D*(\d+(?:\.\d+)+)", (_MPICH, _CRAY)),
-    (r"(?i:parastation)\D*(\d+(?:\.\d+)+)", (_MPICH,)),
 )
 
 

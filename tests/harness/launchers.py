@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubles of launchers that can't be had here: Slurm's srun, PALS's mpiexec and aprun, MVAPICH's
-mpirun_rsh, ParaStation's mpiexec. Each takes that launcher's documented options and no other, gives
+"""Doubles of launchers that can't be had here: Slurm's srun, PALS's mpiexec, and another one that
+knows PMI. Each takes that launcher's documented options and no other, gives
 its ranks that launcher's variables, and ends with its exit code; none speaks a protocol of MPI's
 bootstrap. DOUBLE_NODES=n lays the ranks out on n nodes, which are all this machine.
 
@@ -22,11 +22,9 @@ _VALUED = {
         *("--nodes", "--ntasks-per-node", "--nodelist"),
     ),
     "pals": ("-n", "--ppn", "--hosts", "--cpu-bind"),
-    "aprun": ("-n", "-N", "-cc"),
-    "mpirun_rsh": ("-np",),
-    "parastation": ("-n",),
+    "other": ("-n",),
 }
-_FLAGS = {"srun": ("--label", "--overcommit"), "mpirun_rsh": ("-export-all",)}
+_FLAGS = {"srun": ("--label", "--overcommit")}
 
 
 def install(folder: Path, name: str, kind: str) -> str:
@@ -67,21 +65,18 @@ def _place(kind: str, rank: int, size: int, nodes: int, mpi: str) -> dict[str, s
             "SLURM_STEP_TASKS_PER_NODE": f"{here}(x{nodes})" if nodes > 1 else str(here),
         }
         return slurm | (pmi if mpi == "pmi2" else {})
-    if kind in ("pals", "aprun"):
+    if kind == "pals":
         places = {"PMI_LOCAL_RANK": str(local), "PMI_LOCAL_SIZE": str(here)}
         places |= {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(local)}
         return pmi | places | {"PALS_APID": f"a-{os.getpid()}", "PALS_NODEID": str(node)}
-    if kind == "parastation":
-        return pmi | {"MPI_LOCALRANKID": str(local), "MPI_LOCALNRANKS": str(here)}
-    names = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local, "LOCAL_SIZE": here}
-    return {f"MV2_COMM_WORLD_{name}": str(value) for name, value in names.items()}
+    return pmi | {"MPI_LOCALRANKID": str(local), "MPI_LOCALNRANKS": str(here)}
 
 
 def main(kind: str, words: list[str]) -> int:
     """Starts the ranks; the largest of their exit codes."""
     answers: dict[str, Callable[[], str]] = {
         "--mpi=list": lambda: os.environ.get("DOUBLE_PLUGINS", PLUGINS),
-        "--version": lambda: {"parastation": "ParaStation MPI 5.1.63"}.get(kind, f"{kind} 1.2"),
+        "--version": lambda: f"{kind} 1.2",
     }
     if words[0] in answers:
         print(answers[words[0]]())
@@ -89,8 +84,6 @@ def main(kind: str, words: list[str]) -> int:
     options, command = _parsed(kind, words)
     size = int(next(options[x] for x in ("-n", "-np", "--ntasks") if x in options))
     nodes = int(os.environ.get("DOUBLE_NODES", "1"))
-    if kind == "mpirun_rsh":
-        command = command[size:]  # a host for each rank
     ranks = [
         subprocess.Popen(
             command,
