@@ -9,7 +9,6 @@ Expected:
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 from urllib.request import urlopen
 
 import torch
@@ -26,7 +25,7 @@ class Metrics(Collector):
         for name, value in found.items():
             yield CounterMetricFamily(f"farandole_{name}", name, value)
         for name, one in found.histograms.items():  # slot i counts what is below 2**i
-            slots = [(str(1 << i), float(n)) for i, n in enumerate(accumulate(one.counts))]
+            slots = [(str(1 << i), sum(one.counts[: i + 1])) for i in range(len(one.counts))]
             slots.append(("+Inf", one.count))
             yield HistogramMetricFamily(f"farandole_{name}", name, slots, one.sum)
 
@@ -37,6 +36,5 @@ server, _ = start_http_server(0, "127.0.0.1")  # or 9100 + hvd.local_rank()
 hvd.allreduce(torch.ones(3) * hvd.rank())
 page = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
 told = f"farandole_tensors_done_total {float(hvd.metrics()['tensors_done'])}" in page
-everyone = hvd.allgather_object(told)
-if hvd.rank() == 0:
-    print(f"every rank answers with its own counters: {all(everyone)}")
+if all(hvd.allgather_object(told)) and hvd.rank() == 0:
+    print("every rank answers with its own counters: True")
