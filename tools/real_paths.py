@@ -4,16 +4,20 @@ package by links, which type checkers and editors follow; modules that Python fi
 real paths. The install's .pth file imports this as _farandole_real_paths."""
 
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from os.path import realpath
+from types import ModuleType
 
 
 class RealPaths:
     """Finds farandole's modules. The package's own folder stays that of the links."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The module's spec with real paths; None for other packages."""
         if name.partition(".")[0] != "farandole":
             return None
