@@ -29,16 +29,13 @@ class AdasumOptimizer(ReducingOptimizer):
     grad_scale: Tensor | None
     _scaler: Any = None  # the GradScaler that calls step()
 
-    def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's own step on this rank's gradients, then the Adasum of all ranks' steps.
 
         Parameters that were equal on all ranks stay equal; the optimizer's state is local to each
         rank. With a GradScaler all ranks skip the same steps, and their scales stay equal. Raises
-        NotImplementedError with `timeout`, since a step can't be interrupted halfway, and with
-        verify='raise' MismatchError if the ranks' parameters or settings differ.
+        MismatchError with verify='raise' if the ranks' parameters or settings differ.
         """
-        if timeout is not None:
-            raise NotImplementedError("op=Adasum takes no timeout: half a step can't be taken back")
         self._before_step()
         if self._overflowed():
             self._opt_called = True  # torch's schedulers check it

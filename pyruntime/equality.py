@@ -20,12 +20,11 @@ import numpy as np
 from farandole._library import ffi, lib
 from farandole.calls import requests
 from farandole.calls.arguments import check
-from farandole.calls.handles import Handle
 from farandole.calls.public_call import heard_by_all
 from farandole.config import setting
 from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text, warn
 from farandole.members import ProcessSet, set_id
-from farandole.ops import allgather, allgather_async
+from farandole.ops import allgather
 from farandole.start.agency import may_grow
 from farandole.topology import rank, size
 
@@ -100,7 +99,6 @@ class Equality:
         self._equal: tuple[int, int] | None = None  # the same when models were equal last
         self._warned = False
         self._found: Exception | None = None
-        self._handle: Handle[Any] | None = None
 
     def warn_again(self) -> None:
         """To be called where all ranks compare: some may not have heard of the last difference."""
@@ -120,15 +118,14 @@ class Equality:
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         return number >> 1 or 1
 
-    def heard(self, scope: str, digest: int, equal: bool, steps: int, limit: float | None) -> None:
+    def heard(self, scope: str, digest: int, equal: bool, steps: int) -> None:
         """To be called after the consensus, on all ranks, with the largest `digest` of all.
 
-        Collective if digests are not `equal`. Raises StallError after `limit` seconds; it may be
-        called again then.
+        Collective if digests are not `equal`.
         """
         if digest == 0:
             return
-        text = None if equal else self._difference(scope, steps, limit)
+        text = None if equal else self._difference(scope, steps)
         if text is None:
             self._equal = self._compared
             return
@@ -144,15 +141,11 @@ class Equality:
         if found is not None:
             warn(str(found), UserWarning)
 
-    def _difference(self, scope: str, steps: int, limit: float | None) -> str | None:
-        if self._handle is None:
-            model = self._describe()
-            own = {"rank": rank(), "raises": self._raises, **model._asdict()}
-            line = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
-            name = f"{scope}.equality"
-            self._handle = allgather_async(line, name=name, process_set=self._process_set)
-        lines = self._handle.wait(limit).tobytes().splitlines()
-        self._handle = None
+    def _difference(self, scope: str, steps: int) -> str | None:
+        own = {"rank": rank(), "raises": self._raises, **self._describe()._asdict()}
+        line = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
+        gathered = allgather(line, name=f"{scope}.equality", process_set=self._process_set)
+        lines = gathered.tobytes().splitlines()
         told = [_read(scope, line) for line in lines]  # ranks in join() send nothing
         self._raises |= any(one["raises"] for one in told)
         joins, before = self._equal or (None, None)
@@ -223,7 +216,7 @@ class Comparison:
         # All as often as the one that does it most often, so that none waits in vain.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
-        self._equality.heard(self._scope.name, max(digests), equal, steps, None)
+        self._equality.heard(self._scope.name, max(digests), equal, steps)
         self._equality.tell()
 
 

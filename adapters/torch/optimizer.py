@@ -26,7 +26,7 @@ from farandole.topology import is_initialized, size
 from farandole.torch.arguments import (
     Groups,
     Settings,
-    assign,
+    check_groups,
     default_name,
     parameter_names,
 )
@@ -73,8 +73,7 @@ def DistributedOptimizer(
       its own gradients, and step() combines the ranks' steps.
     - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
       only.
-    - groups: lists of parameters that are reduced together, or a number of such groups; num_groups
-      is Horovod's older form of that number.
+    - groups, num_groups: checked, and not needed: what is ready is reduced together.
     - sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
       uncompressed; Average and Sum only.
     - gradient_as_bucket_view: gradients on the CPU lie in memory in which they are reduced without
@@ -115,9 +114,10 @@ def DistributedOptimizer(
     check_compression(compression)
     interval = Interval.of(verify_every, verify)
     _check(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    check_groups(parameters, groups, num_groups)
     if op == Adasum and gradient_as_bucket_view:
         raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = parameter_names(optimizer, named_parameters)
     for parameter, name in zip(parameters, names, strict=True):
         if parameter.requires_grad:
@@ -130,7 +130,6 @@ def DistributedOptimizer(
         postscale=after,
         compressor=compression,
         sparse_as_dense=sparse_as_dense,
-        groups=assign(parameters, groups, num_groups),
         views=gradient_as_bucket_view,
         ranks=process_set,
         verify=Interval(0, False) if alone else interval,
@@ -235,24 +234,19 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Whether its copies would need other ranks, too."""
         return self._reducer is not None
 
-    def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
-
-        timeout: seconds, as in synchronize(), for the wait before the step; not with a closure.
-        """
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step, on reduced gradients; it reduces those that no pass has."""
         self._opt_called = True  # torch's schedulers check it
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
         self._follow()
-        if timeout is not None and callable(closure):
-            raise ValueError("timeout does not work with a closure; synchronize() takes one")
         self._in_closure = False
         if reducer is not None:
             reducer.check_own()
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.passes.complete:
-                reducer.synchronize(timeout, at_step=True)
+                reducer.synchronize(at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
             reducer.stepped()
@@ -289,15 +283,14 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         return call
 
-    def synchronize(self, timeout: float | None = None) -> None:
+    def synchronize(self) -> None:
         """Reduces the gradients of all parameters, in `.grad`, if the last pass has not.
 
         Collective: in the place of a backward pass that this rank leaves out, or on all ranks after
-        passes that only accumulate. Raises StallError after `timeout` seconds, naming gradients and
-        missing ranks; it may be called again then.
+        passes that only accumulate.
         """
         if self._reducer is not None:
-            self._reducer.synchronize(timeout)
+            self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

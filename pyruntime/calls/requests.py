@@ -333,13 +333,11 @@ class PreparedCall:
         self,
         call: Call,
         buffer: Buffer,
-        more: Sequence[Part] = (),
         pointers: bool = False,
         site: Site = UNKNOWN,
         current: Callable[[], int] | None = None,
     ) -> None:
-        """`buffer` gives dtype, shape, device and stream; its pointer is not used. `more`: the
-        other tensors of a group.
+        """`buffer` gives dtype, shape, device and stream; its pointer is not used.
 
         `pointers`: start() gets cffi pointers, not numbers. `site`: of all its submissions.
         `current` returns the current stream, for submit() on a GPU. Raises the core's error about
@@ -348,7 +346,7 @@ class PreparedCall:
         self.number = 0  # by which the core knows it
         self.current = current
         self.stream = 0  # of the last submit() on a GPU
-        self.number = _prepare([(call, buffer), *more], 1 + len(more), site)
+        self.number = _prepare([(call, buffer)], 1, site)
         # On the CPU, (input, output) -> the core handle's number, or -code for check_count().
         submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
@@ -366,17 +364,8 @@ class PreparedCall:
 
     def submit_on(self, input: int, output: int, stream: int, memory: object) -> int:
         """The same on a GPU, where the input is produced in this stream."""
-        return self.submit_group((input,), (output,), (stream,), (memory,))[0]  # type: ignore[no-any-return]
-
-    def submit_group(
-        self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        streams: Sequence[int],
-        memory: Sequence[object],
-    ) -> Any:
-        """The same for all tensors of a group; returns int64_t[] of handles."""
-        return _submit_tensors(self.number, inputs, outputs, streams, memory)
+        made = _submit_tensors(self.number, (input,), (output,), (stream,), (memory,))
+        return made[0]  # type: ignore[no-any-return]
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
         """Forgets the call, as the end of this object does."""

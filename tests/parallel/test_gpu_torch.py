@@ -111,7 +111,7 @@ def test_a_captured_backward_pass_is_refused() -> None:
 def test_what_was_prepared_for_one_device_is_of_no_use_on_another() -> None:
     """As after `model.cuda()`, when the optimizer has been used before."""
     call = Call(Op.ALLREDUCE, reduce_op=hvd.Sum, name="moves")
-    encoding = Encoding(call, hvd.Compression.none, False, (None, 1))
+    encoding = Encoding(call, hvd.Compression.none, False)
     here = torch.ones(5)
     assert encoding.encode(here) is here
     assert encoding.carries(torch.zeros(5))

@@ -44,7 +44,7 @@ def test_missing_on_some_ranks_counts_as_zeros(op: Any) -> None:
     grad_is(q, total(op, [2], [hvd.size() - 1]))
 
 
-def test_partly_filled_group_completes_at_the_end_of_the_pass() -> None:
+def test_a_partly_filled_group_completes_at_the_end_of_the_pass() -> None:
     (p, q, r), _ = toys(3, groups=1)
     push_each((p, 0), *([(q, 0)] if hvd.rank() == 0 else []))
     grad_is(p, total(hvd.Average, [0]))
@@ -66,7 +66,6 @@ def segments(p: Tensor, count: int, k: int = 0) -> Tensor:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "groups": {"groups": 1},
     "half": {"compression": hvd.Compression.fp16},
 }
 

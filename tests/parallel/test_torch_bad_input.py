@@ -23,7 +23,6 @@ TYPED = hvd.HorovodInternalError, ValueError, TypeError, RuntimeError
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
-    "groups": {"groups": 1},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS)
 

@@ -160,7 +160,6 @@ GRADIENTS: dict[str, dict[str, Any]] = {
     "as they are": {},
     "in buckets": {"gradient_as_bucket_view": True},
     "compressed": {"compression": hvd.Compression.bf16},
-    "grouped": {"groups": 1},
     "Sum": {"op": hvd.Sum},
 }
 

@@ -65,7 +65,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bucket view": {"gradient_as_bucket_view": True},
     "compressed": {"compression": hvd.Compression.fp16},
-    "groups": {"groups": 2},
 }
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.in_flight import canaries, finish, late
 from harness.toys import (
     assert_same,
     batch,
@@ -21,7 +20,6 @@ from harness.toys import (
     loss_of,
     network,
     push,
-    push_each,
     total,
     toys,
     value,
@@ -38,32 +36,6 @@ def pair(**options: Any) -> tuple[nn.Module, Any, nn.Module, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
     return model, hvd.DistributedOptimizer(optimizer, **options), reference, plain
-
-
-# ---- what goes away in flight
-
-
-@several
-def test_optimizer_and_model_go_while_others_are_waited_for() -> None:
-    def begin() -> Any:
-        ps = [nn.Parameter(torch.zeros(4096)) for _ in range(4)]
-        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0))
-        with optimizer.no_sync():
-            push_each(*((p, 0) for p in ps))
-        optimizer.step(timeout=None if late() else 0.01)
-
-    def train() -> None:
-        (p,), optimizer = toys()
-        push(p)
-        grad_is(p, total(hvd.Average, [0]))
-        optimizer.step()
-
-    if not late():
-        with pytest.raises(hvd.StallError):
-            begin()
-    with canaries():
-        finish(begin)
-    train()
 
 
 # ---- autograd.grad

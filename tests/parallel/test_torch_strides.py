@@ -159,7 +159,6 @@ def test_training_after_a_broadcast(kind: str, turned: str) -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "views": {"gradient_as_bucket_view": True},
     "fp16": {"compression": hvd.Compression.fp16},
-    "groups": {"groups": 2},
     "two passes": {"backward_passes_per_step": 2},
     "sparse as dense": {"sparse_as_dense": True},
 }

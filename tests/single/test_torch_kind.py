@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch tensors as buffers, compressors, groups and names: all that needs no other rank."""
+"""Torch tensors as buffers, compressors and names: all that needs no other rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from farandole.arrays.buffers import DTYPES, EMPTY, Memory
 from farandole.arrays.kinds import kind_of
-from farandole.torch.arguments import assign, parameter_names
+from farandole.torch.arguments import parameter_names
 from farandole.torch.compression import Compression
 from farandole.torch.kind import TorchKind, address_of, describe, device_and_stream, is_lazy
 from harness.process import ended
@@ -190,19 +190,6 @@ def test_compressors() -> None:
         assert compressor.decompress(wire, context).dtype is torch.float32
         integers = torch.ones(2, dtype=torch.int32)
         assert compressor.compress(integers)[0] is integers
-
-
-def test_numbers_of_groups() -> None:
-    ps = [nn.Parameter(torch.zeros(1)) for _ in range(7)]
-    ps[3].requires_grad_(False)
-    assert assign(ps, None, 0) == assign(ps, 0, 0) == {}
-    groups = assign(ps, 4, 0)
-    assert id(ps[3]) not in groups
-    numbers = [groups[id(p)] for i, p in enumerate(ps) if i != 3]
-    assert numbers == [0, 1, 1, 2, 3, 3]
-    assert sorted(assign(ps, 100, 0).values()) == [*range(6)]
-    lists = assign(ps, [[ps[5], ps[0]], [ps[2]]], 0)
-    assert lists == {id(ps[5]): 0, id(ps[0]): 0, id(ps[2]): 1}
 
 
 def test_names() -> None:

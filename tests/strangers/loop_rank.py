@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-import farandole as fd
 import farandole.torch as hvd
 from strangers.loop_reference import State
 from strangers.loops import CLIP, Loop, Net, batch, loss_of, plain_optimizer, steps
 from strangers.memory import Canaries
 from strangers.program import Tensor
-from strangers.stage import TIMEOUT, Stage
+from strangers.stage import Stage
 
 __all__ = ["LoopRunner"]
 
@@ -77,7 +76,6 @@ class LoopRunner:
             named if loop.named else None,
             backward_passes_per_step=loop.passes,
             op=getattr(hvd, loop.op),
-            num_groups=loop.groups,
             sparse_as_dense=loop.dense,
             **options,
         )
@@ -98,24 +96,14 @@ class LoopRunner:
         for whose in self._optimizers if form.startswith("optimizer") else [self._net]:
             whose.zero_grad(set_to_none=form.endswith("none"))
 
-    def _step(self, form: str, ranks: list[bool]) -> None:
-        own = bool(ranks) and ranks[self._rank % len(ranks)]
-        if form.startswith("timeout") and own:
-            self._lose_patience(gives_up=form == "timeout_drop")
-        else:
-            self._whole_step(form)
-        if form == "timeout_drop":
-            self._rebuild(True)
-        else:
-            self._tell()
-
-    def _whole_step(self, form: str) -> None:
+    def _step(self, form: str) -> None:
         with self._stage.blocked():
             if form == "clip":
                 self._synchronize()
                 torch.nn.utils.clip_grad_norm_(self._net.parameters(), CLIP)
             for optimizer in self._optimizers:
                 optimizer.step(*([self._closure] if form == "closure" else []))
+        self._tell()
 
     def _synchronize(self) -> None:
         for optimizer in self._optimizers:
@@ -127,17 +115,6 @@ class LoopRunner:
         self._number += 1
         loss.backward()
         return loss
-
-    def _lose_patience(self, gives_up: bool) -> None:
-        """A step with a limit, which is made again unless this rank drops everything."""
-        for optimizer in self._optimizers:
-            try:
-                optimizer.step(timeout=TIMEOUT)
-            except fd.StallError:
-                if gives_up:
-                    continue  # the others wait for all optimizers' gradients
-                with self._stage.blocked():
-                    optimizer.step()
 
     def _raise(self, then: str) -> None:
         try:

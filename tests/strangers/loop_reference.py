@@ -117,9 +117,6 @@ class _Model:
             p.grad = None if g is None else g.detach().clone()
         if form.startswith("clip"):
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        if form == "timeout_drop":  # nothing is said of what has been stepped
-            self._build()
-            return
         self._optimizer.step()
         self._grads = [
             [None if p.grad is None else p.grad.clone() for p in parameters]

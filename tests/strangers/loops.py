@@ -29,7 +29,6 @@ class Loop:
     op: str = "Average"
     passes: int = 1
     views: bool = False  # gradient_as_bucket_view
-    groups: int = 0
     named: bool = True
     width: int = 4
     optimizer: str = "sgd"
@@ -121,8 +120,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
 
     What can't be told from a reduction's result comes after the step only, and gradients of another
     op than Average are reset between steps, as farandole says. Two optimizers take no closure.
-    Sparse gradients are not clipped, and sparse momentum is not broadcast. No rank gives up a step
-    that may take a second round for them, in which the others wait for it.
+    Sparse gradients are not clipped, and sparse momentum is not broadcast.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
@@ -131,11 +129,9 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
         if word == "broadcast" and loop.sparse and loop.optimizer == "momentum":
             continue
         if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):
-            arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]
+            arguments = [_INSTEAD[loop.kind][arguments[0]]]
         if word == "step" and loop.sparse and arguments[0].startswith("clip"):
-            arguments = ["plain", arguments[1]]
-        if word == "step" and loop.sparse and arguments[0] == "timeout_drop":
-            arguments = ["timeout", arguments[1]]
+            arguments = ["plain"]
         if word == "backward" and reduced and not loop.linear:
             continue
         if word == "backward":
@@ -157,5 +153,5 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
         found.append((word, *arguments))
         if word == "step" and loop.op != "Average":
             found.append(("zero", "optimizer_none"))
-    found.append(("step", "plain", []))
+    found.append(("step", "plain"))
     return found

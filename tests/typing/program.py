@@ -28,7 +28,7 @@ optimizer.set_backward_passes_per_step(1)
 with optimizer.no_sync():
     model(torch.ones(4, 3)).sum().backward()
 model(torch.ones(4, 3)).sum().backward()
-optimizer.synchronize(timeout=60.0)
+optimizer.synchronize()
 with optimizer.skip_synchronize():
     optimizer.step()
 optimizer.zero_grad(set_to_none=False)

@@ -20,6 +20,7 @@ from farandole.torch.strides import dtype_of_gradient, laid_out, of_gradient, ov
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.reducer import Reducer
+    from farandole.torch.gradients.round import Round
 
 _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
@@ -36,8 +37,8 @@ class Gradient:
     """
 
     __slots__ = (
-        *("__weakref__", "base", "encoded", "encoding", "grad", "handle", "name", "parameter"),
-        *("reducer", "remove", "sparse_dim"),
+        *("__weakref__", "base", "encoded", "encoding", "grad", "name", "parameter", "reducer"),
+        *("remove", "sparse_dim"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -50,14 +51,8 @@ class Gradient:
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
         self.forget()
 
-    def join_group(self) -> None:
-        """Becomes a member of its encoding's group, if it has one."""
-        if self.encoding.group is not None:
-            self.encoding.group.members.append(self)
-
     def forget(self) -> None:
         """Leaves the round."""
-        self.handle: int | None = None  # while in a round; 0: its group waits for others
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
         self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
         self.sparse_dim = 0  # > 0: sent without data, because it is sparse
@@ -71,30 +66,31 @@ class Gradient:
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
         now = self.reducer.now
-        if now.inside() is None:
-            now = self.reducer.enter(parameter)
         if not now.sending:
-            return
+            if now.inside() is None:
+                now = self.reducer.enter(parameter)
+            if not now.sending:
+                return
         grad = parameter.grad
         if self.grad is not None:
             now.late = True
         elif grad is not None:
             self.grad = grad
             parameter.grad = None
-            weight = self.encoding.weight
-            if weight:
-                now.batch.append(self)
-                now.room -= weight
-                if now.room <= 0:
-                    self.reducer.send()
-            else:
+            most = self.encoding.most
+            if most == 0:
                 self.send()
+                return
+            batch = now.batch
+            batch.append(self)
+            if len(batch) >= most:
+                self.reducer.send()
 
     # ---- sending
 
     def wanted(self) -> bool:
         """True if rounds must include it, with data or without."""
-        if self.parameter.requires_grad or self.encoding.group is not None:
+        if self.parameter.requires_grad:
             return True  # a frozen parameter with a gradient is stepped too
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
@@ -126,7 +122,7 @@ class Gradient:
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""
         self.encoded = x = self.encoding.receive(self.parameter)
-        self.handle = self.encoding.submit(0, address_of(x), x)
+        self.reducer.now.sent[self] = self.encoding.submit(0, address_of(x), x)
 
     def _encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
@@ -147,7 +143,7 @@ class Gradient:
             self.grad = grad
         encoded = self.encoding.encode(grad)
         if not self.parameter.is_contiguous():
-            self.encoding.weight = 0  # what is sent in a batch becomes `.grad` as it is
+            self.encoding.most = 0  # what is sent in a batch becomes `.grad` as it is
         return encoded
 
     def _send_data(self, encoded: Tensor) -> None:
@@ -158,16 +154,18 @@ class Gradient:
             self.grad = sent = encoded.copy_(sent)  # frees torch's memory for the next gradient
         self.encoded = encoded
         memory = encoded.untyped_storage(), sent.untyped_storage()
-        self.handle = self.encoding.submit(address_of(sent), address_of(encoded), memory)
+        handle = self.encoding.submit(address_of(sent), address_of(encoded), memory)
+        self.reducer.now.sent[self] = handle
 
     # ---- the end of the round
 
-    def deliver(self, final: bool) -> str | None:
-        """Puts the result into `.grad`; not `final`: keeps it for the pass's next round.
+    def deliver(self, handle: int, final: bool) -> str | None:
+        """Puts the result of a finished call into `.grad`; not `final`: keeps it for the next round
+        of the pass.
 
         Returns an error text if the parameter can't have it.
         """
-        p, result, complaint = self.parameter, self._result(), None
+        p, result, complaint = self.parameter, self._result(handle), None
         if not final:
             self.base = result
             if self.sparse_dim and self.grad is not None:  # it waits for the next round
@@ -185,14 +183,13 @@ class Gradient:
         self.forget()
         return complaint
 
-    def _result(self) -> Tensor | None:
+    def _result(self, handle: int) -> Tensor | None:
         """What is reduced so far; None: no rank has had anything."""
-        assert self.handle is not None
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
-        if encoded is None or (absent and is_absent(self.handle)):
+        if encoded is None or (absent and is_absent(handle)):
             return self.base
-        result, view = self.encoding.decode(encoded, self.handle), self.encoding.view
+        result, view = self.encoding.decode(encoded, handle), self.encoding.view
         if self.base is not None:
             return self.base + result
         keeps = view is not None and result is view.tensor
@@ -228,17 +225,15 @@ class Gradient:
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""
-        if self.encoding.group is not None:
-            self.encoding.group.forget()
-        if self.encoding.view is not None and self.handle is not None:
+        if self.encoding.view is not None and self in self.reducer.now.sent:
             self.encoding.use_view(None)  # peers may still read and write there
         self.base = None
         self.forget()
 
 
-def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
+def send_together(batch: list[Gradient], now: Round) -> Exception | None:
     """Sends gradients that were taken by one call, at a third of the cost of single calls; one by
-    one if any can't be sent as it is. Notes addresses in `memory`. Returns the core's error."""
+    one if any can't be sent as it is. Returns the core's error."""
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
@@ -253,16 +248,18 @@ def send_together(batch: list[Gradient], memory: set[int]) -> Exception | None:
         and all(map(Tensor.is_contiguous, grads))
         and not any(map(Tensor.is_neg, grads))
         and _have_own_memory(storages)
-        and len(addresses := {*map(Tensor.data_ptr, grads)}) == len(batch)
-        and memory.isdisjoint(addresses)
     ):
-        memory |= addresses
-        places = ffi.new("uintptr_t[]", [*map(Tensor.data_ptr, grads)])
-        numbers = ffi.new("int64_t[]", calls)
-        handles, failure = leases.lend_all(numbers, places, places, ffi.NULL, storages, len(calls))
-        for gradient, handle in zip(batch, handles, strict=True):
-            gradient.handle = handle or None
-        return failure
+        addresses = [*map(Tensor.data_ptr, grads)]
+        own = set(addresses)
+        if len(own) == len(batch) and now.memory.isdisjoint(own):
+            now.memory |= own
+            places = ffi.new("uintptr_t[]", addresses)
+            numbers = ffi.new("int64_t[]", calls)
+            count = len(calls)
+            handles, failure = leases.lend_all(numbers, places, places, ffi.NULL, storages, count)
+            now.sent.update(zip(batch, handles, strict=True))
+            now.plain += batch
+            return failure
     for gradient in batch:
         gradient.send()
     return None

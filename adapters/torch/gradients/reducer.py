@@ -10,10 +10,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from operator import attrgetter
-from time import monotonic
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -28,9 +26,9 @@ from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
 from farandole.torch.bucket_view import lay_out
-from farandole.torch.gradients.encoding import Encoding, Group
+from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient, send_together
-from farandole.torch.gradients.round import ROOM, Consensus, Round, RoundState, no_pass
+from farandole.torch.gradients.round import Consensus, Round, RoundState, no_pass, outcome
 from farandole.torch.models import REMEDIES, model_of
 from farandole.torch.strides import like_gradient
 
@@ -174,7 +172,6 @@ class Reducer:
         """Chooses the name of its calls, for this world; 0: that follows."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # as in RoundState
-        self._groups: dict[int, Group] = {}
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
         self._equality.restart()
 
@@ -185,8 +182,7 @@ class Reducer:
         some of them."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
-            gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
-            gradient.join_group()
+            gradient = Gradient(self, parameter, name, self._encoding(name))
             if (older := _newest.get(id(parameter))) is not None:
                 older.reducer.detach("a newer optimizer has taken its parameters")
                 older.reducer.taken = older.name
@@ -196,16 +192,12 @@ class Reducer:
         if self.settings.views:
             lay_out(self.gradients[begin:])
 
-    def _encoding(self, parameter: Tensor, name: str) -> Encoding:
+    def _encoding(self, name: str) -> Encoding:
         s, scope = self.settings, self.consensus.scope
         call = Call(
             *(Op.ALLREDUCE, f"{scope}.{name}", s.process_set, s.reduce_op, s.prescale, s.postscale)
         )
-        group, number = None, s.groups.get(id(parameter))
-        if number is not None:
-            whole = replace(call, name=f"{scope}.group.{number}")
-            group = self._groups.setdefault(number, Group(whole))
-        return Encoding(call, s.compressor, s.sparse_as_dense, group)
+        return Encoding(call, s.compressor, s.sparse_as_dense)
 
     def detach(self, why: str = "its optimizer is gone") -> None:
         """Ends the reducer."""
@@ -215,7 +207,7 @@ class Reducer:
             if _newest.get(id(gradient.parameter)) is gradient:
                 del _newest[id(gradient.parameter)]
         if self.now.open:
-            if self.consensus.handles is None:  # the others wait for what this rank does not send
+            if self.now.handles is None:  # the others wait for what this rank does not send
                 part.end(self._unfinished(why))
             self.abandon()
 
@@ -246,11 +238,12 @@ class Reducer:
                 if (task := _task_id()) < 0:  # no pass of autograd's engine: step() will reduce
                     return now
                 inside = _pass_of(task).add(self)
-                self._begin_pass(parameter)
-                now.inside = inside  # at last: other threads' hooks see it
+                sending = self._begin_pass(parameter)
+                now.inside, now.sending = inside, sending  # at last: other threads' hooks see it
             return self.now
 
-    def _begin_pass(self, parameter: Tensor) -> None:
+    def _begin_pass(self, parameter: Tensor) -> bool:
+        """Counts the pass; returns whether gradients are sent as they arrive."""
         passes, now = self.passes, self.now
         if passes.reduced and not self.settings.is_linear:
             # Or has the model's own zero_grad() reset all?
@@ -258,9 +251,10 @@ class Reducer:
             passes.reduced = not others or any(grad is not None for grad in others)
         now.closing = passes.begin()
         # In a mixed world names would depend on the order in which gradients arrive.
-        if now.closing and (self.has_name or not requests.is_mixed()):
-            now.sending = True
+        sending = now.closing and (self.has_name or not requests.is_mixed())
+        if sending:
             self.begin()
+        return sending
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
@@ -279,8 +273,7 @@ class Reducer:
         self._start(requests.world())
         self.named = together
         for gradient in self.gradients:
-            gradient.encoding = self._encoding(gradient.parameter, gradient.name)
-            gradient.join_group()
+            gradient.encoding = self._encoding(gradient.name)
         if self.settings.views:  # an earlier job's memory may no longer be shared
             lay_out(self.gradients)
 
@@ -305,48 +298,40 @@ class Reducer:
         """Sends what was taken and waits to be sent. Raises the core's error, on all ranks."""
         with self.lock:
             now = self.now
-            batch, now.batch, now.room = now.batch, [], ROOM
-            if batch and (failure := send_together(batch, now.memory)):
+            batch, now.batch = now.batch, []
+            if batch and (failure := send_together(batch, now)):
                 raise self.refuse(failure)
-
-    @property
-    def sent(self) -> list[Gradient]:
-        """Those that are in the round."""
-        return [g for g in self.gradients if g.handle is not None]
 
     def close(self, at_step: bool) -> None:
         """Sends the rest of the round and submits the consensus; does not wait. `at_step`: step()
         does it."""
         now, process_set = self.now, self.settings.process_set
-        if self.consensus.handles is not None:
+        if now.handles is not None:
             return
         if not now.open:
-            if not (now.again or now.closing):
-                now.at_step = at_step
             self.begin()
         self.send()
-        if len(sent := self.sent) < len(self.gradients):
+        if len(now.sent) < len(self.gradients):
             for gradient in self.gradients:
                 gradient.hook()
-                if gradient.handle is None and gradient.wanted():
+                if gradient not in now.sent and gradient.wanted():
                     gradient.take()
                     gradient.send()
-            sent = self.sent
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
-        equal = int(now.at_step), steps, len(sent), self.named
+        equal = int(at_step and not now.closing), steps, len(now.sent), self.named
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
-        self.consensus.close(RoundState(int(now.late), now.sparse, *equal, model), sent)
+        own = self.consensus.submit(RoundState(int(now.late), now.sparse, *equal, model))
+        now.handles = leases.numbers_of([*now.sent.values(), own])
         now.sending = now.closing = False
         self.named = 0
 
-    def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
+    def synchronize(self, at_step: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
         Nothing is done if nothing has arrived since the last time; `at_step`: step() does it. One
-        thread at a time. Raises StallError after `timeout` seconds; it may be called again then.
+        thread at a time.
         """
-        until = None if timeout is None else monotonic() + timeout
         with self.lock:
             self.check_own()
             # A graph that is kept may keep the Pass.
@@ -355,30 +340,27 @@ class Reducer:
             try:
                 while not self.passes.complete:
                     self.close(at_step)
-                    self._finish(timeout, until)
+                    self._finish()
             except Exception:
                 raise
             except BaseException as reason:
                 part.end(reason)
                 raise
 
-    def _finish(self, limit: float | None, until: float | None) -> None:
-        """Ends the round that was closed. Raises its error, after which there is none, or
-        StallError at the limit."""
-        now, consensus, sent = self.now, self.consensus, self.sent
-        heard = consensus.hear(limit, until, sent)
+    def _finish(self) -> None:
+        """Ends the round that was closed. Raises its error, after which there is none."""
+        now, consensus, handles = self.now, self.consensus, self.now.handles
+        heard = consensus.hear(handles[len(handles) - 1])
         if isinstance(heard, Exception):
             raise self.refuse(heard)
-        if heard.model and not consensus.compared:
+        if heard.model:
             equal = consensus.equal_models
-            left = None if until is None else max(0.0, until - monotonic())
-            self._equality.heard(consensus.scope, heard.model, equal, heard.steps, left)
-            consensus.compared = True  # this may be called again
-        if failure := consensus.wait(consensus.handles, limit, until, sent):
+            self._equality.heard(consensus.scope, heard.model, equal, heard.steps)
+        if failure := outcome(handles):
             self.abandon()
             raise failure
         if cuda.device >= 0:
-            cuda.join([g.handle for g in sent if g.handle is not None], sent)
+            cuda.join([*now.sent.values()], now.sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()
             raise ValueError(
@@ -389,7 +371,7 @@ class Reducer:
         final = not (heard.late or heard.sparse)
         now.again |= not final
         try:
-            complaint = self._deliver(final, sent)
+            complaint = self._deliver(final)
         except FarandoleError:  # of rows that all ranks have received
             self.abandon()
             raise
@@ -399,8 +381,7 @@ class Reducer:
         if heard.sparse:  # one gradient; the next round tells of the others
             g = self.gradients[heard.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), heard.sparse & 0xFF)
-        self.now = Round(now.at_step, again=not final)
-        handles, consensus.handles = consensus.handles, None
+        self.now = Round(again=not final)
         if final:
             self.passes.restart(reduced=True, complete=True)
         leases.end(handles)
@@ -410,15 +391,19 @@ class Reducer:
             self._equality.tell()
 
     @torch.no_grad()
-    def _deliver(self, final: bool, sent: list[Gradient]) -> str | None:
+    def _deliver(self, final: bool) -> str | None:
         """Puts the results into `.grad`; returns the first error's text."""
-        if not self.now.again:
-            plain = [g for g in sent if g.encoded is None]
+        now, plain = self.now, self.now.plain
+        rest = now.sent.items()
+        if not now.again:
             with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
-                    gradient.handle = gradient.grad = None
-        texts = [g.deliver(final) for g in sent if g.handle is not None]
+                    gradient.grad = None
+                if len(plain) == len(rest):
+                    return None
+                rest = {g: n for g, n in rest if g.encoded is not None}.items()
+        texts = [gradient.deliver(handle, final) for gradient, handle in rest]
         return next(filter(None, texts), None)
 
     # ---- failures
@@ -433,8 +418,8 @@ class Reducer:
         if whose:
             with suppress(TypeError):  # a class whose exceptions take other arguments
                 reason = type(reason)(f"the gradient of {whose}: {reason}")
-        calls = [self.consensus.call] if self.consensus.handles is None else []
-        calls += dict.fromkeys(g.encoding.whole for g in self.gradients if not g.handle)
+        calls = [self.consensus.call] if self.now.handles is None else []
+        calls += [g.encoding.call for g in self.gradients if not self.now.sent.get(g)]
         requests.refuse_all(calls, reason)
         self.abandon()
         return reason
@@ -442,8 +427,9 @@ class Reducer:
     def abandon(self) -> None:
         """Ends the round without results: leaves all handles under way to leases, and to the next
         round, which waits for them, as all ranks complete or refuse them."""
-        handles = self.consensus.handles
-        numbers = [g.handle or 0 for g in self.sent] if handles is None else [*handles]
+        now = self.now
+        handles = now.sent.values() if now.handles is None else now.handles
+        numbers = [*filter(None, handles)]
         leases.drop(numbers)
         self.consensus.left += numbers
         for gradient in self.gradients:
@@ -451,7 +437,6 @@ class Reducer:
         self.passes.restart(self.passes.reduced)
         self.named = 0
         self.now = Round()
-        self.consensus.handles = None
 
     def give_up(self, why: str) -> None:
         """Ends this rank's part in the job if a round is open: nobody can end it any more."""
@@ -464,7 +449,10 @@ class Reducer:
     def broken_off(self, inside: object) -> None:
         """To be called when an exception has ended a pass: as give_up(), in a moment."""
         now, world = self.now, requests.world()
-        if now.open and now.inside is inside:
+        if now.inside is not inside:
+            return
+        now.sending = False
+        if now.open:
             part.end_soon(
                 self._unfinished("an exception has ended its backward pass"),
                 lambda: self.now is now and requests.world() == world,

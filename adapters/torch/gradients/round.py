@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from farandole._library import error, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.calls import leases
-from farandole.calls.handles import explanation, is_under_way, stall, wait_until
+from farandole.calls.handles import wait_until
 from farandole.calls.requests import Call, Op, PreparedCall, next_scope
 from farandole.errors import MismatchError
 from farandole.ops import Max
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
     from farandole.torch.gradients.reducer import Pass
 
-ROOM = 64 << 10  # most bytes that wait to be sent together; see Encoding.weight
-_MOST_NAMES = 4  # of gradients, in an error's text
 _INT64 = DTYPES.index("int64")
 
 
@@ -34,13 +32,12 @@ class Round:
     and dropped at its end, so that none finds what another has left."""
 
     __slots__ = (
-        *("again", "at_step", "batch", "closing", "inside", "late", "memory", "open"),
-        *("room", "sending", "sparse"),
+        *("again", "batch", "closing", "handles", "inside", "late", "memory", "open", "plain"),
+        *("sending", "sent", "sparse"),
     )
 
-    def __init__(self, at_step: bool = False, again: bool = False) -> None:
-        """`at_step`: step() has started it; `again`: one of several rounds of the same pass."""
-        self.at_step = at_step
+    def __init__(self, again: bool = False) -> None:
+        """`again`: one of several rounds of the same pass."""
         self.again = again
         # A weak reference, from the first gradient of a pass to its end.
         self.inside: Callable[[], Pass | None] = no_pass
@@ -50,7 +47,9 @@ class Round:
         self.late = False  # gradients have arrived after theirs had been sent
         self.sparse = 0  # as in RoundState
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
-        self.room = ROOM
+        self.plain: list[Gradient] = []  # of what was sent so: each becomes `.grad` as it is
+        self.sent: dict[Gradient, int] = {}  # all of the round, with the core's handles
+        self.handles: Any = None  # the same and the consensus', once it was closed, as int64_t[]
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
 
 
@@ -92,30 +91,24 @@ class Consensus:
         shape = (2 * _COUNT - _LARGEST,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
-        self.handles: Any = None  # of a round that was closed, as int64_t[]; the last is this one's
         self.equal_models = True  # in the round that was heard last
-        self.compared = False  # whether its differences, if any, are known
         self.left: list[int] = []  # handles of a failed round, which still use the names
 
     def begin(self) -> None:
         """To be called before the first tensor of a round is sent."""
         left, self.left = self.left, []
         for handle in left:
-            wait_until((handle,), None)
+            outcome((handle,))
 
-    def close(self, state: RoundState, sent: list[Gradient]) -> None:
-        """Submits it, after all tensors. Does not wait."""
-        self.compared = False
+    def submit(self, state: RoundState) -> int:
+        """Submits it, after all tensors; returns the core's handle."""
         self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
         address = words.buffer_info()[0]
-        own = leases.lend(self._prepared.start, address, address, words)
-        self.handles = leases.numbers_of([*(g.handle for g in sent), own])
+        return leases.lend(self._prepared.start, address, address, words)
 
-    def hear(
-        self, limit: float | None, until: float | None, sent: list[Gradient]
-    ) -> RoundState | Exception:
-        """Waits; returns the result, or the error of all ranks. Raises StallError as wait()."""
-        if failure := self.wait([self.handles[len(self.handles) - 1]], limit, until, sent):
+    def hear(self, handle: int) -> RoundState | Exception:
+        """Waits; returns the result, or the error of all ranks."""
+        if failure := outcome((handle,)):
             return failure
         state = RoundState(*self._words[:_COUNT])
         names = RoundState._fields[_LARGEST:]
@@ -129,18 +122,8 @@ class Consensus:
                 )
         return state
 
-    def wait(
-        self, handles: Any, limit: float | None, until: float | None, sent: list[Gradient]
-    ) -> Exception | None:
-        """Waits for calls of a round in which these gradients are; returns their error. Raises
-        StallError after `limit` seconds, at time.monotonic() `until`."""
-        code = wait_until(handles, until)
-        if code == lib.FARANDOLE_PENDING and limit is not None:
-            missing = [g for g in sent if is_under_way(g.handle or 0)]
-            names = ", ".join(g.name for g in missing[:_MOST_NAMES])
-            if len(missing) > _MOST_NAMES:
-                names += f" and {len(missing) - _MOST_NAMES} more"
-            what = f"gradients of {names}" if missing else "all ranks' step()"
-            why = explanation([g.handle for g in missing] or handles)
-            raise stall(f"{self.scope}: {what}", limit, why)
-        return None if code == lib.FARANDOLE_OK else error(code)
+
+def outcome(handles: Any) -> Exception | None:
+    """Waits for calls of a round; returns the error of one."""
+    code = wait_until(handles, None)
+    return None if code == lib.FARANDOLE_OK else error(code)
