@@ -15,7 +15,7 @@ from farandole.errors import said
 from farandole.launch import agent
 from farandole.observe import flight_cli
 from farandole.start import unmet
-from farandole.tools import bench, doctor, settings, tune
+from farandole.tools import bench, check, doctor, settings, tune
 from farandole.tools import run as launch
 
 _UNREAD, _INTERRUPTED = 141, 130  # as a shell counts SIGPIPE and SIGINT
@@ -24,6 +24,7 @@ _Declare = Callable[[argparse.ArgumentParser], None]
 _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
     "config": (settings.run, settings.add_arguments, settings.EXAMPLES),
     "bench": (bench.run, bench.add_arguments, bench.EXAMPLES),
+    "check": (check.run, check.add_arguments, check.EXAMPLES),
     "doctor": (doctor.run, doctor.add_arguments, doctor.EXAMPLES),
     "agent": (agent.agent, agent.add_arguments, agent.EXAMPLES),
     "dump": (flight_cli.run_dump, flight_cli.add_dump_arguments, flight_cli.EXAMPLES),
