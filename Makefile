@@ -22,6 +22,11 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
 export OMPI_MCA_mpi_yield_when_idle := 1
 
+# Random tests begin with this seed; empty: with one that is drawn from the commit (tests/harness/seed.py).
+SEED ?=
+export FARANDOLE_TEST_SEED := $(SEED)
+FIRST = $$(cd $(CURDIR)/tests && $(BIN)/python -c 'from harness.seed import SEED; print(SEED)')
+
 # Tests start Python by the hundred: it may keep what it has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -77,7 +82,14 @@ venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## .v
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
+.PHONY: check test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
+# What proves protocols, and what users meet first.
+PROTOCOLS := event_protocol ring shm_schedule zero_copy hierarchical_schedule host_channel message coordinator
+check: venv programs ## in half a minute: collectives on two ranks, protocols, 500 simulated worlds
+	PATH=$(BIN):$$PATH mpirun -np 2 farandole check
+	$(PYTEST) -q tests/csrc -k '$(subst $() , or ,$(PROTOCOLS))' -n $(JOBS)
+	$(MAKE) --no-print-directory simulate SEEDS=500
+
 test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -104,9 +116,15 @@ test-schedules: venv ## 50 jobs to which random things happen: kills, stops, han
 soak-schedules: ## 500 of them: about half an hour on 2 cores
 	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
 
-simulate-elastic: export SEEDS ?= 100000
-simulate-elastic: venv ## 100,000 simulated elastic jobs, some on each core: an hour on 2 cores; SEEDS=1000 makes fewer
-	cd tests && seq 0 1000 $$((SEEDS - 1)) | xargs -P $(JOBS) -I{} $(BIN)/python -m simulation.elastic {} 1000
+.PHONY: simulate
+simulate: configure ## simulated worlds: SEED=n or JOB=n repeats one and prints its messages; SEEDS=10000 runs so many, from SEED
+	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet simulator_test
+	build/release/tests/simulator_test $(if $(JOB),worlds_of --job $(JOB),small_worlds $(if $(SEEDS),--first $(FIRST) --seeds $(SEEDS),--seed $(or $(SEED),0) $(RANKS:%=--ranks %)))
+
+simulate-elastic: SEEDS ?= 100000
+simulate-elastic: venv ## 100,000 simulated elastic jobs, from SEED on: an hour on 2 cores; SEEDS=1000 makes fewer
+	cd tests && first=$(FIRST) && each=$$(($(SEEDS) < 1000 ? $(SEEDS) : 1000)) && \
+	  seq $$first $$each $$((first + $(SEEDS) - 1)) | xargs -P $(JOBS) -I{} $(BIN)/python -m simulation.elastic {} $$each
 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)

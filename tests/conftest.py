@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from harness.fork import ForkJob
 from harness.mpirun import MpiJob
+from harness.seed import SEED
 from harness.supervised import SupervisedJob
 
 if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
@@ -26,12 +27,23 @@ for _size in ("COLUMNS", "LINES"):
 # `python` is the one that runs the tests: a system may have none of that name.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
-# The same examples on every rank and in every run; a failure prints the seed that repeats it.
 # pytest's --hypothesis-profile=long takes the other profile; for tests/parallel, within --inner.
-SAME = settings(derandomize=True, deadline=None, database=None, print_blob=True)
+SAME = settings(deadline=None, database=None, print_blob=True)
 settings.register_profile("quick", SAME, max_examples=30)
 settings.register_profile("long", SAME, max_examples=1000)
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """The same examples on every rank."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    """Tells the seed; pytest prints it before the tests."""
+    return f"random tests: SEED={SEED}"
 
 
 @pytest.fixture

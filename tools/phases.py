@@ -122,7 +122,7 @@ SANITIZE = tuple(
 JOBS = Phase("test-jobs", 10)
 SCHEDULES = Phase("test-schedules", 6)  # what needs hosts skips itself, and says why
 WHEEL = Phase("test-wheel", 6, lacks=_no_index, pytest=False)
-# Its programs are drawn by a fixed seed, as many as its seconds allow.
+# As many programs as its seconds allow.
 STRANGERS = Phase(
     "test-strangers",
     8,

@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from harness.process import Process, check_no_residue
+from harness.seed import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
@@ -54,7 +55,9 @@ def test_program(program: str, inner_skips: list[str]) -> None:
         pytest.skip(NOT_EMULATED[program])
     there = [] if EMULATOR else [row for row in LIBRARIES if row[1].exists()]  # of this machine
     libraries = {f"FARANDOLE_TEST_{name}": str(path) for name, path in there}
-    process = Process([*EMULATOR, str(path)], {**SANITIZERS, **libraries, **os.environ})
+    process = Process(
+        [*EMULATOR, str(path), "--first", str(SEED)], {**SANITIZERS, **libraries, **os.environ}
+    )
     try:
         result = process.wait(SECONDS)
         assert result is not None, f"hung for {SECONDS} s\n{process.output}"

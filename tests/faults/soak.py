@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from harness.process import Process, check_no_residue
+from harness.seed import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "release" / "tests" / "runtime_test"
@@ -28,6 +29,7 @@ PAGE_SEEDS = 200
 def kill_many(ranks: int, seeds: int) -> float:
     """Seconds that `seeds` jobs took; raises AssertionError with the output if one failed."""
     command = [str(PROGRAM), TEST, "--seeds", str(seeds), "--ranks", str(ranks)]
+    command += ["--first", str(SEED)]
     with Process(command, {}) as process:
         result = process.end(10.0 * seeds).check()
         check_no_residue({process.pid})
@@ -55,7 +57,7 @@ alike, that every process ended, and that no process or file of the job was left
 """
     if seeds >= PAGE_SEEDS:
         (ROOT / "docs" / "soak.md").write_text(text + "\n".join(rows) + "\n")
-    print("\n".join(rows))
+    print("\n".join(rows), f"SEED={SEED}", sep="\n")
     return 0
 
 

@@ -124,9 +124,9 @@ int search(double seconds, uint64_t seed) {
       if (run(input)) corpus.push_back(std::move(input));
     }
   }
-  std::printf("%lu runs, %zu inputs, %ld edges after the seeds, %ld at the end\n",
-              static_cast<unsigned long>(runs), corpus.size(), static_cast<long>(begun),
-              static_cast<long>(edges()));
+  std::printf("%lu runs of --seed %lu, %zu inputs, %ld edges after the seeds, %ld at the end\n",
+              static_cast<unsigned long>(runs), static_cast<unsigned long>(seed), corpus.size(),
+              static_cast<long>(begun), static_cast<long>(edges()));
   return begun > 0 && edges() > begun ? 0 : 1;  // else nothing is instrumented
 }
 

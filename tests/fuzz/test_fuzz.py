@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from harness.process import Process
+from harness.seed import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20
@@ -13,7 +14,7 @@ SECONDS = 20
 def test_no_message_breaks_the_decoder(tmp_path):
     program = ROOT / "build" / "release" / "fuzz" / "message_fuzz"
     assert program.exists(), f"{program} is not built: make programs"
-    process = Process([str(program), "--seconds", str(SECONDS)], {})
+    process = Process([str(program), "--seconds", str(SECONDS), "--seed", str(SEED)], {})
     try:
         result = process.wait(10 * SECONDS)
         assert result is not None, f"hung\n{process.output}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from harness.hosts import why_not
+from harness.seed import SEED
 from schedules.schedule import draw
 
 DEFAULT = "50"
@@ -20,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         # The default again: pytest may come here without having asked for options.
         first, colon, last = metafunc.config.getoption("--seeds", DEFAULT).partition(":")
-        seeds = range(int(first), int(last) + 1) if colon else range(int(first))
+        seeds = range(int(first), int(last) + 1) if colon else range(SEED, SEED + int(first))
         names = [f"{seed}-{draw(seed).kind.value}" for seed in seeds]
         metafunc.parametrize("seed", seeds, ids=names)
 

@@ -25,14 +25,18 @@ from farandole.membership.words import (
     Wanted,
     World,
 )
+from harness.seed import SEED
 
 RULES = Rules(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_simulated_jobs(first: int) -> None:
-    for seed in range(first, first + 50):
-        Simulation(seed).run()
+    for seed in range(SEED + first, SEED + first + 50):
+        try:
+            Simulation(seed).run()
+        except Exception as reason:
+            pytest.fail(f"{reason!r}; again: make simulate-elastic SEED={seed} SEEDS=1")
 
 
 class Job:

@@ -51,8 +51,11 @@ def test_each_sample_once(
                     if mine := part[i * batch : (i + 1) * batch]:
                         seen += mine
                         sampler.record_batch(i, len(mine))
-            # A rank whose only batch was short can't know whether the others' were longer.
-            unsure = not even and len(parts[-1]) < batch
+            # A rank whose only batch was short can't know whether the others' were longer, and one
+            # that ends with a full batch not whether others have trained one more.
+            part = parts[heir % ranks]
+            more = len(part) % batch == 0 and len(part) < len(parts[0])
+            unsure = not even and (len(parts[-1]) < batch or more)
             state = samplers[0 if unsure else heir % ranks].state_dict()
     assert set(seen) == set(range(samples))
     assert even or len(seen) == samples

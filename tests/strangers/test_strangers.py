@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs against the model: a minute in all; `make test-strangers` goes on for longer.
 
-STRANGERS_RANKS=2,3 are the sizes, STRANGERS_SECONDS the search of each test, STRANGERS_SEED its
-examples, STRANGERS_SHRINK the seconds that a failing program is made smaller for. The first failure
+STRANGERS_RANKS=2,3 are the sizes, STRANGERS_SECONDS the search of each test, SEED its examples,
+STRANGERS_SHRINK the seconds that a failing program is made smaller for. The first failure
 ends a search, and prints the command that runs its program again.
 """
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
+from harness.seed import SEED
 from strangers.loops import Loop
 from strangers.plan import plan
 from strangers.program import Program
@@ -28,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = [int(size) for size in os.environ.get("STRANGERS_RANKS", "2,3").split(",")]
 SECONDS = float(os.environ.get("STRANGERS_SECONDS", "15"))
 SHRINK = float(os.environ.get("STRANGERS_SHRINK", "30"))
-SEED = int(os.environ.get("STRANGERS_SEED", "0"))
 _ROUND = 200  # examples of one seed
 _WORN = 300  # programs that the same ranks run
 STRATEGIES = {"calls": programs, "loops": loops}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs, thousands of them. `simulator_test --seed N --ranks R` repeats one and prints its
-// messages; `--seeds N` and `--jobs N` run more or fewer.
+// Random programs, thousands of them. `simulator_test --seed N [--ranks R]` repeats one and prints its messages;
+// `--seeds N` and `--jobs N` run more or fewer, `--first N` begins there (make simulate).
 #include "control/simulator/simulator.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Statistics run_one(uint64_t seed, int ranks, bool trace) {
     Program program = plan(seed, ranks);
     return Simulator(program, seed, trace).run();
   } catch (...) {
-    std::fprintf(stderr, "repeat with: simulator_test --seed %lu --ranks %d\n",
+    std::fprintf(stderr, "repeat with: make simulate SEED=%lu RANKS=%d\n",
                  static_cast<unsigned long>(seed), ranks);
     throw;
   }
@@ -53,7 +53,7 @@ Statistics run_job(uint64_t seed, bool trace) {
       all.add(simulator.run());
       size = std::max(2, simulator.living() + random.between(0, 2));
     } catch (...) {
-      std::fprintf(stderr, "repeat with: simulator_test --job %lu (world %lu of %d ranks)\n",
+      std::fprintf(stderr, "repeat with: make simulate JOB=%lu (world %lu of %d ranks)\n",
                    static_cast<unsigned long>(seed), static_cast<unsigned long>(world), size);
       throw;
     }
@@ -61,23 +61,37 @@ Statistics run_job(uint64_t seed, bool trace) {
   return all;
 }
 
-// Runs the seeds, or the one that was asked for.
-void run_seeds(int first, int count, const std::function<int(check::Random&)>& ranks_of) {
-  std::string only = check::option("seed");
-  if (!only.empty()) {
-    std::string ranks = check::option("ranks");
-    if (ranks.empty()) check::fail("--seed needs --ranks");
-    run_one(std::strtoull(only.c_str(), nullptr, 10), std::atoi(ranks.c_str()), true);
+uint64_t number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
+
+// As many as the option says.
+int many(const std::string& name, int usual) {
+  const std::string asked = check::option(name);
+  return asked.empty() ? scaled(usual) : std::atoi(asked.c_str());
+}
+
+uint64_t first_seed() { return number(check::option("first")); }
+
+// Runs seeds, or the one that was asked for.
+void run_seeds(int count, const std::function<int(check::Random&)>& ranks_of) {
+  const auto size_of = [&](uint64_t seed) {
+    check::Random random(seed + 77);
+    return ranks_of(random);
+  };
+  if (const std::string only = check::option("seed"); !only.empty()) {
+    const std::string ranks = check::option("ranks");
+    run_one(number(only), ranks.empty() ? size_of(number(only)) : std::atoi(ranks.c_str()), true);
     return;
   }
   Statistics all;
-  for (int seed = first; seed < first + count; ++seed) {
-    check::Random random(static_cast<uint64_t>(seed) + 77);
-    all.add(run_one(static_cast<uint64_t>(seed), ranks_of(random), false));
+  const uint64_t first = first_seed();
+  for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
+    all.add(run_one(seed, size_of(seed), false));
   }
-  std::fprintf(stderr, "     %d seeds: %ld reports, %ld entries, %ld buckets, %ld forgotten ids\n",
-               count, static_cast<long>(all.reports), static_cast<long>(all.entries),
-               static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
+  std::fprintf(stderr,
+               "     %d seeds from %lu: %ld reports, %ld entries, %ld buckets, %ld forgotten ids\n",
+               count, static_cast<unsigned long>(first), static_cast<long>(all.reports),
+               static_cast<long>(all.entries), static_cast<long>(all.buckets),
+               static_cast<long>(all.forgotten));
   std::fprintf(stderr, "     %ld reports of whole hosts, and %ld of hosts below hosts\n",
                static_cast<long>(all.group_reports), static_cast<long>(all.nested_reports));
   std::fprintf(stderr, "     %ld batches\n", static_cast<long>(all.batches));
@@ -95,9 +109,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
 }  // namespace
 
 TEST(small_worlds) {
-  std::string asked = check::option("seeds");
-  int seeds = asked.empty() ? scaled(10'000) : std::atoi(asked.c_str());
-  run_seeds(0, seeds, [](check::Random& random) {
+  run_seeds(many("seeds", 10'000), [](check::Random& random) {
     double kind = random.unit();
     return kind < 0.5 ? random.between(2, 4) : random.between(5, kind < 0.85 ? 8 : 16);
   });
@@ -106,13 +118,14 @@ TEST(small_worlds) {
 TEST(worlds_of_elastic_jobs) {
   if (!check::option("seed").empty()) return;
   if (std::string job = check::option("job"); !job.empty()) {
-    run_job(std::strtoull(job.c_str(), nullptr, 10), true);
+    run_job(number(job), true);
     return;
   }
-  const std::string asked = check::option("jobs");
-  const int jobs = asked.empty() ? scaled(1'000) : std::atoi(asked.c_str());
+  const int jobs = many("jobs", 1'000);
   Statistics all;
-  for (int job = 0; job < jobs; ++job) all.add(run_job(static_cast<uint64_t>(job), false));
+  for (int job = 0; job < jobs; ++job) {
+    all.add(run_job(first_seed() + static_cast<uint64_t>(job), false));
+  }
   std::fprintf(stderr, "     %d jobs of 4 worlds: %ld deaths, %ld calls done, %ld failed by them\n",
                jobs, static_cast<long>(all.deaths), static_cast<long>(all.ends[kDone]),
                static_cast<long>(all.ends[kPeerGone]));
@@ -121,12 +134,12 @@ TEST(worlds_of_elastic_jobs) {
 
 TEST(large_worlds) {
   if (!check::option("seed").empty()) return;
-  run_seeds(100'000, scaled(20), [](check::Random& random) { return 256 << random.below(3); });
+  run_seeds(many("large", 20), [](check::Random& random) { return 256 << random.below(3); });
 }
 
 TEST(huge_worlds) {
   if (!check::option("seed").empty()) return;
-  run_seeds(200'000, scaled(2), [](check::Random&) { return 4096; });
+  run_seeds(many("huge", 2), [](check::Random&) { return 4096; });
 }
 
 }  // namespace farandole::simulation

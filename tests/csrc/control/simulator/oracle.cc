@@ -124,6 +124,17 @@ void foresee_leave(Program& program, const Departure& early) {
     const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
     if (refused) call.allowed |= kRefused;  // where it is refused, and to those that wait
   }
+  // A set whose removal fails stays: there may be no room for another. A join that comes as the leave ends those
+  // before it counts for the next round, though its rank goes on: no new set may contain it.
+  const bool stays = std::ranges::any_of(program.calls, [](const PlannedCall& call) {
+    return call.joins || (call.removes >= 0 && (call.allowed & kPeerGone) != 0);
+  });
+  for (PlannedCall& call : program.calls) {
+    if (stays && call.request.signature.op == Op::kAddSet) call.allowed |= kInvalid;
+    // The others need not wait for the leaver's calls before they remove a set.
+    const auto removes = [&](const PlannedCall& other) { return other.removes == call.set; };
+    if (call.set > 0 && std::ranges::any_of(program.calls, removes)) call.allowed |= kInvalid;
+  }
   bool uncertain = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
     if (call.ended_by < 0) return false;
     return (program.calls[static_cast<size_t>(call.ended_by)].allowed & kPeerGone) != 0;
@@ -147,8 +158,7 @@ void foresee_departure(Program& program) {
   for (PlannedCall& call : program.calls) {
     for (int needed : {call.set, call.removes}) {
       int added_by = needed < 0 ? -1 : program.sets[static_cast<size_t>(needed)].added_by;
-      bool lacks =
-          added_by >= 0 && (program.calls[static_cast<size_t>(added_by)].allowed & kPeerGone) != 0;
+      bool lacks = added_by >= 0 && program.calls[static_cast<size_t>(added_by)].allowed != kDone;
       if (lacks) call.allowed |= kSkipped;
     }
   }
