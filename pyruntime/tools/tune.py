@@ -14,7 +14,7 @@ from pathlib import Path
 import farandole
 from farandole.config import usual_file
 from farandole.errors import said
-from farandole.output import seconds, teller, why_not
+from farandole.output import teller, whole, why_not
 from farandole.tools.bench_timing import begin, is_refused
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
 from farandole.trust import write_file
@@ -22,19 +22,21 @@ from farandole.trust import write_file
 EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
-  mpirun -np 4 --bind-to none farandole tune --seconds 30 --output tuning.conf
+  mpirun -np 4 --bind-to none farandole tune --turns 9 --output tuning.conf
 
-Candidates take turns with the defaults in one job; the slower half drops out, round by round, and
-the best must win once more against the defaults. farandole.init() reads the file that is written:
-FARANDOLE_TUNING names it, else it is looked for in the configuration directory. Variables of the
-environment hold against it, and rank 0's values hold for all ranks. Tune on an idle machine.
+It chooses the block size, then the staging depth, then the fusion threshold. The values of each
+take turns, and the choice must win once more against the defaults. farandole.init() reads the file
+that is written: FARANDOLE_TUNING names it, else it is looked for in the configuration directory.
+Variables of the environment hold against it, and rank 0's values hold for all ranks. Tune on an
+idle machine.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
-    add("--seconds", type=seconds, default=60.0, metavar="S", help="how long to search (60)")
+    text = "measurements of each value (5); about 10 s each"
+    add("--turns", type=whole(1), default=5, metavar="N", help=text)
     path = usual_file("tuning.conf")  # which init() reads if FARANDOLE_TUNING names none
     text = f"the file to write ({path or 'none: this user has no home folder'})"
     add("--output", type=Path, default=path, metavar="FILE", help=text)
@@ -62,10 +64,8 @@ def run(options: argparse.Namespace) -> int:
     out = teller(rank)
     bench_report.print_settings(out, bench_report.settings())
     farandole.shutdown()
-    found = search(options.seconds, out)
+    found = search(options.turns, out)
     out(_verdict(found, options.least_gain))
-    if not found.sure:
-        return 1
     if rank == 0 and not options.dry_run:
         kept = found.settings if found.gain >= options.least_gain else ()
         write_file(options.output, file_text(kept, found, size).encode(), 0o644)
@@ -87,8 +87,6 @@ def _refusal(options: argparse.Namespace) -> str:
 
 
 def _verdict(found: Found, least: float) -> str:
-    if not found.sure:
-        return "There was not enough time to be sure of a gain: take more --seconds."
     if found.gain < least:
         return f"The defaults are good here: nothing gained more than {100 * least:.0f} %."
     words = ", ".join(f"{name}={value}" for name, value in found.settings)
