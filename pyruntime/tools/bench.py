@@ -19,8 +19,8 @@ from farandole.trust import write_file
 EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
-  mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,numpy
-  mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16,int32
+  mpirun -np 4 --bind-to none farandole bench -b 4 -e 64M -f 4096 --peers zerocopy,gloo,mpi,numpy
+  mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16
   mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json
 
 Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
@@ -50,10 +50,6 @@ def _size(text: str) -> int:
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
-def _sizes(text: str) -> list[int]:
-    return [_size(part) for part in text.split(",")]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
@@ -66,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
     add("-f", "--factor", type=whole(2), default=8, metavar="N", help="from size to size (8)")
-    add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
     add("-n", "--calls", type=whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["zerocopy", "gloo", "mpi", "numpy"]
     text = "compared with farandole: " + ", ".join(peers)
@@ -91,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure the collectives, and other libraries for comparison; fail if a result is wrong."""
     from farandole.tools import bench_peers, bench_report, bench_timing
 
-    if options.sizes is None and options.begin > options.end:
+    if options.begin > options.end:
         begin, end = (bench_report.size_text(size) for size in (options.begin, options.end))
         print(f"farandole bench: --begin {begin} is above --end {end}", file=sys.stderr)
         return 2
@@ -107,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
     values = bench_report.settings()
     bench_report.print_settings(out, values)
-    sizes = options.sizes or _steps(options.begin, options.end, options.factor)
+    sizes = _steps(options.begin, options.end, options.factor)
     cases = [
         Case.of(collective, dtype, nbytes, rank, size)
         for collective in options.collectives

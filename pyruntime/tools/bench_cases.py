@@ -19,18 +19,7 @@ _CHUNK = _PERIOD << 13  # elements compared at once
 _MOST_CALLS = 50
 
 # Bits by which a value may grow from 1.
-DTYPES = {
-    "uint8": 8,
-    "int8": 7,
-    "int32": 31,
-    "uint32": 32,
-    "int64": 63,
-    "uint64": 64,
-    "float16": 15,
-    "bfloat16": 127,
-    "float32": 127,
-    "float64": 1023,
-}
+DTYPES = {"float16": 15, "float32": 127, "float64": 1023}
 
 
 @dataclass(frozen=True)
@@ -69,23 +58,19 @@ class Case:
         """The case nearest to `nbytes`: at least one element, and equal parts if it is split."""
         collective = COLLECTIVES[name]
         parts = size if collective.split else 1
-        return cls(collective, dtype, max(1, nbytes // width(dtype) // parts) * parts, rank, size)
+        count = max(1, nbytes // np.dtype(dtype).itemsize // parts) * parts
+        return cls(collective, dtype, count, rank, size)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the largest buffer."""
-        return self.count * width(self.dtype)
+        return self.count * np.dtype(self.dtype).itemsize
 
     @property
     def output_count(self) -> int:
         """Elements of a rank's result."""
         scatters = self.collective.name == "reducescatter"
         return self.count // self.size if scatters else self.count
-
-
-def width(dtype: str) -> int:
-    """Bytes of an element."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def calls_between_fills(case: Case) -> int:
@@ -101,26 +86,20 @@ def calls_between_fills(case: Case) -> int:
 def _rounding(case: Case) -> float:
     """The relative error that a right implementation may make in one call: 0 for whole numbers
     that the dtype can represent, else half a unit in the last place for each addition."""
-    if "int" in case.dtype:
-        return 0.0
-    unit = 2.0**-7 if case.dtype == "bfloat16" else float(np.finfo(case.dtype).eps)
+    unit = float(np.finfo(case.dtype).eps)
     exact = case.size & (case.size - 1) == 0 and _PERIOD * case.size <= 2 / unit
     return 0.0 if exact else 0.5 * unit * case.size
 
 
 class Operand:
-    """A rank's input: small whole numbers computed from rank and index.
-
-    NumPy has no bfloat16: such values are stored as the upper halves of float32.
-    """
+    """A rank's input: small whole numbers computed from rank and index."""
 
     def __init__(self, case: Case) -> None:
         """Not filled until fill()."""
         self.case = case
-        self._halves = case.dtype == "bfloat16"
         gathers = case.collective.name == "allgather"
         count = case.count // case.size if gathers else case.count
-        self.array: Array = np.empty(count, np.uint16 if self._halves else np.dtype(case.dtype))
+        self.array: Array = np.empty(count, case.dtype)
 
     def fill(self) -> None:
         """Writes this rank's values."""
@@ -151,26 +130,13 @@ class Operand:
             return [_values(r, mine) for r in ranks]
         total = np.sum([_values(r, mine if case.collective.split else 0) for r in ranks], axis=0)
         if name == "allreduce":  # each further call multiplies by the number of ranks
-            return [self._grown(total, calls - 1)]
+            return [total * float(case.size) ** (calls - 1)]
         return [total]
-
-    def _grown(self, total: Array, times: int) -> Array:
-        if "int" in self.case.dtype:  # integers wrap around
-            factor = np.uint64(pow(self.case.size, times, 1 << 64))
-            return np.asarray(total.astype(np.uint64) * factor)
-        return np.asarray(total * float(self.case.size) ** times)
 
     def _stored(self, values: Array) -> Array:
         """Values converted to the array's dtype."""
-        if self._halves:
-            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         with np.errstate(over="ignore"):
             return values.astype(self.array.dtype)
-
-    def _plain(self, stored: Array) -> Array:
-        if self._halves:
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        return stored
 
     def _differ(self, got: Array, period: Array, calls: int) -> int:
         """The number of elements that differ from `period`, repeated."""
@@ -183,9 +149,7 @@ class Operand:
         return count
 
     def _beyond_rounding(self, got: Array, wanted: Array, calls: int) -> int:
-        g, w = got, wanted
-        if "int" not in self.case.dtype:
-            g, w = (self._plain(x).astype(np.float64) for x in (got, wanted))
+        g, w = got.astype(np.float64), wanted.astype(np.float64)
         error = calls * _rounding(self.case)
         right = g == w
         if error > 0:

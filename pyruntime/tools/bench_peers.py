@@ -44,8 +44,7 @@ class Farandole(Peer):
 
     def prepare(self, x: Operand) -> Run:
         """Returns a function that makes the neutral call of the operand's collective."""
-        lacking = x.case.dtype == "bfloat16"  # in NumPy
-        array = _tensor(x) if lacking else x.array
+        array = x.array
         runs: dict[str, Callable[[], Any]] = {
             "allreduce": lambda: farandole.allreduce_(array, op=farandole.Sum),
             "broadcast": lambda: farandole.broadcast_(array, 0),
@@ -53,8 +52,7 @@ class Farandole(Peer):
             "reducescatter": lambda: farandole.reducescatter(array, op=farandole.Sum),
             "alltoall": lambda: farandole.alltoall(array),
         }
-        run = runs[x.case.collective.name]
-        return (lambda: _array(run())) if lacking else run
+        return runs[x.case.collective.name]
 
 
 class ZeroCopy(Farandole):
@@ -72,7 +70,7 @@ class Mpi(Peer):
     """Raw mpi4py on buffers, on the world's communicator."""
 
     name = "mpi"
-    dtypes = ("uint8", "int8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+    dtypes = ("float32", "float64")
 
     def prepare(self, x: Operand) -> Run:
         """Returns a function that makes MPI's call of the operand's collective."""
@@ -100,7 +98,6 @@ class Gloo(Peer):
     """torch.distributed with the gloo backend, one thread of torch."""
 
     name = "gloo"
-    dtypes = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
     def __init__(self) -> None:
         """Joins or makes torch's default process group. ImportError without torch."""
@@ -109,6 +106,7 @@ class Gloo(Peer):
 
         torch.set_num_threads(1)
         self._dist: Any = torch.distributed
+        self._from_numpy: Any = torch.from_numpy
         self._mine = not self._dist.is_initialized()
         if self._mine:
             self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
@@ -126,7 +124,8 @@ class Gloo(Peer):
 
     def prepare(self, x: Operand) -> Run:
         """Returns a function that makes torch.distributed's call of the operand's collective."""
-        dist, tensor, case = self._dist, _tensor(x), x.case
+        dist, case = self._dist, x.case
+        tensor = self._from_numpy(x.array)
         out = tensor.new_empty(case.output_count)
         gather = self._call("all_gather_single", "all_gather_into_tensor")
         scatter = self._call("reduce_scatter_single", "reduce_scatter_tensor")
@@ -141,7 +140,7 @@ class Gloo(Peer):
 
         def call() -> Array:
             run()
-            return _array(result)
+            return np.asarray(result.numpy())
 
         return call
 
@@ -218,22 +217,3 @@ def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
 
 
 PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, NumPy)}
-
-
-def _tensor(x: Operand) -> Any:
-    """The operand's memory as a torch tensor. ImportError without torch."""
-    import torch
-
-    if x.case.dtype == "bfloat16":
-        return torch.from_numpy(x.array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x.array)
-
-
-def _array(tensor: Any) -> Array:
-    """A torch tensor's memory; bfloat16 as in Operand."""
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.int16)
-        return np.asarray(tensor.numpy().view(np.uint16))
-    return np.asarray(tensor.numpy())

@@ -168,19 +168,6 @@ def _limits() -> Iterator[Finding]:
         yield warning("stack signal", text, "unset FARANDOLE_STACK_SIGNAL")
 
 
-def _single_copy() -> Iterator[Finding]:
-    scope = read("/proc/sys/kernel/yama/ptrace_scope")
-    text = f"ptrace_scope is {scope}" if scope else "no restriction by Yama"
-    if scope not in ("", "0"):
-        text += ": MPI's own single copy is off; farandole uses none"
-    yield ok("ptrace / CMA", text)
-    pages = re.findall(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
-    text = f"transparent, for shared memory: {pages[0]}" if pages else "not offered by this kernel"
-    if pages and pages[0] in ("never", "deny"):
-        text += " (as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
-    yield ok("huge pages", text)
-
-
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
@@ -282,4 +269,4 @@ def _frameworks() -> Iterator[Finding]:
 
 
 SOFTWARE: list[Check] = [_versions, _torch]
-MACHINE: list[Check] = [_gpus, _shared_memory, _memory, _limits, _single_copy, _cores]
+MACHINE: list[Check] = [_gpus, _shared_memory, _memory, _limits, _cores]
