@@ -191,12 +191,13 @@ class NumPy(Peer):
 
         def call() -> Array:
             world.Barrier()
-            for start in range(first, last, step):
-                blocks = [a[start : min(start + step, last)] for a in arrays]
-                for block in blocks[1:]:
-                    np.add(blocks[0], block, out=blocks[0])
-                for block in blocks[1:]:
-                    block[:] = blocks[0]
+            with np.errstate(over="ignore"):
+                for start in range(first, last, step):
+                    blocks = [a[start : min(start + step, last)] for a in arrays]
+                    for block in blocks[1:]:
+                        np.add(blocks[0], block, out=blocks[0])
+                    for block in blocks[1:]:
+                        block[:] = blocks[0]
             world.Barrier()
             return arrays[rank]
 
