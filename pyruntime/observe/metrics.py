@@ -24,21 +24,6 @@ class Histogram:
         """The mean; 0 if there are no values."""
         return self.sum / self.count if self.count else 0.0
 
-    def quantile(self, share: float) -> int:
-        """An upper bound, a power of two, of the smallest `share` (0 to 1) of the values."""
-        seen = 0
-        for i, count in enumerate(self.counts):
-            seen += count
-            if seen >= share * self.count:
-                return 1 << i
-        return 0
-
-    def __sub__(self, earlier: Histogram) -> Histogram:
-        """The values since `earlier`."""
-        old = earlier.counts + (0,) * (len(self.counts) - len(earlier.counts))
-        counts = tuple(new - was for new, was in zip(self.counts, old, strict=True))
-        return Histogram(self.count - earlier.count, self.sum - earlier.sum, counts)
-
 
 @dataclass(frozen=True)
 class Straggler:

@@ -25,10 +25,10 @@ examples:
 
 Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
 ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
-nccl-tests; wrong counts elements of each turn's first call, and any makes the command fail. Peers take turns in one run, so
-that their ratios hold on a noisy machine. zerocopy is farandole on memory of farandole.empty(),
-numpy is NumPy's sum in place in memory that all ranks map, without a copy: what a simple loop
-reaches. mpi and numpy measure no 16-bit floats: they have none.
+nccl-tests; wrong counts elements of each turn's first call, and any makes the command fail. Peers
+take turns in one run, so that their ratios hold on a noisy machine. zerocopy is farandole on memory
+of farandole.empty(), numpy is NumPy's sum in place in memory that all ranks map, without a copy:
+what a simple loop reaches. mpi and numpy measure no 16-bit floats: they have none.
 """
 
 
