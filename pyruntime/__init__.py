@@ -19,7 +19,6 @@ from farandole.ops import (
     grouped_broadcast,
     grouped_reducescatter,
     reducescatter,
-    scatter,
 )
 from farandole.shared import *  # noqa: F403
 from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
@@ -42,7 +41,6 @@ __all__ = [  # noqa: F811
     "grouped_broadcast",
     "grouped_reducescatter",
     "reducescatter",
-    "scatter",
 ]
 
 

@@ -57,7 +57,6 @@ from farandole.ops import (
     grouped_reducescatter_async,
     join,
     reducescatter_async,
-    scatter_async,
 )
 from farandole.process_sets import (
     ProcessSet,
@@ -146,7 +145,6 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
-    "scatter_async",
     "send",
     "send_async",
     "shutdown",

@@ -37,7 +37,6 @@ __all__ = [  # noqa: F811
     "grouped_broadcast",  # noqa: F405
     "grouped_reducescatter",  # noqa: F405
     "reducescatter",  # noqa: F405
-    "scatter",  # noqa: F405
     "typed_errors",
     "value_and_grad",
 ]

@@ -34,7 +34,6 @@ __all__ = [
     "grouped_broadcast",
     "grouped_reducescatter",
     "reducescatter",
-    "scatter",
 ]
 
 Tree = TypeVar("Tree")
@@ -257,43 +256,6 @@ def alltoall(
         return then(lambda: ops.alltoall(tensor, splits, **common))
     _check_equal_parts(splits)
     call = Call(Op.ALLTOALL, name, set_id(process_set))
-    return then(_meeting(call, tensor, process_set, timeout))
-
-
-@collective(Op.SCATTER, calls=_calls(Op.SCATTER))
-def scatter(
-    tensor: Any,
-    root_rank: int = 0,
-    splits: Any = None,
-    *,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Any:
-    """This rank's rows of the array of `root_rank`, a rank of the world: a new array.
-
-    Member i gets `splits[i]` rows; only the root's splits count. On the other ranks `tensor` tells
-    dtype and all dimensions but the first, as jnp.empty((0, 3)) does. Within jit there are equal
-    parts only, and equal shapes. The derivative gathers the gradients on the root.
-
-    - tensor: an array of JAX; numbers and NumPy's become JAX's.
-    - root_rank: a rank of the world, a member of the process set.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.scatter(jnp.arange(3), root_rank=0)
-        Array([0, 1, 2], dtype=int32)
-    """
-    common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
-    tensor = jnp.asarray(tensor)
-    if not _in_program(tensor):
-        return then(lambda: ops.scatter(tensor, root_rank, splits, **common))
-    _check_equal_parts(splits)
-    call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
     return then(_meeting(call, tensor, process_set, timeout))
 
 

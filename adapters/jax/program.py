@@ -148,11 +148,6 @@ RULES = {
         lambda xs, call, common: [ops.alltoall(xs[0], **common)],
         lambda place, rows: place.part(rows) * len(place.members),
     ),
-    Op.SCATTER: _Rule(
-        Op.ALLGATHER,
-        lambda xs, call, common: [ops.scatter(xs[0], call.root, **common)],
-        Place.part,
-    ),
 }
 
 collective_p = Primitive("farandole")

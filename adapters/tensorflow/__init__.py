@@ -49,7 +49,6 @@ __all__ = [  # noqa: F811
     "grouped_broadcast",
     "grouped_reducescatter",  # noqa: F405
     "reducescatter",  # noqa: F405
-    "scatter",  # noqa: F405
     "typed_errors",
 ]
 

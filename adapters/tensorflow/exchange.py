@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall, scatter, reducescatter and barrier on TensorFlow tensors, like those of collectives."""
+"""alltoall, reducescatter and barrier on TensorFlow tensors, like those of collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import ops, topology
+from farandole import ops
 from farandole.calls.public_call import then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
@@ -21,7 +21,7 @@ from farandole.tensorflow.forms import any_rows, public, tensors_of
 from farandole.tensorflow.graph import asked_when_run, barrier_node, differentiable, next_name
 from farandole.tensorflow.rows import kept, parts, placed, table_like
 
-__all__ = ["alltoall", "barrier", "grouped_reducescatter", "reducescatter", "scatter"]
+__all__ = ["alltoall", "barrier", "grouped_reducescatter", "reducescatter"]
 
 
 @public(Op.ALLTOALL)
@@ -77,54 +77,6 @@ def alltoall(
         return (outputs[0], outputs[1]) if given else outputs[0]
 
     return then(meet)
-
-
-@public(Op.SCATTER)
-def scatter(
-    tensor: Any,
-    root_rank: int = 0,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> Any:
-    """This rank's rows of the tensor of `root_rank`, a rank of the world: a new tensor.
-
-    Member i gets `splits[i]` rows, a list of integers; only the root's splits count. On the other
-    ranks `tensor` tells dtype and all dimensions but the first, for example tf.zeros((0, 3)). The
-    gradient gathers the gradients on the root; it is zeros elsewhere.
-
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - root_rank: a rank of the world, a member of the process set.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.scatter(tf.range(3), root_rank=0).numpy()
-        array([0, 1, 2], dtype=int32)
-    """
-    (x,) = tensors_of([tensor])
-
-    def run(xs: Sequence[Any], name: str | None) -> list[Any]:
-        return [ops.scatter(xs[0], root_rank, splits, name, process_set, timeout=timeout)]
-
-    def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        rows, members = tf.shape(gs[0])[0], process_set.ranks or []
-        to_root = [rows if rank == root_rank else 0 for rank in members]
-        home, came = alltoall(gs[0], tf.stack(to_root), name=back, process_set=process_set)
-        sent = tf.cond(
-            tf.equal(asked_when_run(topology.rank), root_rank),
-            lambda: parts(splits, tf.shape(x, tf.int64)[0], len(members)),
-            lambda: tf.cast(came, tf.int64),
-        )
-        return [placed(home, came, sent, x)]
-
-    terms = (name, process_set, [x], run, gradient, any_rows([x]))
-    return then(lambda: differentiable(Op.SCATTER, *terms)[0])
 
 
 @public(Op.BARRIER)

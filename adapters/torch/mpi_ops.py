@@ -23,7 +23,7 @@ from farandole.torch.collectives.exchange import (
     broadcast,
     grouped_allgather,
 )
-from farandole.torch.collectives.parts import grouped_reducescatter, reducescatter, scatter
+from farandole.torch.collectives.parts import grouped_reducescatter, reducescatter
 from farandole.torch.collectives.reductions import allreduce, grouped_allreduce
 from farandole.torch.collectives.sparse import sparse_allreduce_async
 from farandole.torch.memory import empty
@@ -44,7 +44,6 @@ __all__ = [  # noqa: F811
     "grouped_reducescatter",
     "poll",
     "reducescatter",
-    "scatter",
     "sparse_allreduce_async",
     "synchronize",
 ]

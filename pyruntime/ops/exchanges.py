@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall and scatter, which send rows by splits: public calls, for any thread."""
+"""alltoall, which sends rows by splits: public calls, for any thread."""
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, overload
 
 import numpy as np
@@ -105,68 +104,3 @@ def alltoall(
     """
     handle: Handle[Any] = alltoall_async(tensor, splits, name, process_set, timeout=timeout)
     return wait_for(handle.map(_without_rows) if splits is None else handle)
-
-
-@collective(Op.SCATTER)
-def scatter_async(
-    tensor: T,
-    root_rank: int = 0,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> Handle[T]:
-    """This rank's rows of the array of `root_rank`: starts to send them.
-
-    Member i gets `splits[i]` rows. Returns a handle, whose wait() gives a new array of the same
-    kind.
-
-    - tensor: the root's rows. On other ranks it tells what to receive: kind of array, device, dtype
-      and all dimensions but the first. It may have no rows, as numpy.empty((0, 3), "float32").
-    - root_rank: the rank of the world that sends.
-    - splits: integers, the rows for each member, in member order; None: equal parts. Only the
-      root's count.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.scatter_async(np.arange(3), root_rank=0, splits=[3]).wait()
-        array([0, 1, 2])
-    """
-    where, root = set_id(process_set), index(root_rank)
-    call = Call(Op.SCATTER, name, where, root=root, splits=splits_of(splits))
-    return one(start_rows(call, [tensor], timeout)).map(_without_rows)
-
-
-@waiting(Op.SCATTER)
-def scatter(
-    tensor: T,
-    root_rank: int = 0,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> T:
-    """This rank's rows of the array of `root_rank`.
-
-    Member i gets `splits[i]` rows. Returns a new array of the same kind.
-
-    - tensor: the root's rows. On other ranks it tells what to receive: kind of array, device, dtype
-      and all dimensions but the first. It may have no rows, as numpy.empty((0, 3), "float32").
-    - root_rank: the rank of the world that sends.
-    - splits: integers, the rows for each member, in member order; None: equal parts. Only the
-      root's count.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.scatter(np.arange(3), root_rank=0, splits=[3])
-        array([0, 1, 2])
-    """
-    return wait_for(scatter_async(tensor, root_rank, splits, name, process_set, timeout=timeout))

@@ -133,7 +133,7 @@ def reduction(
     """A call that reduces, by default to the average. Raises the error about a wrong reduction."""
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
-        raise (NotImplementedError if op is Op.REDUCESCATTER else ValueError)(
+        raise NotImplementedError(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
             "with op=Adasum and keep the part you need"
         )

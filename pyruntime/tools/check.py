@@ -79,8 +79,6 @@ def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
     yield "alltoall", fd.alltoall_async, (whole[rank], splits[rank]), np.concatenate(mine)
     given = np.resize(every[rank], whole[root].size)
     yield "broadcast", fd.broadcast_async, (given, root), whole[root]
-    given = whole[root] if rank == root else whole[root][:0]
-    yield "scatter", fd.scatter_async, (given, root, splits[root]), mine[root]
 
 
 def _wrong(op: str, got: Array, right: Array) -> str:

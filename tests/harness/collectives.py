@@ -149,25 +149,6 @@ def alltoall(library: Arrays, dtype: str) -> None:
     _same(library, result, np.concatenate(parts))
 
 
-def scatter(library: Arrays, dtype: str) -> None:
-    """From every root, equal parts and uneven ones. None is empty: the NCCL double counts calls."""
-    me, size = fd.rank(), fd.size()
-    calls = []
-    for splits in (
-        [4] * size,
-        [3 * (r % 3 + 1) for r in range(size)],
-        [90_000 + r for r in range(size)],
-    ):
-        for root in range(size):
-            whole = everyone((sum(splits), 3), dtype)[root]
-            mine = library.put(whole if me == root else whole[:1], dtype)
-            start = sum(splits[:me])
-            handle = fd.scatter_async(mine, root, splits)
-            calls.append((handle, whole[start : start + splits[me]]))
-    for handle, expected in calls:
-        _same(library, handle.wait(), expected)
-
-
 CHECKS: list[Check] = [
     allreduce,
     allreduce_in_place,
@@ -177,5 +158,4 @@ CHECKS: list[Check] = [
     allgather,
     reducescatter,
     alltoall,
-    scatter,
 ]

@@ -21,8 +21,7 @@ USUAL = (1, 3)
 TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
         (1, 2, 3, 4),
-        "adasum elastic join lifecycle parameter_server process_sets scatter torch_optimizer "
-        "uneven",
+        "adasum elastic join lifecycle parameter_server process_sets torch_optimizer uneven",
         "blocks, stripes, halving, sets and own states come out differently for each",
     ),
     (

@@ -60,16 +60,14 @@ OF_ONE = (*("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "
 
 
 def root(call: str) -> dict[str, Any]:
-    """Of scatter only the root's splits count: it is the rank that gives wrong ones."""
-    roots = {"broadcast": 0, "scatter": last()}
-    return {"root_rank": roots[call]} if call in roots else {}
+    return {"root_rank": 0} if call == "broadcast" else {}
 
 
 def _goods() -> dict[str, Good]:
     """By the name of the call: the arguments that it must have."""
     goods: dict[str, Good] = {}
     for prefix, make in (("fd", rows), ("hvd", tensor)):
-        for base in (*OF_ONE, "alltoall", "scatter"):
+        for base in (*OF_ONE, "alltoall"):
             stem = base.rstrip("_")
             for form in (base, f"{stem}_async{base[len(stem) :]}"):
                 goods[f"{prefix}.{form}"] = lambda m=make, s=stem: {"tensor": m(), **root(s)}

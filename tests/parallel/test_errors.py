@@ -39,18 +39,17 @@ def torch_(operation, *shape, dtype=torch.float32, **options):
     def call(name):
         x = torch.ones(shape or (fd.size(),), dtype=dtype)
         needs: dict = {}
-        if operation in ("alltoall", "scatter"):
+        if operation == "alltoall":
             needs["splits"] = [len(x)] + [0] * (fd.size() - 1)
-        if operation in ROOTED:
+        if operation == "broadcast":
             needs["root_rank"] = fd.size() - 1
         return getattr(hvd, operation)(x, name=name, **{**needs, **options})
 
     return call
 
 
-EVERY = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "scatter")
+EVERY = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 REDUCE = ("allreduce", "reducescatter")
-ROOTED = ("broadcast", "scatter")
 # What differs: the others' call, the last rank's call, what the text says beside ranks and name.
 MISMATCHES = {
     "shape": (allreduce(np.ones(3)), allreduce(np.ones(4)), ["(3,)", "(4,)"]),
@@ -60,11 +59,12 @@ MISMATCHES = {
     "dtype of one size": (allreduce(np.ones(3, f4)), allreduce(np.ones(3, i4)), ["int32"]),
     "average": (allreduce(np.ones(3)), allreduce(np.ones(3), op=fd.Sum), ["Average", "Sum"]),
     "operation": (allreduce(np.ones(3)), allgather(np.ones(3)), ["allreduce", "allgather"]),
-    "a rooted operation": (torch_("broadcast"), torch_("scatter"), ["broadcast", "scatter"]),
-    **{
-        f"{x} root": (torch_(x, root_rank=0), torch_(x, root_rank=1), ["0", "1", "root"])
-        for x in ROOTED
-    },
+    "a rooted operation": (torch_("broadcast"), torch_("allgather"), ["broadcast", "allgather"]),
+    "root": (
+        torch_("broadcast", root_rank=0),
+        torch_("broadcast", root_rank=1),
+        ["0", "1", "root"],
+    ),
     **{
         f"{x} dtype": (torch_(x), torch_(x, dtype=torch.float64), ["float32", "float64"])
         for x in EVERY
@@ -76,7 +76,7 @@ MISMATCHES = {
     },
     **{
         f"{x} rows' shape {shape}": (torch_(x, 3, 4), torch_(x, *shape), ["shape"])
-        for x in ("allgather", "alltoall", "scatter")
+        for x in ("allgather", "alltoall")
         for shape in ((3, 5), (3, 4, 1))
     },
     **{

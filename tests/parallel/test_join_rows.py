@@ -53,9 +53,6 @@ def test_parts_of_joined_ranks_are_dropped(active: list[int], width: int) -> Non
     total = fd.reducescatter(rows_of(own, 2 * size, width), op=fd.Sum, name="parts")
     whole = sum(rows_of(rank, 2 * size, width) for rank in active)
     np.testing.assert_array_equal(total, whole[2 * own : 2 * own + 2])
-    root = active[-1]
-    dealt = fd.scatter(rows_of(own, 2 * size, width), root, name="deal")
-    np.testing.assert_array_equal(dealt, rows_of(root, 2 * size, width)[2 * own : 2 * own + 2])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -88,7 +85,6 @@ ROOTED = {
     "broadcast": lambda root: fd.broadcast(np.ones(3), root, name="x"),
     "broadcast of many": lambda root: fd.broadcast_(np.ones(30_000), root, name="x"),
     "grouped": lambda root: fd.grouped_broadcast([np.ones(3), np.ones(30_000)], root, name="x"),
-    "scatter": lambda root: fd.scatter(np.ones(fd.size()), root, name="x"),
     "object": lambda root: fd.broadcast_object({"rank": fd.rank()}, root, name="x"),
     "parameters": lambda root: farandole.numpy.broadcast_parameters([np.ones(3)], root),
 }

@@ -84,29 +84,6 @@ def test_gradient_of_alltoall() -> None:
     assert torch.equal(g, torch.stack([weights_of(r, (n, 1))[rank] for r in range(n)]))
 
 
-def test_gradient_of_scatter() -> None:
-    """Goes back to the root; what stays with the root, and on other ranks all, has zeros."""
-    n, rank, root = hvd.size(), hvd.rank(), hvd.size() - 1
-    splits = [r + 1 for r in range(n)]
-    x = own(shape=(sum(splits) + 2 if rank == root else 1, 2))
-    g = gradient_of(lambda t: hvd.scatter(t, root, splits), x)
-    right = torch.zeros_like(x)
-    if rank == root:
-        right[: sum(splits)] = torch.cat([weights_of(r, (r + 1, 2)) for r in range(n)])
-    assert torch.equal(g, right)
-
-
-def test_second_derivatives_of_scatter() -> None:
-    n, rank = hvd.size(), hvd.rank()
-    x = torch.full((n if rank == 0 else 0, 2), 3.0, requires_grad=True)
-    y = hvd.scatter(x, name="deal")
-    (g,) = torch.autograd.grad((y**3).sum() * (rank + 1), x, create_graph=True)
-    (second,) = torch.autograd.grad(g.sum(), x)
-    rows = torch.arange(1.0, n + 1)[: len(x), None].expand(-1, 2)
-    assert torch.equal(g, 27 * rows)
-    assert torch.equal(second, 18 * rows)
-
-
 def test_gradient_of_reducescatter() -> None:
     n = hvd.size()
     rows = [2] + [1] * (n - 1)

@@ -53,19 +53,6 @@ def test_alltoall(active: list[int], given: bool) -> None:
     assert gradient_of(x, y) == expected + [0.0] * (3 if given else 0)
 
 
-@in_turns
-def test_scatter(active: list[int]) -> None:
-    size, own = hvd.size(), hvd.rank()
-    splits = [to + 1 for to in range(size)]
-    root = active[-1]
-    x = leaf(sum(splits) if own == root else 2)
-    y = hvd.scatter(x, root, splits if own == root else None, name="x")
-    sent = [
-        i + 1.0 + 100 * to if to in active else 0.0 for to in range(size) for i in range(to + 1)
-    ]
-    assert gradient_of(x, y) == (sent if own == root else [0.0, 0.0])
-
-
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
 @in_turns
 def test_reducescatter(active: list[int], op: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import farandole
 import farandole.torch as hvd
 from harness.ranks import last
 from harness.toys import everyone, own
@@ -84,27 +83,6 @@ def test_received_splits_beyond_int32() -> None:
     output.sum().backward()
     assert mine.grad is not None
     assert mine.grad.shape == mine.shape
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool], ids=str)
-def test_scatter(dtype: torch.dtype) -> None:
-    """From rank 0 in equal parts, and from the last rank in others."""
-    n, rank, root = hvd.size(), hvd.rank(), hvd.size() - 1
-    even = torch.arange(n * 2).reshape(n, 2).to(dtype)
-    mine = even if rank == 0 else torch.empty(0, 2, dtype=dtype)
-    assert torch.equal(hvd.scatter(mine), even[rank : rank + 1])
-    splits = [r + 1 for r in range(n)]
-    whole = torch.arange(sum(splits) * 2).reshape(-1, 2).to(dtype)
-    right = whole.split(splits)[rank]
-    mine = whole if rank == root else torch.empty(3, 2, dtype=dtype)
-    for result in (
-        hvd.scatter(mine, root, splits),
-        hvd.synchronize(hvd.scatter_async(mine, root_rank=root, splits=torch.tensor(splits))),
-        farandole.scatter(mine, root, splits, name="neutral"),
-        hvd.scatter(mine.t().contiguous().t(), root, splits, name="turned"),
-    ):
-        assert result.dtype is dtype
-        assert torch.equal(result, right)
 
 
 def test_reducescatter_gives_more_rows_to_low_ranks() -> None:

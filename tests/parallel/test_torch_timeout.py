@@ -19,7 +19,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "broadcast": partial(hvd.broadcast, root_rank=0),
     "reducescatter": hvd.reducescatter,
     "alltoall": hvd.alltoall,
-    "scatter": partial(hvd.scatter, root_rank=0),
     "allgather_object": hvd.allgather_object,
 }
 

@@ -40,16 +40,6 @@ def test_alltoall(table: Any, spare: Any, width: Any, dtype: str, name: str | No
     assert_same(output, np.concatenate(pieces))
 
 
-@given(counts=COUNTS, root=st.integers(0, SIZE - 1), width=WIDTHS, dtype=DTYPES, name=NAMES)
-def test_scatter(counts: Any, root: int, width: Any, dtype: str, name: str | None) -> None:
-    """2 rows at the end of the root's go nowhere; the others bring none, and no splits."""
-    (whole,) = inputs([sum(counts) + 2], width, dtype)
-    mine = whole if root == RANK else whole[:0]
-    result = fd.scatter(mine, root, counts if root == RANK else None, name=name)
-    start = sum(counts[:RANK])
-    assert_same(result, whole[start : start + counts[RANK]])
-
-
 @given(counts=COUNTS, width=WIDTHS, dtype=DTYPES, name=NAMES)
 def test_allgather(counts: Any, width: Any, dtype: str, name: str | None) -> None:
     xs = inputs(counts, width, dtype)

@@ -16,7 +16,6 @@ CALLS = [
     "allgather",
     "alltoall",
     "broadcast",
-    "scatter",
 ]
 PROGRAM = """
 import sys

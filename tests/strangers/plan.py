@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from strangers.program import IN_PLACE, MOST_RANKS, SPLIT, Program, Tensor
+from strangers.program import IN_PLACE, MOST_RANKS, Program, Tensor
 
 __all__ = ["Call", "Plan", "plan"]
 
@@ -220,7 +220,7 @@ class _Planner:
         t = self.tensors[tensor % len(self.tensors)]
         members = self.members(self.group(t.group))
         torchs = t.kinds[members[rank % len(members)]] != "numpy"
-        if torchs and t.memory == "own" and 0 not in t.shape and t.op not in SPLIT:
+        if torchs and t.memory == "own" and 0 not in t.shape and t.op != "alltoall":
             self._odd(tensor, rank, "freed_storage")
 
 
@@ -229,7 +229,7 @@ def _sound(t: Tensor) -> Tensor:
     changes: dict[str, Any] = {"kinds": tuple(t.kinds), "shape": tuple(t.shape)}
     if t.op not in IN_PLACE:
         changes["in_place"] = False
-    if t.op in SPLIT:
+    if t.op == "alltoall":
         changes["count"] = 1
     if t.dtype == "bfloat16":
         changes["kinds"] = tuple("torch" if k == "numpy" else k for k in t.kinds)

@@ -15,7 +15,6 @@ __all__ = [
     "FATES",
     "MOST_RANKS",
     "OPERATIONS",
-    "SPLIT",
     "Program",
     "Tensor",
     "itemsize",
@@ -28,9 +27,8 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_RANKS = 4  # lists by rank have so many items, so that a program means something at any size
-OPERATIONS = (*("allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "scatter"),)
+OPERATIONS = ("allreduce", "broadcast", "allgather", "reducescatter", "alltoall")
 IN_PLACE = ("allreduce", "broadcast")
-SPLIT = ("alltoall", "scatter")  # whose rows go to members, by splits
 
 # What becomes of a rank's call. Each is a thing that a user's code does, by plan or by accident.
 FATES = (
@@ -88,9 +86,9 @@ class Program:
 
 
 def shape_of(t: Tensor, index: int, rank: int) -> tuple[int, ...]:
-    """Of array number `index` of a rank; alltoall's and scatter's rows come from rows_sent."""
+    """Of array number `index` of a rank; alltoall's rows come from rows_sent."""
     shape = t.shape
-    if t.op in ("allgather", "reducescatter", *SPLIT):
+    if t.op in ("allgather", "reducescatter", "alltoall"):
         shape = shape or (1,)
     if t.op == "allgather":
         return (shape[0] + rank % 3 + index, *shape[1:])
@@ -98,7 +96,7 @@ def shape_of(t: Tensor, index: int, rank: int) -> tuple[int, ...]:
 
 
 def rows_sent(rank: int, members: list[int], salt: int) -> list[int]:
-    """alltoall, scatter's root: how many rows a rank sends to each member."""
+    """alltoall: how many rows a rank sends to each member."""
     return [(rank + 2 * other + salt) % 4 for other in members]
 
 
@@ -112,7 +110,7 @@ def op_of(t: Tensor) -> str:
 def values(t: Tensor, index: int, rank: int, members: list[int], salt: int) -> Array:
     """A rank's input; bfloat16 as float32."""
     shape = shape_of(t, index, rank)
-    if t.op in SPLIT:
+    if t.op == "alltoall":
         shape = (sum(rows_sent(rank, members, salt)), *shape[1:])
     return data(rank, shape, _plain(t.dtype), 10 * salt + index)
 

@@ -30,9 +30,6 @@ def _expected(call: Call, index: int, rank: int) -> list[Array]:
         return [inputs[call.active[t.root % len(call.active)]]]
     if t.op == "allgather":
         return [np.concatenate([inputs[r] for r in call.active])]
-    if t.op == "scatter":
-        root = call.active[t.root % len(call.active)]
-        return _received(call, {root: inputs[root]}, members, place)[:1]
     if t.op == "alltoall":
         return _received(call, inputs, members, place)
     total = _reduced(call, list(inputs.values()))

@@ -11,7 +11,7 @@ import torch
 import farandole as fd
 import farandole.torch as hvd
 from strangers.plan import Call
-from strangers.program import SPLIT, op_of, rows_sent
+from strangers.program import op_of, rows_sent
 
 __all__ = ["block", "submit"]
 
@@ -55,9 +55,7 @@ def _start(
     argument = arrays if grouped else arrays[0]
     if t.op == "broadcast":
         return function(argument, call.active[t.root % len(call.active)], **options)
-    if t.op == "scatter":
-        options["root_rank"] = call.active[t.root % len(call.active)]
-    if t.op in SPLIT:
+    if t.op == "alltoall":
         splits = rows_sent(rank, list(call.members), call.salt)
         return function(argument, splits=splits, **options)
     return function(argument, **options)

@@ -29,7 +29,6 @@ hvd.broadcast(x, 0, nam=3)  # wrong
 hvd.broadcast_(x, 0, nam=3)  # wrong
 hvd.reducescatter(x, nam=3)  # wrong
 hvd.alltoall(x, nam=3)  # wrong
-hvd.scatter(x, nam=3)  # wrong
 hvd.barrier(nam=3)  # wrong
 farandole.allreduce(y, nam=3)  # wrong
 farandole.broadcast_async_(y, 0, nam=3)  # wrong

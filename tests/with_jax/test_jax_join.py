@@ -34,8 +34,6 @@ def test_reductions_go_on(active, within):
     root = active[-1]
     got = within(lambda x: hvd.broadcast(x, root))(row(3))
     np.testing.assert_array_equal(got, np.arange(1.0, 4) + 100 * root)
-    part = within(lambda x: hvd.scatter(x, root))(row(size))
-    np.testing.assert_array_equal(part, [own + 1.0 + 100 * root])
 
 
 @in_turns
@@ -56,14 +54,13 @@ LACK_ROWS = {
     "gradient of allgather": jax.grad(lambda x: hvd.allgather(x).sum()),
     "gradient of alltoall": jax.grad(lambda x: hvd.alltoall(x).sum()),
     "gradient of reducescatter": jax.grad(lambda x: hvd.reducescatter(x).sum()),
-    "gradient of scatter": None,
 }
 
 
 @pytest.mark.parametrize("case", LACK_ROWS)
 @in_turns
 def test_programs_that_would_lack_rows(active, case, within):
-    call = LACK_ROWS[case] or jax.grad(lambda x: hvd.scatter(x, active[0]).sum())
+    call = LACK_ROWS[case]
     x = row(2 * hvd.size())
     if within is not jax.jit and not case.startswith("gradient"):
         assert len(call(x)) == {"allgather": len(x), "alltoall": 2}[case] * len(active)
@@ -74,7 +71,6 @@ def test_programs_that_would_lack_rows(active, case, within):
 
 ROOTED = {
     "broadcast": lambda root: lambda x: hvd.broadcast(x, root),
-    "scatter": lambda root: lambda x: hvd.scatter(x, root),
 }
 
 

@@ -105,15 +105,6 @@ def test_alltoall(dtype, within):
     assert_same(call(tf.constant(even)), np.concatenate(wanted))
 
 
-def test_scatter(within):
-    size, rank = hvd.size(), hvd.rank()
-    for root in range(size):
-        rows = np.arange(3.0 * 2 * size).reshape(2 * size, 3) + root
-        mine = tf.constant(rows if rank == root else np.empty((0, 3)))
-        call = within(lambda x, root=root: hvd.scatter(x, root))
-        assert_same(call(mine), rows[2 * rank : 2 * rank + 2])
-
-
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_types_of_ml_dtypes(name, within):
     dtype = getattr(ml_dtypes, name)

@@ -72,22 +72,6 @@ def test_alltoall(active, given, within):
     assert got == expected + [0.0] * unsent
 
 
-@pytest.mark.parametrize("given", [False, True])
-@in_turns
-def test_scatter(active, given, within):
-    size, root = hvd.size(), active[-1]
-    splits = [to + 1 if given else 2 for to in range(size)]
-    is_root = hvd.rank() == root
-    call = lambda x: hvd.scatter(  # noqa: E731
-        x, root, splits if given and is_root else None, name="x"
-    )
-    sent = [
-        i + 1.0 + 100 * to if to in active else 0.0 for to in range(size) for i in range(splits[to])
-    ]
-    got = gradient_of(leaf(sum(splits) if is_root else size), call, within)
-    assert got == (sent if is_root else [0.0] * size)
-
-
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
 @in_turns
 def test_reducescatter(active, op, within):

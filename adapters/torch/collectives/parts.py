@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reducescatter and scatter on torch tensors, differentiable: public calls, for any thread."""
+"""reducescatter on torch tensors, differentiable: public calls, for any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
-from farandole import ops, topology
+from farandole import ops
 from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
-from farandole.calls.rows import kept, parts, splits_of
+from farandole.calls.rows import kept
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
-from farandole.torch.collectives.exchange import exchanged, gathered, placed
+from farandole.torch.collectives.exchange import gathered, placed
 from farandole.torch.compression import Compression, Compressor, compressed
 
 
@@ -120,49 +119,3 @@ def _prepared(
         return differentiable("reducescatter", name, process_set, xs, run, gradient, chosen)
 
     return compressed(compression, tensors, reduce)
-
-
-@collective(Op.SCATTER)
-def scatter(
-    tensor: Tensor,
-    root_rank: int = 0,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> Tensor:
-    """This rank's rows of the tensor of `root_rank`.
-
-    Member i gets `splits[i]` rows. Returns a new tensor, differentiable if all ranks' tensors
-    require a gradient: the root gets the gradients of all rows, the others zeros.
-
-    - tensor: the root's rows. On the other ranks it tells the device, dtype and all dimensions but
-      the first, for example torch.empty(0, 3).
-    - root_rank: the rank of the world that sends.
-    - splits: integers, the rows for each member, in member order; None: equal parts. Only the
-      root's count.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.scatter(torch.arange(3), root_rank=0)
-        tensor([0, 1, 2])
-    """
-
-    def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        terms = (root_rank, splits, name, process_set)
-        return [ops.scatter(xs[0], *terms, timeout=timeout)]
-
-    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        members = process_set.ranks or []
-        to_root = [len(gs[0]) if rank == root_rank else 0 for rank in members]
-        rows, table = exchanged(gs[0], to_root, back, process_set)
-        came = table.tolist()
-        sent = parts(given, len(tensor), len(members)) if topology.rank() == root_rank else came
-        return [placed(rows, came, sent, tensor)]
-
-    given = splits_of(splits)
-    return then(lambda: differentiable("scatter", name, process_set, [tensor], run, gradient)[0])
