@@ -16,7 +16,6 @@ from farandole.ops import (
     broadcast,
     grouped_allgather,
     grouped_allreduce,
-    grouped_broadcast,
     grouped_reducescatter,
     reducescatter,
 )
@@ -38,7 +37,6 @@ __all__ = [  # noqa: F811
     "empty",
     "grouped_allgather",
     "grouped_allreduce",
-    "grouped_broadcast",
     "grouped_reducescatter",
     "reducescatter",
 ]

@@ -34,7 +34,6 @@ __all__ = [  # noqa: F811
     "grad",
     "grouped_allgather",  # noqa: F405
     "grouped_allreduce",  # noqa: F405
-    "grouped_broadcast",  # noqa: F405
     "grouped_reducescatter",  # noqa: F405
     "reducescatter",  # noqa: F405
     "typed_errors",

@@ -31,7 +31,6 @@ __all__ = [
     "broadcast",
     "grouped_allgather",
     "grouped_allreduce",
-    "grouped_broadcast",
     "grouped_reducescatter",
     "reducescatter",
 ]
@@ -220,7 +219,6 @@ def broadcast(
 # A list is a pytree.
 grouped_allgather = allgather
 grouped_allreduce = allreduce
-grouped_broadcast = broadcast
 grouped_reducescatter = reducescatter
 
 

@@ -136,7 +136,7 @@ RULES = {
     ),
     Op.BROADCAST: _Rule(
         Op.ALLREDUCE,
-        lambda xs, call, common: ops.grouped_broadcast(xs, call.root, **common),
+        lambda xs, call, common: ops.broadcast_list(xs, call.root, **common).wait(),
     ),
     Op.ALLGATHER: _Rule(
         Op.REDUCESCATTER,

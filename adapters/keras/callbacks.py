@@ -19,6 +19,7 @@ from farandole.equality import Comparison, Interval, Model, Remedies, fingerprin
 from farandole.errors import MismatchError, ranks_text, warn
 from farandole.keras.optimizer import training_alone
 from farandole.members import ProcessSet, global_process_set
+from farandole.ops import broadcast_list
 
 _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 
@@ -107,7 +108,7 @@ def broadcast_state(
 
     def meet() -> None:
         common: Any = {"name": _STATE, "process_set": process_set, "timeout": timeout}
-        assign(variables, farandole.grouped_broadcast(values, root_rank, **common))
+        assign(variables, broadcast_list(values, root_rank, **common).wait())
 
     return then(meet)
 

@@ -16,6 +16,7 @@ from farandole.elastic import ObjectState, State
 from farandole.handlers import StateHandler, register
 from farandole.keras.callbacks import assign, values_of, variables_of, write_back
 from farandole.keras.optimizer import calls
+from farandole.ops import broadcast_list
 
 __all__ = [
     "CommitStateCallback",
@@ -57,7 +58,7 @@ class VariablesHandler(StateHandler[Any]):
                 f"a {type(self.value).__name__} has {counts} variables on the ranks: build it on "
                 "all ranks before training"
             )
-        self.saved = farandole.grouped_broadcast(own, 0, name=_VALUES)
+        self.saved = broadcast_list(own, 0, name=_VALUES).wait()
         assign(self._variables(), self.saved)
 
 

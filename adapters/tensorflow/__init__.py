@@ -17,7 +17,7 @@ from farandole import shared as _shared
 from farandole.arrays.arena import empty
 from farandole.errors import FarandoleError as HorovodInternalError
 from farandole.keras.optimizer import DistributedOptimizer
-from farandole.ops import alltoall_async, grouped_broadcast
+from farandole.ops import alltoall_async
 from farandole.shared import *  # noqa: F403
 from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
 from farandole.tensorflow import elastic
@@ -46,7 +46,6 @@ __all__ = [  # noqa: F811
     "empty",
     "grouped_allgather",  # noqa: F405
     "grouped_allreduce",  # noqa: F405
-    "grouped_broadcast",
     "grouped_reducescatter",  # noqa: F405
     "reducescatter",  # noqa: F405
     "typed_errors",

@@ -354,7 +354,9 @@ def _broadcast(
     timeout: float | None = None,
 ) -> list[Any]:
     common: Any = {"root_rank": root, "process_set": process_set, "timeout": timeout}
-    run = functools.partial(ops.grouped_broadcast, **common)
+
+    def run(xs: Sequence[Any], name: str | None) -> list[Any]:
+        return ops.broadcast_list(xs, name=name, **common).wait()
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         found = _allreduce(gs, Average, (1.0, 1.0), back, process_set, None)

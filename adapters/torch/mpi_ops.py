@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from farandole import shared as _shared
 from farandole.calls.handles import Handle
 from farandole.errors import FarandoleError as HorovodInternalError
-from farandole.ops import barrier, grouped_broadcast
+from farandole.ops import barrier
 from farandole.shared import *  # noqa: F403
 from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
 from farandole.torch import kind as _kind  # noqa: F401 (registers torch tensors)
@@ -40,7 +40,6 @@ __all__ = [  # noqa: F811
     "empty",
     "grouped_allgather",
     "grouped_allreduce",
-    "grouped_broadcast",
     "grouped_reducescatter",
     "poll",
     "reducescatter",

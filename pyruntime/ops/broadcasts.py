@@ -142,7 +142,7 @@ def broadcast_(
 
 
 @collective(Op.BROADCAST)
-def grouped_broadcast_async(
+def broadcast_list(
     tensors: Sequence[T],
     root_rank: int,
     name: str | None = None,
@@ -150,105 +150,5 @@ def grouped_broadcast_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """The arrays of `root_rank`, on every rank.
-
-    Any shape and dtype, equal on all ranks. Returns a handle, whose wait() gives new arrays of the
-    same kind.
-
-    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_broadcast_async([np.arange(3)], root_rank=0).wait()
-        [array([0, 1, 2])]
-    """
+    """New arrays with the values of `root_rank`, by one call. For adapters, which wait for it."""
     return _broadcast(tensors, root_rank, name, process_set, timeout)
-
-
-@waiting(Op.BROADCAST)
-def grouped_broadcast(
-    tensors: Sequence[T],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> list[T]:
-    """The arrays of `root_rank`, on every rank.
-
-    Any shape and dtype, equal on all ranks. Returns new arrays of the same kind.
-
-    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_broadcast([np.arange(3)], root_rank=0)
-        [array([0, 1, 2])]
-    """
-    return wait_for(grouped_broadcast_async(tensors, root_rank, name, process_set, timeout=timeout))
-
-
-@collective(Op.BROADCAST)
-def grouped_broadcast_async_(
-    tensors: Sequence[T],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> Handle[list[T]]:
-    """Arrays get the values of `root_rank`, in place.
-
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
-    the call is done. Returns a handle, whose wait() gives these very arrays.
-
-    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_broadcast_async_([np.arange(3)], root_rank=0).wait()
-        [array([0, 1, 2])]
-    """
-    return _broadcast(tensors, root_rank, name, process_set, timeout, True)
-
-
-@waiting(Op.BROADCAST)
-def grouped_broadcast_(
-    tensors: Sequence[T],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> list[T]:
-    """Arrays get the values of `root_rank`, in place.
-
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
-    the call is done. Returns these very arrays.
-
-    - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> hvd.grouped_broadcast_([np.arange(3)], root_rank=0)
-        [array([0, 1, 2])]
-    """
-    return wait_for(
-        grouped_broadcast_async_(tensors, root_rank, name, process_set, timeout=timeout)
-    )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import farandole as fd
+from farandole.ops import broadcast_list
 from harness.arrays import assert_same, data, reduced
 
 
@@ -82,7 +83,7 @@ def test_groups_of_the_other_collectives():
     scattered = fd.grouped_reducescatter([ones_of(rank, (size,)), np.ones((size, 2))], op=fd.Sum)
     assert scattered[0].tolist() == [total(size)]
     assert scattered[1].tolist() == [[size, size]]
-    copies = fd.grouped_broadcast([ones_of(rank), ones_of(rank, (1,))], root_rank=size - 1)
+    copies = broadcast_list([ones_of(rank), ones_of(rank, (1,))], root_rank=size - 1).wait()
     assert [x.tolist() for x in copies] == [[size] * 3, [size]]
 
 

@@ -84,7 +84,6 @@ def test_models_of_the_active_ranks_are_broadcast(active: list[int]) -> None:
 ROOTED = {
     "broadcast": lambda root: fd.broadcast(np.ones(3), root, name="x"),
     "broadcast of many": lambda root: fd.broadcast_(np.ones(30_000), root, name="x"),
-    "grouped": lambda root: fd.grouped_broadcast([np.ones(3), np.ones(30_000)], root, name="x"),
     "object": lambda root: fd.broadcast_object({"rank": fd.rank()}, root, name="x"),
     "parameters": lambda root: farandole.numpy.broadcast_parameters([np.ones(3)], root),
 }

@@ -82,7 +82,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "allreduce_": lambda x: hvd.allreduce_(x, name="x"),
     "broadcast_": lambda x: hvd.broadcast_(x, 0, name="x"),
     "grouped_allreduce_": lambda x: hvd.grouped_allreduce_([torch.ones(3), x], name="x"),
-    "grouped_broadcast_": lambda x: fd.grouped_broadcast_([torch.ones(3), x], 0, name="x"),
     "adasum": lambda x: hvd.allreduce_(x, op=hvd.Adasum, name="x"),
 }
 

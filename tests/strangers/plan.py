@@ -229,7 +229,7 @@ def _sound(t: Tensor) -> Tensor:
     changes: dict[str, Any] = {"kinds": tuple(t.kinds), "shape": tuple(t.shape)}
     if t.op not in IN_PLACE:
         changes["in_place"] = False
-    if t.op == "alltoall":
+    if t.op in ("alltoall", "broadcast"):
         changes["count"] = 1
     if t.dtype == "bfloat16":
         changes["kinds"] = tuple("torch" if k == "numpy" else k for k in t.kinds)

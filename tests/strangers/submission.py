@@ -46,8 +46,7 @@ def _start(
     by_torch = t.kinds[rank % len(t.kinds)] == "hvd" and not options
     options |= {"name": call.name, "process_set": process_set}
     grouped = "grouped_" if t.count > 1 else ""
-    # torch's door has no grouped broadcast.
-    door: Any = hvd if by_torch and not (grouped and t.op == "broadcast") else fd
+    door: Any = hvd if by_torch else fd
     form += "_" if t.in_place else ""
     function = getattr(door, f"{grouped}{t.op}{form}")
     if t.op in ("allreduce", "reducescatter"):
