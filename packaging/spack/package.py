@@ -31,7 +31,6 @@ class PyFarandole(PythonPackage):
     depends_on("py-cloudpickle@2.2:", type=("build", "run"))
     depends_on("py-mpi4py@4.0:", type=("build", "run"))
     depends_on("py-numpy@1.23:", type=("build", "run"))
-    depends_on("py-rich@12:", type=("build", "run"))
     depends_on("py-torch@2.1:", type=("build", "run"), when="+torch")
 
     conflicts("platform=darwin")
