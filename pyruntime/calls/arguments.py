@@ -48,12 +48,6 @@ class Argument(NamedTuple):
 
     wants: str
     fault: Callable[[Any], Fault]
-    means: str = ""  # what it is for, where its name does not say it
-
-    @property
-    def said(self) -> str:
-        """For docstrings."""
-        return "; ".join(text for text in (self.means, self.wants) if text)
 
 
 _OPS = frozenset(ReduceOp)
@@ -74,10 +68,6 @@ def shown(value: Any) -> str:
     except Exception:
         return "a value that has no text"
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _anything(_: Any) -> Fault:
-    return None
 
 
 def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
@@ -215,33 +205,26 @@ _FACTOR = "pass a number that is not NaN"
 _COUNT = Argument("pass an int, 1 at least", _is_passes)
 
 
-def _checked_later(means: str) -> Argument:
-    """A row for what is checked where it is used."""
-    return Argument("", _anything, means)
-
+# Arguments that are checked where they are used, or are Horovod's and not used.
+_LATER = (
+    "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
+    "keras_model variables obj model grads params optimizer"
+)
 
 # By parameter name. A call with a new parameter needs a new row.
 ARGUMENTS: dict[str, Argument] = {
-    "tensor": _checked_later(
-        "an array of NumPy, torch, CuPy or whatever an adapter knows, on a CPU or GPU; the dtypes "
-        "are all integers, floats from float8 to float64, bool and complex"
-    ),
+    **dict.fromkeys(_LATER.split(), Argument("", lambda _: None)),
     "tensors": _ARRAYS,
-    "tree": _checked_later(
-        "an array of JAX, or a pytree of arrays, which are sent together; numbers and NumPy's "
-        "arrays become JAX's"
-    ),
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole, or leave it out",
         _is_op,
     ),
     "average": Argument("pass True or False, or op= in its place", _is_average),
-    "prescale_factor": Argument(_FACTOR, is_factor, "inputs are multiplied by it"),
-    "postscale_factor": Argument(_FACTOR, is_factor, "results are multiplied by it"),
+    "prescale_factor": Argument(_FACTOR, is_factor),
+    "postscale_factor": Argument(_FACTOR, is_factor),
     "compression": Argument(
         "pass Compression.none, fp16 or bf16, or a class with compress and decompress",
         _is_compression,
-        "in which form tensors are sent",
     ),
     "root_rank": Argument("pass a rank of the world, an int from 0 to size() - 1", _is_root),
     "destination": Argument(
@@ -252,40 +235,19 @@ ARGUMENTS: dict[str, Argument] = {
         _is_source,
     ),
     "tag": Argument("pass an int that is not negative, below 2**63", _is_tag),
-    "splits": _checked_later(
-        "how many rows each member gets, one integer each: a list, an array or a tensor; None: "
-        "equal parts"
-    ),
     "name": Argument(
         "pass a text of 1 to 4096 bytes without null characters, the same on all ranks, or None",
         _is_name,
-        "calls of one name meet; without one they meet in the order in which they are made",
     ),
     "process_set": Argument(
         "pass the ProcessSet that add_process_set gave on every rank (it is not registered, or "
         "no longer, if it has no number), or leave it out",
         _is_process_set,
-        "the ranks that take part, by default all",
     ),
     "timeout": Argument(
         "pass seconds from 0 to 1e9, or None for no limit",
         _is_timeout,
-        "after it the wait ends in a StallError",
     ),
-    "device": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "device_dense": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "device_sparse": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "ignore_name_scope": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "inplace": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "keras_model": _checked_later("a Keras model that is built; its optimizer goes with it"),
-    "variables": _checked_later("a list of variables of TensorFlow or Keras, alike on all ranks"),
-    "obj": _checked_later("any object that cloudpickle takes"),
-    "model": _checked_later("accepted for compatibility with Horovod, and not used"),
-    "grads": _checked_later("dicts and lists of arrays, nested at will, alike on all ranks"),
-    "params": _checked_later(
-        "a dict of arrays, such as model.state_dict(), or a list of arrays or of (name, array)"
-    ),
-    "optimizer": _checked_later("an optimizer of torch.optim, or one that derives from it"),
 }
 
 # Arguments of objects that make calls later: no peer waits yet.
