@@ -133,15 +133,13 @@ class RepeatedCall:
         "_shape",
         "_timeout",
         "_type",
-        "_what",
     )
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
     ) -> None:
         """`buffer` describes `array`; neither is kept alive."""
-        self._call = call
-        self._what: object = call  # as text, for errors
+        self._call = call  # as text, for errors
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
@@ -156,9 +154,8 @@ class RepeatedCall:
         # Whether it is a named call in place on the CPU, which needs nothing but its submission.
         self._plain = in_place and self._device is None and call.name is not None
 
-    def start(self, array: Any, what: object = None) -> Handle[Any] | None:
-        """Submits it for `array`, or returns None if that has another form. `what` is, as text, for
-        errors; by default the call."""
+    def start(self, array: Any) -> Handle[Any] | None:
+        """Submits it for `array`, or returns None if that has another form."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
@@ -167,12 +164,12 @@ class RepeatedCall:
         site = here(3)  # called by the public call
         call = self._prepared.get(site.text) or self._prepare(site)
         if not self._plain:
-            return self._start(call, array, pointer, memory, what or self._what)
+            return self._start(call, array, pointer, memory)
         number = lend(call.start, pointer, pointer, memory)
-        return OneHandle(number, array, what or self._what, self._timeout)
+        return OneHandle(number, array, self._call, self._timeout)
 
     def _start(
-        self, call: PreparedCall, array: Any, pointer: Any, memory: object, what: object
+        self, call: PreparedCall, array: Any, pointer: Any, memory: object
     ) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
@@ -188,9 +185,9 @@ class RepeatedCall:
         if device is not None:
             stream = partial(kind.stream, array)
             number = call.submit_on(pointer, output, stream(), memory)
-            return GpuHandle([number], lambda _: result, what, self._timeout, stream)
+            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
         number = lend(call.start, pointer, output, memory)
-        return OneHandle(number, result, what, self._timeout)
+        return OneHandle(number, result, self._call, self._timeout)
 
     def _prepare(self, site: Site) -> PreparedCall:
         with _preparing:  # another thread may be preparing it too

@@ -112,17 +112,14 @@ class Gradient:
                         self.sparse_dim = grad.sparse_dim()
                         number = self.reducer.gradients.index(self)
                         self.reducer.now.sparse = (number << 8) + self.sparse_dim
-                if encoded is None:
-                    self.send_nothing()
+                if encoded is None:  # takes part without data
+                    self.encoded = x = self.encoding.receive(self.parameter)
+                    handle = self.encoding.submit(0, address_of(x), x)
                 else:
-                    self._send_data(encoded)
+                    handle = self._send_data(encoded)
+                self.reducer.now.sent[self] = handle
         except (TypeError, ValueError, RuntimeError) as reason:
             raise self.reducer.refuse(reason, self.name) from None
-
-    def send_nothing(self) -> None:
-        """Takes part in the reduction without data."""
-        self.encoded = x = self.encoding.receive(self.parameter)
-        self.reducer.now.sent[self] = self.encoding.submit(0, address_of(x), x)
 
     def _encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
@@ -146,7 +143,7 @@ class Gradient:
             self.encoding.most = 0  # what is sent in a batch becomes `.grad` as it is
         return encoded
 
-    def _send_data(self, encoded: Tensor) -> None:
+    def _send_data(self, encoded: Tensor) -> int:
         view, sent = self.encoding.view, encoded
         away = view is not None and self.grad is not None and not view.holds(self.grad)
         if view is not None and away and self.encoding.carries(sent) and view.fits(sent):
@@ -154,8 +151,7 @@ class Gradient:
             self.grad = sent = encoded.copy_(sent)  # frees torch's memory for the next gradient
         self.encoded = encoded
         memory = encoded.untyped_storage(), sent.untyped_storage()
-        handle = self.encoding.submit(address_of(sent), address_of(encoded), memory)
-        self.reducer.now.sent[self] = handle
+        return self.encoding.submit(address_of(sent), address_of(encoded), memory)
 
     # ---- the end of the round
 

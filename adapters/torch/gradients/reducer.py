@@ -412,8 +412,8 @@ class Reducer:
         """Ends the round on all ranks, since this one can't go on. Returns the error, which names
         the gradient.
 
-        Every rank sends or refuses every gradient, or group, of a round that fails: so none waits
-        for another, and all names are free for the next round.
+        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
+        and all names are free for the next round.
         """
         if whose:
             with suppress(TypeError):  # a class whose exceptions take other arguments
