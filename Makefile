@@ -101,8 +101,10 @@ test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, ot
 test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) $(ARGS)
 
+# Of the text alone: make lint runs these.
+LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
 test-single: venv programs ## the Python tests of one process, and of failures
-	$(PYTEST) $(call paths,tests/single tests/faults) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
 	$(PYTEST) $(call paths,tests/parallel tests/gpu) -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)
@@ -303,7 +305,7 @@ lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes noth
 	$(MYPY_OF_EXAMPLES) examples/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile
-	$(PYTEST) -q tests/single/test_layout.py tests/single/test_language.py tests/single/test_pages.py
+	$(PYTEST) -q $(LINTS) -n $(JOBS)
 
 format: $(VENV)/.deps-stamp ## rewrite to the style
 	$(BIN)/ruff check --fix-only .
