@@ -2,12 +2,14 @@
 """At which world sizes the files of tests/parallel and tests/gpu run where --ranks names none.
 
 A number of ranks is worth its time where the product counts ranks. Adapters, names, handles and
-errors do not: a rank alone goes its own way, and three show all of the other one. --ranks and
---hosts run any file at any size that its own marks allow.
+errors do not: a rank alone goes its own way, and three show all of the other one. Where a file runs
+at three ranks, only CI runs it at four, too. --ranks and --hosts run any file at any size that its
+own marks allow.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -76,7 +78,10 @@ def sizes_of(path: Path) -> tuple[int, ...]:
     if path.parent.name != "parallel":
         return own_sizes(path)
     name = path.stem.removeprefix("test_")
-    return next((sizes for sizes, files, _ in TABLE if name in files.split()), USUAL)
+    sizes = next((sizes for sizes, files, _ in TABLE if name in files.split()), USUAL)
+    if os.environ.get("CI") or 3 not in sizes or (4,) in marks(path):
+        return sizes
+    return tuple(size for size in sizes if size < 4)
 
 
 def own_sizes(path: Path) -> tuple[int, ...]:

@@ -225,23 +225,4 @@ inline void simulate(const BackendWorld& world, const std::vector<BucketSpec>& b
   }
 }
 
-// All members begin one float32 sum, in which each has other numbers.
-template <size_t kMembers>
-void begin_sums(const BackendWorld& world, size_t elements, std::vector<float> (&inputs)[kMembers],
-                std::vector<float> (&outputs)[kMembers], Part (&parts)[kMembers],
-                std::unique_ptr<Backend> (&backends)[kMembers]) {
-  for (size_t member = 0; member < kMembers; ++member) {
-    for (size_t i = 0; i < elements; ++i) {
-      inputs[member].push_back(static_cast<float>(i + 10'000 * member));
-    }
-    outputs[member].resize(elements);
-    Part& part = parts[member];
-    part.signature.shape = {static_cast<int64_t>(elements)};
-    part.input = reinterpret_cast<const std::byte*>(inputs[member].data());
-    part.output = reinterpret_cast<std::byte*>(outputs[member].data());
-    backends[member] = world.backend(static_cast<int>(member));
-    backends[member]->begin({&part, 1});
-  }
-}
-
 }  // namespace farandole::check
