@@ -223,7 +223,8 @@ int64_t farandole_count_unnamed(int32_t process_set);
 
 /* 1: done, failed, or launched on a GPU (farandole_wait returns at once); 0: in flight; -code: unknown. */
 int32_t farandole_poll(int64_t handle);
-/* Blocks until all are done or one failed: OK, its code, or FARANDOLE_PENDING after `seconds` or a signal. */
+/* Blocks until all are done or one failed: OK, its code, or FARANDOLE_PENDING after `seconds` or a signal. Negative
+ * seconds: after as many positive ones, and the caller then repeats the call, whatever happens meanwhile. */
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
 /* Like farandole_wait for one handle, which is released if the result is FARANDOLE_OK. */
 int32_t farandole_finish(int64_t handle, double seconds);

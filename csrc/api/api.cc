@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 
+#include <cmath>
+
 #include "base/build_id.h"
 #include "base/own_file.h"
 #include "runtime/local_endpoint.h"
@@ -285,7 +287,8 @@ namespace {
 
 int32_t wait_in(Runtime& here, std::span<const Handle> handles, double seconds) {
   Failure failure;
-  switch (here.driver().wait(handles, deadline_in(seconds), failure)) {
+  const bool endless = seconds < 0 && !xla_may_call;
+  switch (here.driver().wait(handles, deadline_in(std::abs(seconds)), failure, endless)) {
     case WaitEnd::kDone: return FARANDOLE_OK;
     case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
     case WaitEnd::kFailed: break;

@@ -141,6 +141,9 @@ auto negated(Body&& body) -> decltype(body()) {
   return done ? result : -result;
 }
 
+// True once XLA knows our instructions: its threads may make calls that no Python thread announces.
+inline std::atomic<bool> xla_may_call{false};
+
 inline Deadline deadline_in(double seconds) {
   constexpr double kLongest = 1e9;
   if (!(seconds < kLongest)) return Deadline::never();

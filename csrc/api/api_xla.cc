@@ -291,6 +291,7 @@ bool answered(const xla::CallFrame& frame) {
 
 xla::Error* run(void* call_frame, Locate locate) {
   const auto& frame = *static_cast<const xla::CallFrame*>(call_frame);
+  xla_may_call = true;
   if (answered(frame) || frame.stage != xla::kExecuteStage) return nullptr;
   const int32_t code = guarded([&] {
     if (!has(frame) || !has(*frame.api)) unreadable("its call is shorter than that of version 0.1");

@@ -158,13 +158,15 @@ Deadline Driver::probe_job_leader(Handle handle) {
   return probe.until;
 }
 
-WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
+WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure,
+                     bool endless) {
   size_t ready = 0;
   auto done = [&] { return setup_.calls.handles.finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
   setup_.calls.expedite();
   const Wanted held(setup_.engine.gpu(), wanted);
   const Handle first = wanted[ready];
+  if (endless && is_main_thread()) main_waits_for_ = first;
   Waiting waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
   const bool probes = !setup_.watch.job_leader_answers().is_never();
   Deadline next_probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();

@@ -51,7 +51,11 @@ class Driver {
 
   // ---- Any thread
   void after_submit();
-  WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
+  // `endless`: the caller repeats the wait until it is over.
+  WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
+               bool endless = false);
+  // The last call that the main thread began to wait for without end; it may be over.
+  Handle main_waits_for() const { return main_waits_for_; }
   bool done(Handle handle);
   // Which ranks the call waits for, asked from the coordinator.
   std::string explain(Handle handle, Deadline deadline);
@@ -82,6 +86,7 @@ class Driver {
   Setup setup_;
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
+  std::atomic<Handle> main_waits_for_{0};
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
   std::thread thread_;

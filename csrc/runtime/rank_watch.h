@@ -37,9 +37,9 @@ class RankWatch {
   Deadline job_leader_answers() const;
   // The failure of a rank whose question rank 0 has not answered by then.
   Failure job_leader_silent() const;
-  // Calls `tell` with this process's stacks, or that it does not answer; later, on another thread.
-  void ask_for_stacks(std::function<void(std::string)> tell) {
-    stack_reporter_->ask(std::move(tell));
+  // See StackReporter::ask().
+  void ask_for_stacks(bool with_loops, std::function<void(StackReporter::Stacks)> tell) {
+    stack_reporter_->ask(with_loops, std::move(tell));
   }
   // Why a rank of this host is stopped, seen from outside; empty: it is not.
   std::string why_standing(Rank rank) const;

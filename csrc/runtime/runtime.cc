@@ -129,11 +129,7 @@ void Runtime::open_engine(int cores) {
                     [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
                       return backends_->open_lane(id, set, staging, feeds);
                     },
-                    [this] {
-                      watch_->ask_for_stacks([this](std::string text) {
-                        calls_->report(StackReport{false, std::move(text)});
-                      });
-                    },
+                    [this] { report_stacks(); },
                     [this](const std::string& text) { watch_->tell_finding(text); }},
       fabric_->take_staging());
   gpus_ = std::make_unique<GpuAccess>(
@@ -145,6 +141,19 @@ void Runtime::open_engine(int cores) {
   driver_ = std::make_unique<Driver>(Driver::Setup{
       *engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
       spin(Spin::Who::kCaller), spin(Spin::Who::kBackground), config_.priority == "realtime"});
+}
+
+// The main thread is blocked in a call if it waits for the same one before and after its stack is taken.
+void Runtime::report_stacks() {
+  const Handle before = driver_->main_waits_for();
+  const bool waits = calls_->key_of(before).has_value();
+  watch_->ask_for_stacks(waits, [this, before](StackReporter::Stacks stacks) {
+    StackReport report{false, std::move(stacks.text)};
+    const std::optional<CallKey> call = calls_->key_of(before);
+    report.blocked = call && stacks.main_alone && driver_->main_waits_for() == before;
+    if (report.blocked) report.call = *call;
+    calls_->report(report);
+  });
 }
 
 // Returns until when this rank waits for the others.

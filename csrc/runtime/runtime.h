@@ -61,6 +61,7 @@ class Runtime {
  private:
   void open_leader();
   void open_engine(int cores);
+  void report_stacks();
   Deadline say_leave(bool failed, const std::string& why);
   Failure fault_of(PreparedSubmission& prepared);
 

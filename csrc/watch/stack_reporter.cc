@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -97,6 +98,58 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
   return text;
 }
 
+// Threads of libraries that make no calls of ours, by a file in their stacks: they feed and pin a DataLoader's batches,
+// and show progress.
+constexpr std::string_view kQuietFiles[] = {
+    "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
+    "/tensorboard/summary/writer/event_file_writer.py"};
+
+// True if no thread but the main one has Python frames, except the quiet ones.
+bool main_is_alone(const std::string& stacks) {
+  std::istringstream lines(stacks);
+  std::string line;
+  bool is_main = false, runs = false, quiet = false, main_seen = false;
+  while (std::getline(lines, line)) {
+    if (line.starts_with("Thread ") || line.starts_with("Current thread ")) {
+      if (runs && !quiet) return false;
+      is_main = line.starts_with("Current");
+      main_seen |= is_main;
+      runs = quiet = false;
+    } else if (line.starts_with("  File ")) {
+      runs |= !is_main;
+      for (std::string_view file : kQuietFiles) quiet |= line.find(file) != std::string::npos;
+    } else if (line.find("...") != std::string::npos) {
+      return false;  // the list is cut
+    }
+  }
+  return main_seen && (!runs || quiet);
+}
+
+bool is_of_a_library(std::string_view frame) {
+  return frame.find("/site-packages/") != std::string::npos ||
+         frame.find("/dist-packages/") != std::string::npos ||
+         frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
+}
+
+// Adds to the user's frames, "  File "train.py", line 9 in main", the loops they are in.
+std::string with_loops(const std::string& stacks) {
+  std::istringstream lines(stacks);
+  std::string text, line;
+  while (std::getline(lines, line)) {
+    const size_t end = line.rfind("\", line ");
+    if (line.starts_with("  File \"") && end != std::string::npos && !is_of_a_library(line)) {
+      const std::string path = line.substr(8, end - 8);
+      const auto number = std::strtoul(line.c_str() + end + 8, nullptr, 10);
+      const std::vector<size_t> loops = loops_around(read_text_file(path), number);
+      for (size_t i = 0; i < loops.size(); ++i) {
+        line += (i == 0 ? ", in the loop of line " : " and of line ") + std::to_string(loops[i]);
+      }
+    }
+    text += line + "\n";
+  }
+  return text;
+}
+
 std::string first_line(const std::string& path) {
   const std::string text = read_text_file(path);
   return text.substr(0, text.find('\n'));
@@ -131,16 +184,18 @@ std::string thread_states() {
   return text;
 }
 
-std::string stack_report(const StackSource& source) {
-  std::string stacks =
-      without_own_frames(main_thread_first(python_stacks(source)), source.own_folders);
+StackReporter::Stacks stack_report(const StackSource& source, bool loops) {
+  const std::string all = python_stacks(source);
+  const bool alone = main_is_alone(all);
+  std::string stacks = without_own_frames(main_thread_first(all), source.own_folders);
+  if (loops) stacks = with_loops(stacks);
   std::string text = stacks.empty() ? thread_states() : state_of(std::to_string(getpid())) + stacks;
   if (stacks.empty() && source.signal != 0) {
     text = "Python has not answered the signal: its main thread blocks it, or can't be reached\n" +
            text;
   }
-  if (text.size() <= kMaxText) return text;
-  return text.substr(0, text.rfind('\n', kMaxText)) + "\n...";
+  if (text.size() > kMaxText) text = text.substr(0, text.rfind('\n', kMaxText)) + "\n...";
+  return {std::move(text), alone};
 }
 
 }  // namespace
@@ -160,17 +215,38 @@ void make_harmless(int signal) {
   sigaction(signal, &action, nullptr);
 }
 
+std::vector<size_t> loops_around(const std::string& source, size_t number) {
+  std::vector<std::string> lines;
+  std::istringstream text(source);
+  for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
+  std::vector<size_t> loops;
+  if (lines.size() < number) return loops;
+  // Upwards, each line that is indented less than all before opens a block that holds them.
+  size_t least = std::string::npos;
+  for (size_t at = number; at > 0; --at) {
+    const std::string& line = lines[at - 1];
+    const size_t indent = line.find_first_not_of(" \t");
+    if (indent == std::string::npos || line[indent] == '#' || indent >= least) continue;
+    least = indent;
+    const std::string_view rest = std::string_view(line).substr(indent);
+    const auto opens = [&](std::string_view word) { return rest.starts_with(word); };
+    if (opens("def ") || opens("async def ") || opens("class ")) break;
+    if (opens("for ") || opens("while ") || opens("async for ")) loops.insert(loops.begin(), at);
+  }
+  return loops;
+}
+
 StackReporter::~StackReporter() {
   if (thread_.joinable()) thread_.join();
 }
 
-void StackReporter::ask(std::function<void(std::string)> tell) {
+void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
   std::lock_guard lock(mutex_);
   if (std::exchange(busy_, true)) return;
   if (thread_.joinable()) thread_.join();  // it has reported and is ending
   try {
-    thread_ = start_thread("farandole-stck", [this, tell = std::move(tell)] {
-      tell(stack_report(source_));
+    thread_ = start_thread("farandole-stck", [this, with_loops, tell = std::move(tell)] {
+      tell(stack_report(source_, with_loops));
       std::lock_guard done(mutex_);
       busy_ = false;
     });

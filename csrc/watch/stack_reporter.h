@@ -27,6 +27,9 @@ int free_signal();
 // a late signal does not end the process.
 void make_harmless(int signal);
 
+// Lines of the `for` and `while` statements that line `number` (from 1) of a Python source is in, from the outermost.
+std::vector<size_t> loops_around(const std::string& source, size_t number);
+
 class StackReporter {
  public:
   explicit StackReporter(StackSource source) : source_(std::move(source)) {}
@@ -34,9 +37,13 @@ class StackReporter {
   StackReporter(const StackReporter&) = delete;
   StackReporter& operator=(const StackReporter&) = delete;
 
-  // Any thread; returns at once. Calls `tell` on another thread, in about a second, with at most 4 KB; does
-  // nothing if a report is being made.
-  void ask(std::function<void(std::string)> tell);
+  struct Stacks {
+    std::string text;         // at most 4 KB
+    bool main_alone = false;  // no other thread runs Python code that may make calls
+  };
+  // Any thread; returns at once. Calls `tell` on another thread, in about a second; does nothing if a report is being
+  // made. `with_loops`: reads the sources of the user's frames, to add the loops they are in.
+  void ask(bool with_loops, std::function<void(Stacks)> tell);
 
  private:
   const StackSource source_;

@@ -244,7 +244,7 @@ def wait_until(handles: Any, deadline: float | None) -> int:
     if count == 0:  # an empty group
         return int(_OK)
     numbers = numbers_of(handles)
-    wait = SLICE
+    wait = -SLICE  # without end
     try:
         while True:
             if deadline is not None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from farandole.errors import counted, from_code, ranks_text
 from farandole.observe.flight import (
@@ -138,9 +139,10 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
 
 
 def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
-    """Calls that some members never submitted."""
+    """Calls that some members never submitted; one line for all with the same ranks."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
+    groups: dict[_Waits, list[Shared]] = {}
     # Calls that most ranks wait for come first: few ranks lack them.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
@@ -148,17 +150,59 @@ def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
         missing = [rank for rank in _wanted(pages, one.first) if rank not in one.calls]
         if not waiting:  # a rank may have given up, too, before its oldest event
             missing = [r for r in missing if r not in known or _would_know(known, one.first, r)]
-        since = max(_waited_ns(known[rank], call) for rank, call in one.calls.items())
-        if not missing or (waiting and since < _USUAL_NS):
+        if not missing or (waiting and _longest(known, one) < _USUAL_NS):
             continue
         verb = "waits" if waiting else "waited"
-        text = f"{ranks_text(waiting or gave_up)} {verb} {_seconds(since)} for {one.first}"
-        lacks = "posted the other end" if one.first.is_message else "submitted it"
-        text += f"; {ranks_text(missing)} never {lacks}"
-        for rank in missing[:3]:
+        waits = _Waits(verb, tuple(waiting or gave_up), tuple(missing), one.first.is_message)
+        groups.setdefault(waits, []).append(one)
+    for waits, ones in groups.items():
+        since = max(_longest(known, one) for one in ones)
+        text = f"{ranks_text(waits.ranks)} {waits.verb} {_seconds(since)} for {_all_of(ones)}"
+        lacks = "posted the other end" if waits.message else "submitted it"
+        lacks = lacks if len(ones) == 1 else "submitted them"
+        text += f"; {ranks_text(waits.missing)} never {lacks}"
+        for rank in waits.missing[:3]:
             if rank in known:
-                text += f"; of rank {rank}: {_last_word(known[rank])}{_near(one, pending, rank)}"
+                hint = _near(ones[0], pending, rank) or _crossed(groups, waits, rank)
+                text += f"; of rank {rank}: {_last_word(known[rank])}{hint}"
         yield text if text.endswith("?") else text + "."
+
+
+class _Waits(NamedTuple):
+    """Who waits for whom."""
+
+    verb: str
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    message: bool
+
+
+def _longest(known: Mapping[int, Page], one: Shared) -> int:
+    return max(_waited_ns(known[rank], call) for rank, call in one.calls.items())
+
+
+def _all_of(ones: Sequence[Shared]) -> str:
+    """The calls, as the coordinator's warning counts them."""
+    if len(ones) <= 3:
+        return ", ".join(str(one.first) for one in ones)
+    names = [one.first.name for one in ones]
+    optimizer = ".".join(names[0].split(".")[:2])
+    if optimizer.startswith("optimizer.") and all(n.startswith(f"{optimizer}.") for n in names):
+        count = sum(name != f"{optimizer}.consensus" for name in names)
+        return f"{count} gradients of {optimizer}"
+    return f"{len(ones)} calls (the first: {ones[0].first})"
+
+
+def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
+    """A hint, if a rank that others wait for waits for them."""
+    if waits.message or not any(
+        rank in one.ranks and set(waits.ranks) & set(one.missing) for one in groups
+    ):
+        return ""
+    return (
+        f", and it waits for {ranks_text(waits.ranks)} in turn: let all ranks make the same calls "
+        "in the same order; uneven data? use join() or drop_last"
+    )
 
 
 def _wanted(pages: Sequence[Page], call: Call) -> Sequence[int]:

@@ -89,7 +89,7 @@ def test_a_stall_is_dumped_and_explained(fork_ranks, tmp_path, capsys):
     assert re.search(rf"ranks 0, 2 waited \d\.\d+ s for 'layer.weight' {ALLREDUCE}", first)
     assert "rank 1 never submitted it" in first
     assert "it waits for 'layer.weigth': is it the same tensor?" in first
-    assert "ranks 0, 2 failed with StallError: no progress" in text
+    assert re.search(r"ranks 0.*2 failed with StallError: no progress", text)
 
 
 def test_messages_that_never_meet_are_explained(fork_ranks, tmp_path, capsys):

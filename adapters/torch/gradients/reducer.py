@@ -21,7 +21,7 @@ from torch import Tensor
 from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import Equality
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, without_frames
 from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
@@ -110,7 +110,7 @@ class Pass:
                 for reducer in reducers:
                     if reducer.now.open:
                         reducer.refuse(reason)
-                raise
+                raise without_frames(reason)  # noqa: B904  # the same one
             return
         behind = [n for n, _ in node.next_functions if n is not None]
         for hooks in [n.register_prehook for n in behind] or [node.register_hook]:

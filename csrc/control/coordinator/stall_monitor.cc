@@ -2,7 +2,10 @@
 #include "control/coordinator/stall_monitor.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -12,8 +15,6 @@ namespace {
 
 constexpr size_t kMaxCalls = 20;  // listed in one report
 constexpr size_t kMaxRanks = 8;   // whose stacks it shows
-
-std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
 std::string tenths(int64_t ns) {
   const int64_t tenth = ns / 100'000'000;
@@ -48,18 +49,47 @@ constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
 constexpr int64_t kLongestLead = 2'000'000'000;  // between question and giving up
 constexpr size_t kMaxReports = 20;               // failures with causes and stacks
 
-// One line, such as "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing".
 std::string line_of(const WaitingCall& call, int64_t now_ns) {
-  const std::string age = seconds(now_ns - call.since_ns);
-  if (call.moving) {
-    std::string text = call.what + ": submitted by all, but nothing has moved for " + age;
-    return call.missing.empty() ? text : text + "; " + text_of_ranks(call.missing) + " stuck";
+  return line_of(CallGroup{&call}, now_ns);
+}
+
+bool waits_among(const WaitingCall& call, const std::map<Rank, const WaitingCall*>& ranks) {
+  const auto known = [&](Rank rank) { return ranks.contains(rank); };
+  return std::ranges::any_of(call.here, known) && std::ranges::any_of(call.missing, known);
+}
+
+bool same(const CallKey& a, const CallKey& b) {
+  return a.set == b.set && a.name == b.name && a.sequence == b.sequence && a.poster == b.poster;
+}
+
+// The first thread's frames.
+std::string frames_of(const std::string& stack) {
+  std::string frames;
+  std::istringstream lines(stack);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("  File ")) {
+      frames += line + "\n";
+    } else if (!frames.empty()) {
+      break;
+    }
   }
-  std::string text = call.what + ": " + text_of_ranks(call.here) + " waiting for " + age;
-  return text + ", " + text_of_ranks(call.missing) + " missing";
+  return frames;
+}
+
+// What does not change while a rank stands still: its facts without numbers, and its frames.
+std::string kept_of(const std::string& facts, const std::string& stack) {
+  std::string kept;
+  std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
+  return kept + frames_of(stack);
 }
 
 }  // namespace
+
+std::string StallMonitor::text_from(const std::vector<Part>& parts) {
+  std::string text;
+  for (const Part& part : parts) text += part.text;
+  return text;
+}
 
 bool StallMonitor::is_silent(Rank rank, int64_t now_ns) const {
   const RankState& state = state_of(rank);
@@ -113,19 +143,24 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
          ": it has run out of data (use join() or drop_last), computes, or hangs";
 }
 
-std::string StallMonitor::missing_from(std::span<const WaitingCall> calls,
-                                       const std::vector<WaitingCall>& all, int64_t now_ns) const {
-  std::string text;
+std::vector<StallMonitor::Part> StallMonitor::missing_from(std::span<const WaitingCall> calls,
+                                                           const std::vector<WaitingCall>& all,
+                                                           int64_t now_ns) const {
+  std::vector<Part> parts;
   std::set<Rank> told;
   for (const WaitingCall& call : calls) {
     for (Rank rank : call.missing) {
       if (told.size() >= kMaxRanks || !told.insert(rank).second) continue;
       const RankState& state = state_of(rank);
-      text += "\n  rank " + std::to_string(rank) + " " + standing_of(rank, call, all, now_ns);
-      if (state.answered_ns > state.heard_ns) text += indented(state.answer.text);
+      const bool answered = state.answered_ns > state.heard_ns;
+      std::string stack = answered ? state.answer.text : "";
+      if (answered && state.answer.blocked) stack = frames_of(stack);
+      const std::string facts = standing_of(rank, call, all, now_ns);
+      const std::string who = "\n  rank " + std::to_string(rank) + " ";
+      parts.push_back({who + facts + indented(stack), who + kept_of(facts, stack)});
     }
   }
-  return text;
+  return parts;
 }
 
 // Age at which a call's missing ranks are asked: at the warning, or shortly before it is given up.
@@ -152,6 +187,7 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
   view.since_ns = call.since_ns();
+  view.key = call.key();
   return view;
 }
 
@@ -165,6 +201,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
     if (wanted) view.missing.push_back(rank);
   }
   view.since_ns = posted.since_ns;
+  view.key = posted.key();
   return view;
 }
 
@@ -210,7 +247,7 @@ std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
 
 Failure StallMonitor::no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                                   int64_t now_ns) const {
-  const std::string causes = all.empty() ? "" : missing_from({&call, 1}, all, now_ns);
+  const std::string causes = all.empty() ? "" : text_from(missing_from({&call, 1}, all, now_ns));
   return {ErrorCode::kStall, "no progress: " + line_of(call, now_ns) + causes +
                                  "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
 }
@@ -258,6 +295,15 @@ Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
+  // Also those that the asked ones wait for, whatever the age: all may wait for each other.
+  const std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  for (size_t before = 0; before < asked.size();) {
+    before = asked.size();
+    for (const WaitingCall& call : all) {
+      if (std::ranges::any_of(call.here, [&](Rank rank) { return asked.contains(rank); }))
+        asked.insert(call.missing.begin(), call.missing.end());
+    }
+  }
   for (auto& [id, set] : shared_.sets) {
     if (set->host.moving()) asked.insert(set->ranks.begin(), set->ranks.end());
   }
@@ -280,20 +326,94 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   if (question_open_ && all_answered()) conclude(now_ns);
 }
 
+std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<WaitingCall>& all) const {
+  std::map<Rank, const WaitingCall*> waits;
+  for (Rank rank = 0; rank < shared_.settings.size; ++rank) {
+    const RankState& state = state_of(rank);
+    const bool blocked = state.answered_ns >= question_ns_ && state.answered_ns > state.heard_ns &&
+                         state.answer.blocked;
+    if (!blocked) continue;
+    const auto call = std::ranges::find_if(all, [&](const WaitingCall& one) {
+      return !one.moving && same(one.key, state.answer.call) && has(one.here, rank);
+    });
+    if (call != all.end()) waits[rank] = &*call;
+  }
+  // Who waits for none of the others may go on, and so may who waits for that one.
+  while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
+         0) {
+  }
+  std::vector<BlockedRank> blocked;
+  for (const auto& [rank, call] : waits)
+    blocked.push_back({rank, call, state_of(rank).answer.text});
+  return blocked;
+}
+
+// Fails what these ranks wait for from each other, on all ranks that have submitted it.
+void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
+                                    const std::string& diagnosis, int64_t now_ns) {
+  std::string text = "no progress: " + diagnosis;
+  for (const CallGroup& group : grouped(calls)) text += "\n  " + line_of(group, now_ns);
+  text += "\n  (they wait for each other, so no wait ends; rank 0 has shown their stacks)";
+  const Failure failure{ErrorCode::kStall, text};
+  const auto concerned = [&](const CallKey& key) {
+    return std::ranges::any_of(calls, [&](const WaitingCall& call) { return same(call.key, key); });
+  };
+  for (auto& [id, set] : shared_.sets) {
+    if (is_pair(id)) continue;
+    for (Call* call : shared_.calls.waiting(*set)) {
+      if (concerned(call->key())) shared_.calls.give_up(*set, *call, failure);
+    }
+  }
+  shared_.posts.fail_if(
+      [&](const Posted& posted) { return concerned(posted.key()) ? failure : Failure{}; });
+}
+
+// Repeats only what has changed.
+void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
+                        const std::string& diagnosis, int64_t now_ns) {
+  std::vector<Part> parts;
+  const std::vector<CallGroup> groups = grouped(calls);
+  for (const CallGroup& group : groups) {
+    if (parts.size() == kMaxCalls) {
+      parts.push_back({"\n  and " + std::to_string(groups.size() - kMaxCalls) + " more", ""});
+      break;
+    }
+    parts.push_back({"\n  " + line_of(group, now_ns), line_of(group, -1)});
+  }
+  for (Part& part : missing_from(calls, all, now_ns)) parts.push_back(std::move(part));
+  const std::set<std::string> before = std::exchange(told_, {});
+  std::string text;
+  for (const Part& part : parts) {
+    if (!before.contains(part.kept)) text += part.text;
+    told_.insert(part.kept);
+  }
+  const std::string header = diagnosis.empty() ? "some ranks wait for others:" : diagnosis;
+  if (before.empty()) return shared_.outbox.notice(header + text);
+  const std::string age = std::to_string((now_ns - calls[0].since_ns) / 1'000'000'000) + " s";
+  shared_.outbox.notice(
+      "some ranks still wait for others, for up to " + age +
+      (text.empty() ? "; nothing else has changed" : "; this has changed:" + text));
+}
+
 // All have answered, or time is up: warns, if calls still wait.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
-  if (shared_.settings.stall_warn_ns <= 0) return;
-  const std::vector<WaitingCall> calls = waiting_for(shared_.settings.stall_warn_ns, now_ns);
-  if (calls.empty()) return;
-  std::string text = "some ranks wait for others:";
-  for (size_t i = 0; i < std::min(calls.size(), kMaxCalls); ++i) {
-    text += "\n  " + line_of(calls[i], now_ns);
-  }
-  if (calls.size() > kMaxCalls) {
-    text += "\n  and " + std::to_string(calls.size() - kMaxCalls) + " more";
-  }
-  shared_.outbox.notice(text + missing_from(calls, all_waiting(now_ns), now_ns));
+  const int64_t patience = shared_.settings.stall_warn_ns;
+  if (patience <= 0) return;
+  const std::vector<WaitingCall> all = all_waiting(now_ns);
+  const std::vector<BlockedRank> blocked = blocked_for_good(all);
+  std::map<Rank, const WaitingCall*> waits;
+  for (const BlockedRank& one : blocked) waits[one.rank] = one.call;
+  std::vector<WaitingCall> calls = waiting_for(0, now_ns);
+  std::erase_if(calls, [&](const WaitingCall& call) {
+    return now_ns - call.since_ns < patience && !waits_among(call, waits);
+  });
+  if (calls.empty() || now_ns - calls[0].since_ns < patience) return;
+  const std::string diagnosis = diagnosis_of(blocked);
+  warn(calls, all, diagnosis, now_ns);
+  if (blocked.empty() || shared_.settings.stall_abort_ns <= 0) return;
+  std::erase_if(calls, [&](const WaitingCall& call) { return !waits_among(call, waits); });
+  end_disagreement(calls, diagnosis, now_ns);
 }
 
 Failure StallMonitor::tick(int64_t now_ns) {
@@ -305,6 +425,7 @@ Failure StallMonitor::tick(int64_t now_ns) {
     if (Failure failure = standing(*set, now_ns)) return failure;
   }
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
+  if (overdue.empty()) told_.clear();
   if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
   const int64_t answer_by = question_ns_ + kAnswerNs;
   if (question_open_ && (all_answered() || now_ns >= answer_by)) conclude(now_ns);
@@ -328,12 +449,12 @@ std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
     const WaitingCall view = view_of(*set, *call);
-    text = line_of(view, now_ns) + missing_from({&view, 1}, all, now_ns);
+    text = line_of(view, now_ns) + text_from(missing_from({&view, 1}, all, now_ns));
   }
   shared_.posts.for_each([&](const Posted& posted) {
     if (posted.rank != inquire.key.poster || posted.post.number != inquire.key.sequence) return;
     const WaitingCall view = view_of(posted);
-    text = line_of(view, now_ns) + missing_from({&view, 1}, all, now_ns);
+    text = line_of(view, now_ns) + text_from(missing_from({&view, 1}, all, now_ns));
   });
   if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
   return text;

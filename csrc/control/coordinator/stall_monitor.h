@@ -5,25 +5,18 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/types.h"
+#include "control/coordinator/diagnosis.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/set_table.h"
 
 namespace farandole {
-
-// A call that waits for ranks, as people read of it.
-struct WaitingCall {
-  std::string what;           // "'grad.w' (allreduce)"
-  std::vector<Rank> here;     // have submitted it; joined ranks excluded
-  std::vector<Rank> missing;  // have not
-  int64_t since_ns = 0;
-  bool moving = false;  // all have submitted it; its bytes don't move, `missing` don't answer
-};
 
 class StallMonitor {
  public:
@@ -65,9 +58,14 @@ class StallMonitor {
   // The facts about one rank that `call` lacks; `farandole explain` looks for causes.
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
-  // Those and the stack of each rank that `calls` lack: indented lines, each after a newline.
-  std::string missing_from(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
-                           int64_t now_ns) const;
+  // About each rank that `calls` lack: the facts, and its stack. Indented lines, each after a newline.
+  struct Part {
+    std::string text;
+    std::string kept;  // what does not change while nothing happens
+  };
+  static std::string text_from(const std::vector<Part>& parts);
+  std::vector<Part> missing_from(std::span<const WaitingCall> calls,
+                                 const std::vector<WaitingCall>& all, int64_t now_ns) const;
   // `all`: empty: without facts and stacks.
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
@@ -76,6 +74,12 @@ class StallMonitor {
   Failure standing(const SetState& set, int64_t now_ns) const;
   void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
   void conclude(int64_t now_ns);
+  void warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
+            const std::string& diagnosis, int64_t now_ns);
+  // The ranks of which each waits, blocked, in a call that another one of them has not made: no wait ends that.
+  std::vector<BlockedRank> blocked_for_good(const std::vector<WaitingCall>& all) const;
+  void end_disagreement(std::span<const WaitingCall> calls, const std::string& diagnosis,
+                        int64_t now_ns);
 
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
@@ -85,6 +89,7 @@ class StallMonitor {
   int64_t question_ns_ = -1;  // the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
+  std::set<std::string> told_;                         // Part::kept of the last warning
   std::vector<std::pair<int64_t, WaitingCall>> lost_;  // calls given up recently, with the time
 };
 

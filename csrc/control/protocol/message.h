@@ -127,6 +127,9 @@ struct Leave {
 struct StackReport {     // answer to CollectStacks: what this process is doing, in a few lines
   bool stopped = false;  // sent by the leader for a rank that is stopped
   std::string text;
+  // The main thread waits for this call, without a limit of its own, and no other thread can make calls.
+  bool blocked = false;
+  CallKey call = {};
 };
 struct Inquire {        // asks whom this call waits for; answered by Inform
   uint64_t number = 0;  // of the question; each rank counts its own

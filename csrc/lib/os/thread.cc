@@ -70,6 +70,11 @@ void LeavableThread::join_or_leave(Deadline deadline) {
   }
 }
 
+bool is_main_thread() {
+  thread_local const bool is_main = ::syscall(SYS_gettid) == ::getpid();
+  return is_main;
+}
+
 void ask_for_short_slice() {
   struct {  // struct sched_attr, first version; glibc has no declaration before 2.41
     uint32_t size = 48;

@@ -26,6 +26,9 @@ class LeavableThread {
   std::thread thread_;
 };
 
+// True on the thread that the process began with.
+bool is_main_thread();
+
 // Asks the scheduler for a short slice (100 us) at normal priority, so that this thread soon preempts
 // computing ones. Older kernels ignore it.
 void ask_for_short_slice();

@@ -292,13 +292,22 @@ uint64_t RankCalls::count_unnamed(SetId set) {
 
 // ---- Questions
 
+std::optional<CallKey> RankCalls::find_key(Handle handle) const {
+  if (const auto number = posted_.number_of(handle)) {
+    return CallKey{posted_.waiting.at(*number).recorded.set, {}, *number, setup_.own};
+  }
+  return pending_.key_of(handle);
+}
+
+std::optional<CallKey> RankCalls::key_of(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return find_key(handle);
+}
+
 uint64_t RankCalls::ask(Handle handle) {
   std::lock_guard lock(mutex_);
   std::optional<SetId> joined = sets_.joined_by(handle);
-  std::optional<CallKey> key = pending_.key_of(handle);
-  if (const auto number = posted_.number_of(handle)) {
-    key = CallKey{posted_.waiting.at(*number).recorded.set, {}, *number, setup_.own};
-  }
+  std::optional<CallKey> key = find_key(handle);
   if (joined) key = CallKey{*joined, "", 0};
   if (!key) return 0;
   const uint64_t number = ++asked_;

@@ -80,6 +80,8 @@ class RankCalls {
   void close() { closed_ = true; }
   // Asks the coordinator whom the call waits for; the number of the question. 0: all ranks have submitted it.
   uint64_t ask(Handle handle);
+  // The call that others may lack; nullopt: it has ended, or all ranks have submitted it.
+  std::optional<CallKey> key_of(Handle handle);
   // nullopt: no answer yet.
   std::optional<std::string> answer(uint64_t number);
   // See Reporter. Skips the mutex when there is nothing to do.
@@ -136,6 +138,8 @@ class RankCalls {
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;
   Reporter reporter_;
+  std::optional<CallKey> find_key(Handle handle) const;  // under the mutex
+
   uint64_t asked_ = 0;                       // questions to the coordinator (Inquire)
   std::map<uint64_t, std::string> answers_;  // by the question's number
   uint64_t prepared_ = 0;                    // how many calls are

@@ -51,6 +51,91 @@ TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
   contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
 }
 
+namespace {
+
+StackReport blocked_in(const std::string& name, const std::string& frames) {
+  return {false,
+          "thread 5 (python) S\nCurrent thread 0x7f (most recent call first):\n" + frames,
+          true,
+          {kWorldSet, name, 0}};
+}
+
+const std::string kInBackward =
+    "  File \"/usr/lib/python3/dist-packages/torch/_tensor.py\", line 623 in backward\n"
+    "  File \"/home/train.py\", line 8 in main, in the loop of line 6 and of line 7\n";
+
+}  // namespace
+
+TEST(a_disagreement_ends_when_every_rank_waits_for_another) {
+  Job job(watchful(3));
+  for (Rank rank : {0, 2}) {
+    for (const char* name : {"0.a", "0.b", "0.c", "0.d", "0.consensus"})
+      job.submit(rank, tensor("optimizer." + std::string(name)));
+  }
+  job.at(3);
+  job.submit(1, tensor("metric"));
+  job.at(10);  // before the warning's limit of rank 1's call
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
+  job.report(0, blocked_in("optimizer.0.a", kInBackward));
+  job.report(2, blocked_in("optimizer.0.b", kInBackward));
+  CHECK(job.coordinator().take_notices().empty());
+  job.report(1, blocked_in("metric",
+                           "  File \"/home/train.py\", line 9 in main, in the loop of line 6\n"));
+  const std::string diagnosis =
+      "rank 1 left the training loop (train.py:9) while ranks 0, 2 are in backward (train.py:8): "
+      "uneven data? use join() or drop_last\n"
+      "  4 gradients of optimizer.0: ranks 0, 2 waiting for 10 s, rank 1 missing\n"
+      "  'metric' (allreduce): rank 1 waiting for 7 s, ranks 0, 2 missing\n";
+  const auto notices = job.coordinator().take_notices();
+  CHECK_EQ(notices.size(), 1);
+  CHECK(notices[0].starts_with(diagnosis));
+  contains(notices[0], "\n      File \"/home/train.py\", line 9 in main");
+  contains(notices[0], "\n      File \"/home/train.py\", line 8 in main");
+  std::set<std::string> failed;
+  for (const Entry& entry : job.publish()) {
+    const Fail& fail = std::get<Fail>(entry);
+    failed.insert(fail.key.name);
+    CHECK(fail.failure.code == ErrorCode::kStall);
+    contains(fail.failure.text, "no progress: " + diagnosis);
+  }
+  CHECK_EQ(failed.size(), 6);
+}
+
+// Each waits in a call that another has not made; but one of them, or one that they wait for, may yet go on.
+TEST(a_disagreement_that_may_end_is_waited_for) {
+  auto settings = watchful(3);
+  settings.stall_abort_ns = 300'000'000'000;
+  Job job(settings);
+  job.submit(0, tensor("a"));  // asynchronous: rank 0 waits in "b"
+  for (Rank rank : {0, 1}) job.submit(rank, tensor("b"));
+  job.submit(1, tensor("c"));
+  const auto waits_on = [&] {
+    const std::vector<std::string> told = job.coordinator().take_notices();
+    CHECK_EQ(told.size(), 1);
+    CHECK_EQ(kinds(job.publish()), "");
+    return told[0];
+  };
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(0, blocked_in("b", kInBackward));
+  job.report(1, blocked_in("c", kInBackward));
+  job.report(2, StackReport{});  // computes, and makes "b" later
+  contains(waits_on(), "some ranks wait for others:");
+  job.at(20);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(0, blocked_in("b", kInBackward));
+  job.report(1, blocked_in("c", kInBackward));
+  job.report(2, StackReport{});
+  CHECK_EQ(waits_on(),
+           "some ranks still wait for others, for up to 20 s; nothing else has changed");
+  job.at(30);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(0, blocked_in("a", kInBackward));
+  job.report(1, StackReport{false, "  File \"other.py\", line 1 in main"});  // has a second thread
+  job.report(2, blocked_in("b", ""));  // a call that it has not made
+  contains(waits_on(), "this has changed:\n  rank 1");
+}
+
 TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
   Job job(watchful(2));
   job.submit(0, tensor("unused"));
@@ -148,7 +233,8 @@ TEST(a_slow_bucket_is_waited_for) {
     job.at(now);
     CHECK_EQ(kinds(job.tick()), "where");
     for (Rank r : {0, 1}) job.report(r, StackReport{});
-    contains(job.coordinator().take_notices().at(0), "nothing has moved for");
+    contains(job.coordinator().take_notices().at(0),
+             now == 10 ? "nothing has moved for" : "; nothing else has changed");
     job.at(now + 2);
     CHECK_EQ(kinds(job.tick()), "");
     CHECK_EQ(job.coordinator().next_tick(), (now + 10) * 1'000'000'000);

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/diagnosis.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+constexpr size_t kMaxNames = 3;  // of a group's calls; more are counted
+
+std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
+
+// The part before the last dot that all names share, "optimizer.0"; empty: none.
+std::string scope_of(const CallGroup& group) {
+  std::string scope = group.front()->key.name + ".";
+  for (const WaitingCall* call : group) {
+    const std::string& name = call->key.name;
+    while (!scope.empty() && !(name + ".").starts_with(scope)) {
+      const size_t dot = scope.rfind('.', scope.size() - 2);
+      scope = scope.size() < 2 || dot == std::string::npos ? "" : scope.substr(0, dot + 1);
+    }
+  }
+  return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
+}
+
+// "optimizer.0" of "optimizer.0.group[0]", the name of a DistributedOptimizer; empty: `scope` is none's.
+std::string optimizer_of(const std::string& scope) {
+  const size_t dot = scope.find('.');
+  if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};
+  return scope.substr(0, scope.find('.', dot + 1));
+}
+
+std::string text_of(const CallGroup& group) {
+  if (group.size() <= kMaxNames) {
+    std::string text;
+    for (const WaitingCall* call : group) text += (text.empty() ? "" : ", ") + call->what;
+    return text;
+  }
+  const std::string scope = scope_of(group);
+  const std::string optimizer = optimizer_of(scope);
+  if (optimizer.empty()) {
+    const std::string calls = std::to_string(group.size()) + " calls";
+    return calls + (scope.empty() ? "" : " of " + scope) + " (the first: " + group[0]->what + ")";
+  }
+  const auto gradients = std::ranges::count_if(
+      group, [&](const WaitingCall* call) { return call->key.name != optimizer + ".consensus"; });
+  return std::to_string(gradients) + " gradients of " + optimizer;
+}
+
+// Where a rank is, by the frames of its main thread.
+struct Place {
+  std::vector<Rank> ranks = {};
+  std::string line = {};             // "train.py:9"; empty: unknown
+  std::string call = {};             // the one it waits in; empty: in backward
+  bool backward = false;             // torch's
+  std::set<std::string> loops = {};  // "train.py:7": statements that it is inside of
+
+  bool same(const Place& other) const {
+    return std::tie(line, call, backward) == std::tie(other.line, other.call, other.backward);
+  }
+};
+
+bool is_of_a_library(const std::string& path) {
+  return path.find("/site-packages/") != std::string::npos ||
+         path.find("/dist-packages/") != std::string::npos ||
+         path.find("/lib/python3") != std::string::npos || path.starts_with("<frozen");
+}
+
+// Reads the report of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
+Place place_of(const BlockedRank& blocked) {
+  Place place{.ranks = {blocked.rank}, .call = blocked.call->what};
+  std::istringstream lines(blocked.stack);
+  bool in_main = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  File \"")) {
+      if (in_main) break;  // the main thread comes first
+      in_main = line.starts_with("Current thread");
+      continue;
+    }
+    const size_t end = line.rfind("\", line ");
+    if (!in_main || end == std::string::npos) continue;
+    const std::string path = line.substr(8, end - 8);
+    const std::string file = path.substr(path.rfind('/') + 1) + ":";
+    std::istringstream rest(line.substr(end + 8));
+    size_t number = 0;
+    rest >> number;
+    if (is_of_a_library(path)) {
+      place.backward |= line.ends_with(" in backward") && path.find("/torch/") != std::string::npos;
+      continue;
+    }
+    if (place.line.empty()) place.line = file + std::to_string(number);
+    for (size_t at = line.find(" of line ", end); at != std::string::npos;) {
+      std::istringstream loop(line.substr(at + 9));
+      loop >> number;
+      place.loops.insert(file + std::to_string(number));
+      at = line.find(" of line ", at + 9);
+    }
+  }
+  if (place.backward) place.call.clear();
+  return place;
+}
+
+// True if `from` is outside of a loop that `other` is in, and not in one that `other` has not reached.
+bool has_left_loop(const Place& from, const Place& other) {
+  if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
+  return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);
+}
+
+std::string who_is(const Place& place, const std::string& one, const std::string& many) {
+  return text_of_ranks(place.ranks) + " " + (place.ranks.size() == 1 ? one : many);
+}
+
+std::string where(const Place& place) { return place.line.empty() ? "" : " (" + place.line + ")"; }
+
+std::string waits(const Place& place) {
+  if (place.backward) return who_is(place, "is", "are") + " in backward" + where(place);
+  return who_is(place, "waits", "wait") + " in " + place.call + where(place);
+}
+
+}  // namespace
+
+std::vector<CallGroup> grouped(std::span<const WaitingCall> calls) {
+  std::vector<CallGroup> groups;
+  for (const WaitingCall& call : calls) {
+    const auto found = std::ranges::find_if(groups, [&](const CallGroup& group) {
+      const WaitingCall& first = *group[0];
+      return !call.moving && !first.moving && call.here == first.here &&
+             call.missing == first.missing;
+    });
+    if (found == groups.end()) {
+      groups.push_back({&call});
+    } else {
+      found->push_back(&call);
+    }
+  }
+  return groups;
+}
+
+std::string line_of(const CallGroup& group, int64_t now_ns) {
+  const WaitingCall& call = *group[0];
+  const std::string age = now_ns < 0 ? "" : " for " + seconds(now_ns - call.since_ns);
+  if (call.moving) {
+    std::string text = call.what + ": submitted by all, but nothing has moved" + age;
+    return call.missing.empty() ? text : text + "; " + text_of_ranks(call.missing) + " stuck";
+  }
+  return text_of(group) + ": " + text_of_ranks(call.here) + " waiting" + age + ", " +
+         text_of_ranks(call.missing) + " missing";
+}
+
+std::string diagnosis_of(std::span<const BlockedRank> blocked) {
+  std::vector<Place> places;
+  for (const BlockedRank& one : blocked) {
+    Place place = place_of(one);
+    const auto found = std::ranges::find_if(places, [&](auto& p) { return p.same(place); });
+    if (found == places.end()) {
+      places.push_back(std::move(place));
+    } else {
+      found->ranks.push_back(one.rank);
+    }
+  }
+  for (const Place& from : places) {
+    for (const Place& other : places) {
+      if (!has_left_loop(from, other)) continue;
+      const bool trains = other.backward || !optimizer_of(other.call.substr(1)).empty();
+      return who_is(from, "left", "left") + (trains ? " the training loop" : " the loop") +
+             where(from) + " while " +
+             (other.backward ? waits(other)
+                             : who_is(other, "is", "are") + " in it" + where(other)) +
+             ": uneven data? use join() or drop_last";
+    }
+  }
+  if (places.empty()) return {};
+  std::string text = waits(places[0]);
+  if (places.size() > 1) text += " while " + waits(places[1]);
+  return text +
+         ": let all ranks make the same calls, under the same names and tags, and blocking "
+         "ones in the same order (uneven data? use join() or drop_last)";
+}
+
+}  // namespace farandole
