@@ -53,7 +53,7 @@ def _known(op: Op, peer: str) -> Any:
 class _Again(RepeatedCall):
     """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
 
-    __slots__ = ("_collect", "_source")
+    __slots__ = ("_collect", "_source", "_what")
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
@@ -65,17 +65,15 @@ class _Again(RepeatedCall):
         self._source = source
         self._what, self._collect = first._what, first._collect
 
-    def _start(
-        self, call: PreparedCall, array: Any, pointer: Any, memory: object, what: object
-    ) -> Handle[Any]:
+    def _start(self, call: PreparedCall, array: Any, pointer: Any, memory: object) -> Handle[Any]:
         nothing = ffi.NULL if self._kind.gives_pointers else 0
         if not self._in_place:
             number = lend(call.start, pointer, nothing, memory)
-            return OneHandle(number, None, what, self._timeout)
+            return OneHandle(number, None, self._what, self._timeout)
         number = lend(call.start, nothing, pointer, memory)
         if self._source is not None:
-            return OneHandle(number, self._source, what, self._timeout)
-        return Handle((number,), self._collect, what, self._timeout)
+            return OneHandle(number, self._source, self._what, self._timeout)
+        return Handle((number,), self._collect, self._what, self._timeout)
 
 
 def _repeating(start: _C) -> _C:
