@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,11 @@ def difference(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str | None:
     monkeypatch.setattr(equality, "size", lambda: 2, raising=False)  # there is no world here
     own = json.dumps({**GOOD, "rank": 0}).encode()
     found = np.frombuffer(own + b"\n" + line + b"\n", np.uint8)
-    one = equality.Equality(lambda: None, None, Interval(1, True), REMEDIES)  # type: ignore[arg-type,return-value]
-    one._handle = SimpleNamespace(wait=lambda limit: found)  # type: ignore[assignment]
-    return one._difference("optimizer", 3, None)
+    monkeypatch.setattr(equality, "rank", lambda: 0)
+    monkeypatch.setattr(equality, "allgather", lambda *_, **__: found)
+    model = equality.Model({}, {}, {})
+    one = equality.Equality(lambda: model, None, Interval(1, True), REMEDIES)  # type: ignore[arg-type]
+    return one._difference("optimizer", 3)
 
 
 @pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
