@@ -40,7 +40,6 @@ def main() -> None:
     )
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.VerifyModelCallback(verify="raise"),
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2),
     ]

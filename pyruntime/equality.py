@@ -65,12 +65,6 @@ class Interval(NamedTuple):
         return cls(verify_every, verify == "raise")
 
 
-def fingerprint_of(array: np.ndarray[Any, Any]) -> str:
-    """Of an array's dtype, shape and elements."""
-    whole = np.ascontiguousarray(array)
-    return f"{array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
-
-
 def fingerprint(address: int, nbytes: int) -> str:
     """128 bits of host memory, as text."""
     memory = ffi.buffer(ffi.cast("char*", address), nbytes)

@@ -11,7 +11,6 @@ from farandole import shared as _shared
 from farandole.arrays.arena import empty
 from farandole.jax.collectives import *  # noqa: F403
 from farandole.jax.compression import Compression
-from farandole.jax.equality import ModelVerifier
 from farandole.jax.program import typed_errors
 from farandole.jax.training import broadcast_parameters, distributed, grad, value_and_grad
 from farandole.ops import alltoall_async, barrier
@@ -21,7 +20,6 @@ from farandole.shared import __all__ as __all__  # for mypy, as the list below i
 __all__ = [  # noqa: F811
     *_shared.__all__,
     "Compression",
-    "ModelVerifier",
     "allgather",  # noqa: F405
     "allreduce",  # noqa: F405
     "alltoall",  # noqa: F405

@@ -5,9 +5,8 @@ Keras 3; Keras calls them on the thread that trains."""
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 import farandole
 from farandole.calls.public_call import collective, heard_by_all, then
 from farandole.calls.requests import Op
-from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
 from farandole.errors import MismatchError, ranks_text, warn
 from farandole.keras.optimizer import training_alone
 from farandole.members import ProcessSet, global_process_set
@@ -24,11 +22,31 @@ from farandole.ops import broadcast_list
 _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 
 
-class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
-    """Warns after the first batch of fit() if no DistributedOptimizer was asked to reduce it."""
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Before training: the weights and the optimizer's state of `root_rank` on every rank.
 
-    _set: ProcessSet
-    _watched = False
+    States of random generators stay each rank's own. After the first batch it warns if no
+    DistributedOptimizer has reduced the gradients.
+
+    Examples:
+        >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
+    """
+
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        """`device`, `local_variables`: accepted for compatibility with Horovod, and not used."""
+        super().__init__()
+        self._root, self._set = root_rank, process_set
+        self._watched = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A hook of Keras."""
+        broadcast_state(self.model, self._root, self._set)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """A hook of Keras."""
@@ -52,32 +70,6 @@ class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
                 "after an earlier fit(), compile the model again",
                 UserWarning,
             )
-
-
-class BroadcastGlobalVariablesCallback(_Watching):
-    """Before training: the weights and the optimizer's state of `root_rank` on every rank.
-
-    States of random generators stay each rank's own. After the first batch it warns if no
-    DistributedOptimizer has reduced the gradients.
-
-    Examples:
-        >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
-    """
-
-    def __init__(
-        self,
-        root_rank: int = 0,
-        device: str = "",
-        local_variables: Any = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
-        """`device`, `local_variables`: accepted for compatibility with Horovod, and not used."""
-        super().__init__()
-        self._root, self._set = root_rank, process_set
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """A hook of Keras."""
-        broadcast_state(self.model, self._root, self._set)
 
 
 @collective(Op.BROADCAST, unnamed=_STATE)
@@ -145,74 +137,6 @@ def write_back(model: Any) -> None:
     """Within fit() on JAX, whose variables lie elsewhere meanwhile: brings them back."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-
-
-_REMEDIES = Remedies(
-    "pass hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit()",
-    "call hvd.broadcast_state(model, root_rank=last)",
-    "",  # not compared
-)
-
-
-class VerifyModelCallback(_Watching):
-    """Compares the ranks' weights, and the numbers in their optimizers' configurations.
-
-    It does so before the first batch that fit() trains, and then before one in `verify_every`.
-    Frozen weights are compared too; what layers learn without an optimizer, as the statistics of
-    BatchNormalization, is not.
-
-    verify_every: batches from one comparison to the next, 0 for none; None: FARANDOLE_VERIFY_EVERY,
-    1,000. If ranks give different numbers, the smallest except 0 holds. verify: 'warn' once where
-    ranks differ, or 'raise' MismatchError on all ranks.
-
-    Examples:
-        >>> callback = hvd.callbacks.VerifyModelCallback(verify="raise")
-    """
-
-    def __init__(
-        self,
-        verify_every: int | None = None,
-        verify: Literal["warn", "raise"] = "warn",
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
-        super().__init__()
-        self._set = process_set
-        interval = Interval.of(verify_every, verify)
-        self._comparison = Comparison("model", self._describe, process_set, interval, _REMEDIES)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
-        super().on_train_batch_begin(batch, logs)
-        self._comparison.before_step()
-
-    def _describe(self) -> Model:
-        write_back(self.model)
-        named = _learned(self.model)
-        values = values_of(list(named.values()))
-        arrays = {name: fingerprint_of(x) for name, x in zip(named, values, strict=True)}
-        optimizer = getattr(self.model, "optimizer", None)
-        settings = {} if optimizer is None else dict(_numbers(optimizer.get_config()))
-        return Model(arrays, settings, {})
-
-
-def _learned(model: Any) -> dict[str, Any]:
-    """Weights that an optimizer changes, or would if they were not frozen, by names that are the
-    same on all ranks: Keras numbers layers by how many a process has made."""
-    trained = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-    return {
-        f"weights[{number}] {re.sub('(_[0-9]+)+(?=/)', '', v.path)}": v
-        for number, v in enumerate(model.weights)
-        if id(v) in trained
-    }
-
-
-def _numbers(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(path, text) of the numbers in a configuration, which may be nested."""
-    if isinstance(config, dict):
-        for key, value in config.items():
-            yield from _numbers(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(config, (int, float)):
-        yield name, f"{config:.7g}"  # the precision in which Keras keeps a learning rate
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
