@@ -3,6 +3,7 @@
 
 from farandole import adasum as _adasum  # noqa: F401  # registers the reduction
 from farandole._library import lib, text
+from farandole.agreement import same_on_all_ranks
 from farandole.calls.handles import Handle
 from farandole.config import config
 from farandole.errors import (
@@ -139,6 +140,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
+    "same_on_all_ranks",
     "send",
     "send_async",
     "shutdown",

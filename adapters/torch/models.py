@@ -38,7 +38,7 @@ def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimiz
     }
     held: Any = {} if optimizer is None else optimizer.state
     state = {name: _state(held[x]) if x in held else "none" for name, x in named}
-    return Model({name: _fingerprint(x) for name, x in named}, settings, state)
+    return Model({name: fingerprint_of_tensor(x) for name, x in named}, settings, state)
 
 
 def comparison(
@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
     return ""
 
 
-def _fingerprint(x: Tensor) -> str:
+def fingerprint_of_tensor(x: Tensor) -> str:
     """Of the elements in their order; "" for a tensor that holds none itself.
 
     A tensor on a GPU is copied, and the stream is waited for.

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares values between ranks, by one digest while they are equal. Public, for any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from farandole.calls.public_call import heard_by_all
+from farandole.equality import fingerprint_of
+from farandole.errors import MismatchError, printable, ranks_text
+from farandole.members import ProcessSet, global_process_set
+from farandole.objects import allgather_object
+from farandole.ops import allgather
+
+T = TypeVar("T")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in reprs; it differs between processes
+
+
+def same_on_all_ranks(
+    value_or_function: T,
+    name: str = "same_on_all_ranks",
+    process_set: ProcessSet = global_process_set,
+) -> T:
+    """Raises MismatchError on all ranks if a value differs between them, and returns the value. Of
+    a function it makes one that compares its arguments at each call, and then its result.
+
+    Arrays count as equal if dtype, shape and all bytes are; anything else if its repr is. Lists,
+    dicts, dataclasses and what has a state_dict() are compared item by item. Costs a small
+    allgather per comparison, and copies arrays on a GPU to the host.
+
+    - value_or_function: a value, or a function to decorate. All ranks of the set compare.
+    - name: for errors; comparisons of one name meet.
+    - process_set: the ranks that compare; others get the value, or call the function, at once.
+
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError.
+
+    Examples:
+        >>> hvd.same_on_all_ranks({"seed": 7}, name="settings")
+        {'seed': 7}
+        >>> hvd.same_on_all_ranks(max)(7, 8)
+        8
+    """
+    if not inspect.isroutine(value_or_function):
+        _compare(value_or_function, name, "value", process_set)
+        return value_or_function
+    function: Any = value_or_function
+    name = function.__qualname__ if name == "same_on_all_ranks" else name
+
+    @functools.wraps(function)
+    def compared(*args: Any, **kwargs: Any) -> Any:
+        _compare({**dict(enumerate(args)), **kwargs}, f"{name}.arguments", "arguments", process_set)
+        result = function(*args, **kwargs)
+        _compare(result, f"{name}.result", "result", process_set)
+        return result
+
+    return cast("T", compared)
+
+
+def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
+    if not process_set.included() or process_set.size() == 1:
+        return
+    with heard_by_all(process_set, name):
+        mine = dict(_leaves(value, root))
+        text = repr(sorted(mine.items())).encode(errors="surrogatepass")
+        digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
+    digests = allgather(digest[None], name=name, process_set=process_set)
+    if (digests == digests[:1]).all():
+        return
+    told = allgather_object(mine, name=f"{name}.values", process_set=process_set)
+    known = {r: one for r, one in zip(process_set.ranks or [], told, strict=True) if one}
+    for path in dict.fromkeys(path for one in known.values() for path in one):
+        ranks: dict[str, list[int]] = {}
+        for rank, one in known.items():
+            ranks.setdefault(one.get(path, "missing"), []).append(rank)
+        if len(ranks) > 1:
+            values = ", ".join(f"{text:.120} on {ranks_text(who)}" for text, who in ranks.items())
+            text = printable(f"{path} is {values}")
+            raise MismatchError(f"'{name}' differs between ranks: {text}")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """(path, text) of what does not consist of others; equal values have equal texts."""
+    items: Any = []
+    if (array := _array_text(value)) is not None:
+        yield path, array
+    elif isinstance(value, Mapping):
+        items = [(f"[{_text(key)}]", value[key]) for key in value]
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, range)):
+        items = [(f"[{i}]", one) for i, one in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [(f".{one.name}", getattr(value, one.name)) for one in dataclasses.fields(value)]
+    elif hasattr(value, "state_dict") and not isinstance(value, type):
+        items = [(".state_dict()", value.state_dict())]
+    if items:
+        yield f"len({path})", str(len(items))
+    elif array is None:
+        yield path, _text(value)
+    for step, one in items:
+        yield from _leaves(one, path + step)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (set, frozenset)):  # their order differs between processes
+        return f"{type(value).__name__}({sorted(map(_text, value))})"
+    return _ADDRESS.sub("", repr(value))
+
+
+def _array_text(value: Any) -> str | None:
+    """An array's first values, dtype, shape and fingerprint; None: it is no array."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from farandole.torch.models import fingerprint_of_tensor  # needs torch
+
+        first = value.detach().flatten()[:6].tolist() if value.layout == torch.strided else ""
+        return f"{first} ({fingerprint_of_tensor(value)})"
+    if isinstance(value, np.generic) or not hasattr(value, "__array__"):
+        return None
+    array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)
+    if array.dtype.hasobject:  # it holds addresses
+        return f"{array.dtype}{array.shape} {_text(array.tolist())}"
+    return f"{array.reshape(-1)[:6].tolist()} ({fingerprint_of(array)})"
