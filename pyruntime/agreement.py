@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from farandole.calls.public_call import heard_by_all
-from farandole.equality import fingerprint_of
+from farandole.equality import fingerprint
 from farandole.errors import MismatchError, printable, ranks_text
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
@@ -127,4 +127,6 @@ def _array_text(value: Any) -> str | None:
     array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)
     if array.dtype.hasobject:  # it holds addresses
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
-    return f"{array.reshape(-1)[:6].tolist()} ({fingerprint_of(array)})"
+    whole = np.ascontiguousarray(array)
+    told = f"{array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
+    return f"{array.reshape(-1)[:6].tolist()} ({told})"
