@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 17
+#define FARANDOLE_ABI_VERSION 18
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -214,6 +214,10 @@ int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const ui
  * address: a handle, or -code. */
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
+/* The same for a caller that only waits: ranks of one host complete a small call among themselves. 0: it is done, and
+ * there is no handle. Returns a handle after a few milliseconds at most. */
+int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
+int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
 /* Tells the peers of `name` that this rank can't take part: they fail with this code and text instead of
  * waiting. A refused join fails with the next farandole_submit of a join, when all have joined. */

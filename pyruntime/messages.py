@@ -65,12 +65,20 @@ class _Again(RepeatedCall):
         self._source = source
         self._what, self._collect = first._what, first._collect
 
-    def _start(self, call: PreparedCall, array: Any, pointer: Any, memory: object) -> Handle[Any]:
+    def _start(
+        self,
+        call: PreparedCall,
+        submit: Callable[[Any, Any], int],
+        array: Any,
+        pointer: Any,
+        memory: object,
+        what: object,
+    ) -> Handle[Any]:
         nothing = ffi.NULL if self._kind.gives_pointers else 0
         if not self._in_place:
-            number = lend(call.start, pointer, nothing, memory)
+            number = lend(submit, pointer, nothing, memory)
             return OneHandle(number, None, self._what, self._timeout)
-        number = lend(call.start, nothing, pointer, memory)
+        number = lend(submit, nothing, pointer, memory)
         if self._source is not None:
             return OneHandle(number, self._source, self._what, self._timeout)
         return Handle((number,), self._collect, self._what, self._timeout)

@@ -75,7 +75,7 @@ class FarandoleGroup(ProcessGroup):
             self._in_flight()
         form = _form(kind, args, kwargs)
         try:
-            if form in self._prepared and (work := self._again(form, args[0])):
+            if form in self._prepared and (work := self._again(form, *args)):
                 return work
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
@@ -90,17 +90,18 @@ class FarandoleGroup(ProcessGroup):
             part.end(reason)
             raise
 
-    def _again(self, form: Hashable, tensors: list[Tensor]) -> GroupWork | None:
+    def _again(self, form: Hashable, tensors: list[Tensor], options: Any) -> GroupWork | None:
         """Submits a call as an equal one was prepared; None if its tensor has another layout."""
+        waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
         try:
-            handle = self._prepared[form].start(tensors[0], self._text("allreduce"))
+            handle = self._prepared[form].start(tensors[0], self._text("allreduce"), waits=waits)
         except Exception as reason:
             if is_of_core(reason):  # the core has told the peers
                 told(reason)
             raise
         if handle is None:
             return None
-        self._numbers.extend(handle.numbers)
+        self._numbers.extend(handle.numbers or ())
         return GroupWork(handle, tensors, self._futures, [])
 
     def _submit(self, kind: str, plan: Plan, options: Options, form: Hashable = None) -> GroupWork:

@@ -248,13 +248,30 @@ FARANDOLE_API int32_t farandole_submit(const int64_t* calls, const uintptr_t* in
   });
 }
 
+namespace {
+
+uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
+
+int64_t submit_one(int64_t call, uintptr_t input, uintptr_t output, bool waits) {
+  return negated([&]() -> int64_t { return prepared_call(call)->submit(input, output, waits); });
+}
+
+}  // namespace
+
 FARANDOLE_API int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output) {
-  return negated([&]() -> int64_t { return prepared_call(call)->submit(input, output); });
+  return submit_one(call, input, output, false);
 }
 
 FARANDOLE_API int64_t farandole_submit_pointers(int64_t call, const void* input, void* output) {
-  const auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
-  return farandole_submit_one(call, address(input), address(output));
+  return submit_one(call, address(input), address(output), false);
+}
+
+FARANDOLE_API int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output) {
+  return submit_one(call, input, output, true);
+}
+
+FARANDOLE_API int64_t farandole_call_pointers(int64_t call, const void* input, void* output) {
+  return submit_one(call, address(input), address(output), true);
 }
 
 FARANDOLE_API void farandole_forget_prepared(int64_t call) {

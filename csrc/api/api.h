@@ -27,14 +27,18 @@ namespace farandole {
 
 // A call kept by farandole_prepare_call, with its runtime, so that one look-up finds both.
 struct PreparedCall {
-  // One tensor.
-  int64_t submit(uintptr_t input, uintptr_t output) const {
+  // One tensor. `waits`: the caller has nothing else to do; 0: the call is done.
+  int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
       throw Error(ErrorCode::kInvalidArgument, "this call is of several tensors");
     }
     Handle handle = 0;
     PreparedSubmission one{&call, {&input, 1}, {&output, 1}, {}, {&handle, 1}};
-    runtime->submit({&one, 1});
+    if (!waits) {
+      runtime->submit({&one, 1});
+    } else if (runtime->call(one)) {
+      return 0;
+    }
     return handle;
   }
 

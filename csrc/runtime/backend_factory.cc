@@ -68,7 +68,7 @@ SegmentSize BackendFactory::staging_size(SetId id, const std::vector<Rank>& rank
     const SegmentSize size =
         ShmBackend::sizes(hosts.members(), shm_block_bytes(config_, id, hosts.members()),
                           static_cast<int>(config_.staging_slots));
-    return is_pair(id) ? size : SegmentSize(size.bytes);
+    return is_pair(id) ? size : SegmentSize(size.bytes + Cell::bytes(hosts.members()));
   }
   const HierarchicalBlocks blocks = hierarchical_blocks(config_, id, hosts);
   return HierarchicalBackend::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
@@ -106,6 +106,17 @@ std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set,
   if (is_pair(id)) setup.fd = staging.fd();
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<ShmBackend>(setup));
+}
+
+// The end of the memory.
+std::shared_ptr<Cell> BackendFactory::open_cell(SetId id, const ProcessSet& set,
+                                                const std::shared_ptr<Segment>& staging,
+                                                Spin spin) const {
+  const size_t bytes = Cell::bytes(set.members());
+  const bool together = topology_.locals_among(set.ranks).size() == set.ranks.size();
+  if (bytes == 0 || !together || is_pair(id)) return nullptr;
+  return std::make_shared<Cell>(
+      Cell::Setup{set.member, set.members(), staging, staging->size() - bytes, spin});
 }
 
 std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessSet& set,

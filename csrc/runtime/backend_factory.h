@@ -25,6 +25,9 @@ class BackendFactory {
   // For a set of which this rank is a member; `staging` is the memory that its members share.
   std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging,
                                   Feeds feeds) const;
+  // For the same; null if its members are not all on this host.
+  std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
+                                  const std::shared_ptr<Segment>& staging, Spin spin) const;
 
  private:
   std::vector<std::string> names_of(const ProcessSet& set) const;

@@ -15,10 +15,10 @@
 
 #include "base/clock.h"
 #include "lib/ipc/event_count.h"
+#include "lib/os/spin.h"
 #include "runtime/calls/rank_calls.h"
 #include "runtime/engine.h"
 #include "runtime/rank_watch.h"
-#include "runtime/spin.h"
 
 namespace farandole {
 

@@ -16,10 +16,8 @@ constexpr std::chrono::seconds kStagingTimeout{10};
 
 }  // namespace
 
-void Lanes::open(SetId id, const ProcessSet& set, Segment staging) {
-  Opened opened{std::move(staging), nullptr};
-  opened.lane = make_(id, set, opened.staging, Feeds::kHost);
-  lanes_.emplace(id, std::move(opened));
+void Lanes::open(SetId id, const ProcessSet& set, const std::shared_ptr<Segment>& staging) {
+  lanes_.emplace(id, Opened{staging, make_(id, set, *staging, Feeds::kHost)});
 }
 
 Lane* Lanes::find(SetId id) {
@@ -153,7 +151,14 @@ void GpuBuckets::abort(const Failure& failure, bool together) {
 Engine::Engine(Setup setup, Segment world_staging)
     : setup_(std::move(setup)), calls_(setup_.calls), lanes_(setup_.open_lane), gpu_(calls_) {
   calls_.on(OpenSet{kWorldSet, numbers_below(setup_.topology.size), {}});
-  lanes_.open(kWorldSet, *calls_.find_set(kWorldSet), std::move(world_staging));
+  open(kWorldSet, std::move(world_staging));
+}
+
+void Engine::open(SetId id, Segment staging) {
+  const auto shared = std::make_shared<Segment>(std::move(staging));
+  const ProcessSet set = *calls_.find_set(id);
+  lanes_.open(id, set, shared);
+  calls_.use(id, setup_.open_cell(id, set, shared));
 }
 
 bool Engine::step() {
@@ -265,17 +270,15 @@ void Engine::on(const OpenSet& open) {
   const bool own = std::ranges::count(open.ranks, setup_.topology.rank) > 0;
   if (is_pair(open.set) && !own) return;
   calls_.on(open);
-  if (own) lanes_.open(open.set, *calls_.find_set(open.set), take_staging(open.set));
+  if (own) this->open(open.set, take_staging(open.set));
 }
 
 void Engine::on(const CloseSet& close) {
   if (Lane* lane = lanes_.find(close.set)) {
-    const Failure gone{
-        ErrorCode::kInvalidArgument,
-        "process set " + std::to_string(close.set) + " was removed while this call was under way"};
-    lane->abort(gone);
+    const Failure removed = gone(close.set);
+    lane->abort(removed);
     lanes_.close(close.set);
-    gpu_.close(close.set, gone);
+    gpu_.close(close.set, removed);
   }
   calls_.on(close);
 }

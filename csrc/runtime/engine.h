@@ -24,12 +24,16 @@ namespace farandole {
 // Opens the lane of a set of which this rank is a member, on the memory that the members share.
 using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&, Feeds)>;
 
+// The cell of such a set, which keeps the memory; null: it has none.
+using OpenCell =
+    std::function<std::shared_ptr<Cell>(SetId, const ProcessSet&, const std::shared_ptr<Segment>&)>;
+
 // The lanes of this rank's process sets, which don't wait for each other. The driver only.
 class Lanes {
  public:
   explicit Lanes(OpenLane make) : make_(std::move(make)) {}
 
-  void open(SetId id, const ProcessSet& set, Segment staging);
+  void open(SetId id, const ProcessSet& set, const std::shared_ptr<Segment>& staging);
   // nullptr: this rank is no member.
   Lane* find(SetId id);
   void push(SetId id, Bucket bucket);
@@ -47,7 +51,7 @@ class Lanes {
 
  private:
   struct Opened {
-    Segment staging;  // must outlive the lane
+    std::shared_ptr<Segment> staging;  // must outlive the lane
     std::unique_ptr<Lane> lane;
   };
   // Between messages, this rank's pairs keep so much memory together.
@@ -107,6 +111,7 @@ class Engine {
     RankCalls& calls;
     Recorder& recorder;
     OpenLane open_lane;
+    OpenCell open_cell;
     std::function<void()> report_stacks;  // the coordinator asks for this rank's; must not block
     std::function<void(const std::string&)> tell_finding;  // see RankWatch
   };
@@ -140,6 +145,7 @@ class Engine {
   void on(const CloseSet& close);
   void on(const SetUp& step);
   void on(const Notice& notice);
+  void open(SetId id, Segment staging);
   void act_on(Failure found);
   void break_down(const Failure& failure);
   Segment take_staging(SetId id);  // of a set being opened; made by the leader

@@ -123,11 +123,18 @@ void Runtime::open_engine(int cores) {
         const bool ends_well = failure.code == ErrorCode::kShutdown;
         if (!ends_well && told.insert(failure.code).second) watch_->dump_own(failure.text);
       }});
+  auto spin = [&](Spin::Who who) {
+    return Spin(who, config_.spin_us, cores, topology_.local_size());
+  };
   engine_ = std::make_unique<Engine>(
       Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_,
                     watch_->recorder(),
                     [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
                       return backends_->open_lane(id, set, staging, feeds);
+                    },
+                    [this, caller = spin(Spin::Who::kCaller)](
+                        SetId id, const ProcessSet& set, const std::shared_ptr<Segment>& staging) {
+                      return backends_->open_cell(id, set, staging, caller);
                     },
                     [this] { report_stacks(); },
                     [this](const std::string& text) { watch_->tell_finding(text); }},
@@ -135,9 +142,6 @@ void Runtime::open_engine(int cores) {
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
       [this](RankGpu& gpu) { engine_->use_gpu(gpu); });
-  auto spin = [&](Spin::Who who) {
-    return Spin(who, config_.spin_us, cores, topology_.local_size());
-  };
   driver_ = std::make_unique<Driver>(Driver::Setup{
       *engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
       spin(Spin::Who::kCaller), spin(Spin::Who::kBackground), config_.priority == "realtime"});
@@ -247,6 +251,23 @@ void Runtime::submit(std::span<PreparedSubmission> batch) {
   }
   driver_->after_submit();
   if (error) std::rethrow_exception(error);
+}
+
+bool Runtime::call(PreparedSubmission& prepared) {
+  if (config_.check_numerics || prepared.call->submission.device != kCpuDevice) {
+    submit({&prepared, 1});
+    return false;
+  }
+  bool done = false;
+  std::exception_ptr error;
+  try {
+    done = calls_->call(prepared);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (!done) driver_->after_submit();
+  if (error) std::rethrow_exception(error);
+  return done;
 }
 
 void Runtime::refuse(const farandole_request& request, const Failure& why) {

@@ -39,6 +39,8 @@ class Runtime {
   // Submits prepared calls in order, up to the first that fails, whose error it throws; sets the handles of
   // those before.
   void submit(std::span<PreparedSubmission> batch);
+  // Makes one call whose caller waits. True: it is done, and has no handle.
+  bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
   Driver& driver() { return *driver_; }
   // Reports that this rank leaves, waits for the others as long as the settings allow, and fails its calls in flight.

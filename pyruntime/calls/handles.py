@@ -169,8 +169,8 @@ class OneHandle(Handle[T]):
     __slots__ = ()
 
     def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
-        """`value` is the result; the others as in Handle."""
-        self._numbers = (number,)
+        """`value` is the result; the others as in Handle. `number` 0: the call is done."""
+        self._numbers = (number,) if number else None
         self._collect = None
         self._what = what
         self._timeout = timeout
@@ -180,6 +180,8 @@ class OneHandle(Handle[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result; raises the call's error."""
         numbers = self._numbers
+        if numbers is None and self._error is None:
+            return self._value
         limit = self._timeout if timeout is None else timeout
         mine = numbers is not None and self._collect is None and (limit is None or limit >= SLICE)
         try:

@@ -42,8 +42,8 @@ def in_flight() -> list[tuple[int, object]]:
 
 
 def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
-    """Submits by `start(input, output)`, of C, which returns a handle or -code; returns the
-    handle.
+    """Submits by `start(input, output)`, of C, which returns a handle, -code, or 0 if the call is
+    done already; returns the handle or 0.
 
     `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
     """
@@ -54,6 +54,8 @@ def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: obje
         if number > 0:
             _held[number] = memory
             return number
+        if number == 0:
+            return 0
     except BaseException as reason:
         _broken_off(reason, memory)
         raise

@@ -73,9 +73,10 @@ def clear() -> None:
         known.clear()
 
 
-def repeating(function: _F, by_name: bool = True) -> _F:
+def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
     """Decorates a call that returns a handle: repeated on equal terms, on an array of the same
-    form, it is submitted as it was prepared. `by_name`: a name stands for one call."""
+    form, it is submitted as it was prepared. `by_name`: a name stands for one call. `waits`: the
+    caller waits for the handle at once."""
     place = list(signature(function).parameters).index("name") - 1  # among the others
     known: _Known = {}
     _all.append(known)
@@ -99,7 +100,7 @@ def repeating(function: _F, by_name: bool = True) -> _F:
             same = False
         if same:
             try:
-                handle = prepared.start(array)
+                handle = prepared.start(array, waits=waits)
             except Exception as reason:
                 if is_of_core(reason):  # the core has reported a wrong submission to the peers
                     raise told(reason) from None
@@ -115,6 +116,9 @@ def repeating(function: _F, by_name: bool = True) -> _F:
         return handle
 
     return cast("_F", call)
+
+
+repeating_wait = partial(repeating, waits=True)
 
 
 class RepeatedCall:
@@ -154,8 +158,9 @@ class RepeatedCall:
         # Whether it is a named call in place on the CPU, which needs nothing but its submission.
         self._plain = in_place and self._device is None and call.name is not None
 
-    def start(self, array: Any) -> Handle[Any] | None:
-        """Submits it for `array`, or returns None if that has another form."""
+    def start(self, array: Any, what: object = None, waits: bool = False) -> Handle[Any] | None:
+        """Submits it for `array`, or returns None if that has another form. `what` is, as text, for
+        errors; by default the call. `waits`: the caller waits for it at once."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
@@ -163,13 +168,20 @@ class RepeatedCall:
             return None
         site = here(3)  # called by the public call
         call = self._prepared.get(site.text) or self._prepare(site)
+        submit = call.call if waits else call.start
         if not self._plain:
-            return self._start(call, array, pointer, memory)
-        number = lend(call.start, pointer, pointer, memory)
-        return OneHandle(number, array, self._call, self._timeout)
+            return self._start(call, submit, array, pointer, memory, what or self._call)
+        number = lend(submit, pointer, pointer, memory)
+        return OneHandle(number, array, what or self._call, self._timeout)
 
     def _start(
-        self, call: PreparedCall, array: Any, pointer: Any, memory: object
+        self,
+        call: PreparedCall,
+        submit: Callable[[Any, Any], int],
+        array: Any,
+        pointer: Any,
+        memory: object,
+        what: object,
     ) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
@@ -185,9 +197,9 @@ class RepeatedCall:
         if device is not None:
             stream = partial(kind.stream, array)
             number = call.submit_on(pointer, output, stream(), memory)
-            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
-        number = lend(call.start, pointer, output, memory)
-        return OneHandle(number, result, self._call, self._timeout)
+            return GpuHandle([number], lambda _: result, what, self._timeout, stream)
+        number = lend(submit, pointer, output, memory)
+        return OneHandle(number, result, what, self._timeout)
 
     def _prepare(self, site: Site) -> PreparedCall:
         with _preparing:  # another thread may be preparing it too

@@ -327,7 +327,7 @@ def refuse_all(
 class PreparedCall:
     """A call that is submitted repeatedly, by one C call each time. For adapters' hooks."""
 
-    __slots__ = ("current", "number", "start", "stream")
+    __slots__ = ("call", "current", "number", "start", "stream")
 
     def __init__(
         self,
@@ -350,6 +350,9 @@ class PreparedCall:
         # On the CPU, (input, output) -> the core handle's number, or -code for check_count().
         submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
+        # The same for a caller that only waits; 0: the call is done.
+        at_once = lib.farandole_call_pointers if pointers else lib.farandole_call_one
+        self.call: Callable[[Any, Any], int] = partial(at_once, self.number)
 
     def submit(self, input: int, output: int, memory: object) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import index
 
 from farandole.calls.handles import Handle
-from farandole.calls.prepared import repeating
+from farandole.calls.prepared import repeating, repeating_wait
 from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Call, Op
 from farandole.members import ProcessSet, global_process_set, set_id
@@ -56,7 +56,7 @@ def broadcast_async(
 
 
 @waiting(Op.BROADCAST)
-@repeating
+@repeating_wait
 def broadcast(
     tensor: T,
     root_rank: int,
@@ -113,7 +113,7 @@ def broadcast_async_(
 
 
 @waiting(Op.BROADCAST)
-@repeating
+@repeating_wait
 def broadcast_(
     tensor: T,
     root_rank: int,

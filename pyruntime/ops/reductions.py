@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.calls.handles import Handle
-from farandole.calls.prepared import repeating
+from farandole.calls.prepared import repeating, repeating_wait
 from farandole.calls.public_call import collective, wait_for, waiting
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
@@ -65,7 +65,7 @@ def allreduce_async(
 
 
 @waiting(Op.ALLREDUCE)
-@repeating
+@repeating_wait
 def allreduce(
     tensor: T,
     average: bool | None = None,
@@ -135,7 +135,7 @@ def allreduce_async_(
 
 
 @waiting(Op.ALLREDUCE)
-@repeating
+@repeating_wait
 def allreduce_(
     tensor: T,
     average: bool | None = None,

@@ -118,12 +118,33 @@ def _reduced(
     timeout: float | None = None,
 ) -> list[Tensor]:
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        terms = (None, name, op, *factors, process_set)
         if len(xs) == 1:  # a call that may be repeated
-            return [ops.allreduce_async(xs[0], *terms, timeout=timeout).wait()]
+            return [_reduced_one(xs[0], name, op, factors, process_set, timeout)]
+        terms = (None, name, op, *factors, process_set)
         return ops.grouped_allreduce_async(xs, *terms, timeout=timeout).wait()
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         return _reduced(gs, back, op, factors, process_set)
 
     return differentiable("allreduce", name, process_set, tensors, run, gradient, op)
+
+
+def _reduced_one(
+    x: Tensor,
+    name: str | None,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Tensor:
+    before, after = factors
+    return ops.allreduce(
+        x,
+        None,
+        name,
+        op=op,
+        prescale_factor=before,
+        postscale_factor=after,
+        process_set=process_set,
+        timeout=timeout,
+    )

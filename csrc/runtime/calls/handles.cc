@@ -236,6 +236,11 @@ void Handles::release(Handle handle) {
   let_go(slot_of(handle), handle);
 }
 
+void Handles::cancel(Handle handle) {
+  std::lock_guard lock(mutex_);
+  free(slot_of(handle), static_cast<uint32_t>(handle));
+}
+
 void Handles::release_all(std::span<const Handle> handles) {
   std::lock_guard lock(mutex_);
   for (Handle handle : handles) {

@@ -127,6 +127,8 @@ class Handles {
   OwnedMemory take(Handle handle);
   // A call in flight keeps its handle until it is done.
   void release(Handle handle);
+  // Ends a handle that no caller knows, whatever became of its call.
+  void cancel(Handle handle);
   // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);
 

@@ -29,6 +29,47 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
 
 constexpr size_t kMaxAnswers = 64;
 
+bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set) {
+  const CollectiveTraits& traits = signature.traits();
+  if (traits.pattern == Pattern::kMeet) return true;
+  const bool known =
+      traits.pattern == Pattern::kReduceToAll || traits.pattern == Pattern::kOneToAll;
+  const bool sends = !traits.from_root() || set.member_of(signature.root) == set.member;
+  const bool receives = !traits.to_root() || set.member_of(signature.root) == set.member;
+  const uint64_t bytes = mine.recorded.bytes;
+  return known && !traits.paired() && mine.device == kCpuDevice && bytes > 0 &&
+         bytes <= Cell::most_bytes(set.members()) && (mine.input || !sends) &&
+         (mine.output || !receives);
+}
+
+// What this member brings.
+std::span<const std::byte> input_in_cell(const Part& part, int member) {
+  const bool none = !part.signature.traits().moves_bytes() ||
+                    (part.signature.traits().from_root() && part.signature.root != member);
+  return {part.input, none ? 0 : part.signature.bytes()};
+}
+
+// After all have met: the result, from all inputs in member order.
+void complete(const Part& part, const ProcessSet& set, const Cell& cell) {
+  const Signature& signature = part.signature;
+  if (part.output == nullptr || !signature.traits().moves_bytes()) return;
+  if (signature.traits().from_root()) {
+    if (signature.root != set.member) {
+      kernels::copy(part.output, cell.input_of(static_cast<int>(signature.root)),
+                    signature.bytes());
+    } else if (part.output != part.input) {
+      kernels::copy(part.output, part.input, signature.bytes());
+    }
+    return;
+  }
+  std::vector<const void*> inputs;
+  for (int member = 0; member < set.members(); ++member) {
+    inputs.push_back(member == set.member ? part.input : cell.input_of(member));
+  }
+  kernels::reduce(signature.dtype, signature.reduce_op, part.output, inputs.data(), set.members(),
+                  signature.bytes() / size_of(signature.dtype), factors_of(part));
+}
+
 // Belongs to a result that the log carries.
 size_t bytes_of(const Ending& ending) {
   size_t bytes = size_of(ending.submission.recorded.dtype);
@@ -182,6 +223,63 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
   if (error) std::rethrow_exception(error);
 }
 
+bool RankCalls::call(PreparedSubmission& prepared) {
+  const Request& request = prepared.call->request;
+  std::unique_lock lock(mutex_);
+  check_open();
+  Submission mine = checked(prepared);
+  const uint64_t definition = pending_.definition_of(request, mine);
+  const std::shared_ptr<Cell> cell = cell_of(request, mine, definition);
+  const uint64_t sequence = note(request, mine, prepared.handles);
+  if (!cell) {
+    pass_one(prepared, std::move(mine), sequence);
+    return false;
+  }
+  if (mine.named) mine.named->in_flight = true;
+  const ProcessSet set = sets_.own(request.set);
+  lock.unlock();
+  const Part part = part_of({}, request.signature, set, &mine);
+  const bool met = cell->meet({definition, sequence}, input_in_cell(part, set.member));
+  if (met) complete(part, set, *cell);
+  lock.lock();
+  leave_cell(prepared, std::move(mine), sequence, met);
+  return met;
+}
+
+// The cell in which this call may be completed, which is then occupied; null: it goes through the coordinator.
+std::shared_ptr<Cell> RankCalls::cell_of(const Request& request, const Submission& mine,
+                                         uint64_t definition) {
+  ProcessSet& set = sets_.own(request.set);
+  const bool ready = set.cell && definition != 0 && !set.meeting && set.under_way == 0;
+  if (!ready || request.parts() > 1 || !fits_cell(request.signature, mine, set)) return nullptr;
+  set.meeting = true;
+  return set.cell;
+}
+
+// `met`: it is completed.
+void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, uint64_t sequence,
+                           bool met) {
+  ProcessSet* set = sets_.find(prepared.call->request.set);
+  if (set) set->meeting = false;
+  if (!met && job.broken()) return;  // clear() fails all handles
+  if (!met && set) return pass_one(prepared, std::move(mine), sequence);
+  pending_.finish(mine);
+  if (met) {
+    setup_.recorder.done(mine.recorded, now_ns());
+    return handles.cancel(mine.handle);
+  }
+  Outcome removed;
+  removed.failure = gone(prepared.call->request.set);
+  setup_.recorder.failed(mine.recorded, removed.failure);
+  handles.finish_all([&](auto&& end) { end(mine.handle, std::move(removed)); });
+}
+
+void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine, uint64_t sequence) {
+  const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
+  enter(prepared.call->request, std::move(mine), sequence, rides);
+  reporter_.pass_batch();
+}
+
 void RankCalls::prepare(CheckedCall& call) {
   std::lock_guard lock(mutex_);
   check_open();
@@ -189,7 +287,7 @@ void RankCalls::prepare(CheckedCall& call) {
   call.submission.prepared = ++prepared_;
 }
 
-void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
+Submission RankCalls::checked(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   Submission submission = prepared.submission();
   const ProcessSet& set = working_set(request, sets_);
@@ -205,17 +303,24 @@ void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
     tell_refusal(request, {e.code(), e.what()});
     throw;
   }
-  note(request, submission, prepared.handles);
-  enter(request, std::move(submission), rides);
+  return submission;
+}
+
+void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
+  const Request& request = prepared.call->request;
+  Submission submission = checked(prepared);
+  const uint64_t sequence = note(request, submission, prepared.handles);
+  enter(request, std::move(submission), sequence, rides);
 }
 
 // Gives its tensors their handles, and tells the recorder.
-void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
+uint64_t RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
   uint64_t sequence = 0;
   if (request.signature.traits().paired()) {
     sequence = posted_.next;
   } else if (request.name.empty()) {
-    sequence = pending_.next_unnamed(request.set);
+    const bool joins = request.signature.op == Op::kJoin;
+    sequence = joins ? pending_.next_unnamed(request.set) : pending_.take_unnamed(request.set);
   }
   for (size_t i = 0; i < request.parts(); ++i) {
     Submission& mine = submission.part(i);
@@ -224,11 +329,26 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
     mine.recorded.call = mine.handle;
     setup_.recorder.submitted(mine.recorded, sequence, mine.shape);
   }
+  return sequence;
+}
+
+// Calls through the coordinator count as under way until the log has settled them.
+void RankCalls::count(Submission& submission, SetId set) {
+  ProcessSet& its = sets_.own(set);
+  submission.counted = true;
+  ++its.under_way;
+  tell(its);
+}
+
+void RankCalls::tell(const ProcessSet& set) const {
+  if (set.cell) set.cell->tell(set.ended, set.under_way);
 }
 
 // `rides`: its inputs may travel in the report, all or none.
-void RankCalls::enter(const Request& request, Submission submission, bool rides) {
+void RankCalls::enter(const Request& request, Submission submission, uint64_t sequence,
+                      bool rides) {
   const bool paired = request.signature.traits().paired();
+  if (!paired) count(submission, request.set);
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = sets_.own(request.set);
     set.join = submission.recorded;
@@ -254,7 +374,7 @@ void RankCalls::enter(const Request& request, Submission submission, bool rides)
   if (const uint32_t id = pending_.submit_known(request, submission)) {
     return reporter_.pass_known(id, std::move(given), std::move(more));
   }
-  Ready ready{0, {}, 0, std::move(given), std::move(more)};
+  Ready ready{0, {}, sequence, std::move(given), std::move(more)};
   pending_.submit(request, std::move(submission), ready);
   reporter_.pass(ready);
 }
@@ -281,6 +401,7 @@ void RankCalls::tell_refusal(const Request& request, const Failure& why) {
     reporter_.pass(Post{request, posted_.next++, {}, std::move(failure)});
   } else {
     reporter_.pass(pending_.refuse(request, std::move(failure)));
+    if (set->cell) set->cell->disturb();
   }
 }
 
@@ -384,7 +505,7 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   made.bucket.done = [this, bytes, launched_ns, done = Done{run.set, run.bucket, run.gpu},
                       lowest = set.member == 0, endings = made.endings](const Failure* failure) {
     if (!failure) setup_.recorder.moved(done.set, done.bucket, bytes, *launched_ns);
-    settle(*endings, failure);
+    settle(*endings, failure, done.set);
     if (lowest && !failure) report(done);
   };
   return made;
@@ -397,7 +518,10 @@ void RankCalls::on(const Result& result, uint64_t log_position,
     ProcessSet* set = sets_.find(result.set);
     if (!set || set->member < 0) return;
     std::optional<Submission> mine = pending_.take(result.id, result.sequence);
-    if (!mine) return;
+    if (!mine) {
+      ++set->ended;
+      return tell(*set);
+    }
     const Request& request = pending_.request_of(result.id);
     end(std::move(*mine));
     std::span<const int64_t> rows = result.rows;
@@ -419,7 +543,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
     if (ending.outcome.output) std::memcpy(ending.outcome.output, payload, bytes);
     payload += bytes;
   }
-  settle(endings_, nullptr);
+  settle(endings_, nullptr, result.set);
 }
 
 // Also for removed sets: a report of this rank may have come too late.
@@ -441,6 +565,7 @@ void RankCalls::on(const Joined& joined) {
     ProcessSet* set = sets_.find(joined.set);
     if (!set || set->member < 0) return;
     mine.recorded = std::exchange(set->join, {});
+    mine.counted = true;
     if (mine.recorded.call == 0) return;  // other ranks' join; this rank counts its own calls
     pending_.resume(joined.set, joined.next_sequence);
   }
@@ -471,6 +596,11 @@ void RankCalls::on(const OpenSet& open) {
     }
   }
   finish(std::move(mine), valued(open.set));
+}
+
+void RankCalls::use(SetId set, std::shared_ptr<Cell> cell) {
+  std::lock_guard lock(mutex_);
+  sets_.own(set).cell = std::move(cell);
 }
 
 void RankCalls::on(const CloseSet& close) {
@@ -520,14 +650,24 @@ void RankCalls::fail(Submission mine, const Failure& failure) {
 void RankCalls::free_name(const Submission& submission) {
   riders_ -= submission.rider;
   pending_.finish(submission);
+  if (!submission.counted) return;
+  if (ProcessSet* set = sets_.find(submission.recorded.set)) --set->under_way;
 }
 
 // Names are freed before handles complete, so that waiters can reuse them.
-void RankCalls::settle(std::span<Ending> endings, const Failure* failure) {
+void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
+                       std::optional<SetId> set) {
+  const uint64_t ended = set ? 1 : 0;
   {
     std::lock_guard lock(mutex_);
     for (const Ending& ending : endings) {
       if (!ending.launched) free_name(ending.submission);
+    }
+    if (!set && !endings.empty()) set = endings.front().submission.recorded.set;
+    ProcessSet* its = set ? sets_.find(*set) : nullptr;
+    if (its) {
+      its->ended += ended;
+      tell(*its);
     }
   }
   const int64_t now = now_ns();
@@ -570,7 +710,7 @@ void RankCalls::clear(const Failure& failure) {
   pending_.clear();
   posted_.waiting.clear();
   riders_ = 0;
-  sets_.clear_joins();
+  sets_.clear_under_way();
   handles.fail_all(failure);
 }
 

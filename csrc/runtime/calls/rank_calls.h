@@ -70,6 +70,8 @@ class RankCalls {
   std::optional<ProcessSet> find_set(SetId id);
   // In order, up to the first that fails, whose error it throws, and tells peers unless its name is in flight.
   void submit(std::span<PreparedSubmission> batch);
+  // Makes one call, and waits while the members of its set complete it among themselves. False: it is submitted.
+  bool call(PreparedSubmission& prepared);
   // Gives a checked call what it needs to be submitted repeatedly.
   void prepare(CheckedCall& call);
   // The peers' call of this name fails.
@@ -100,6 +102,7 @@ class RankCalls {
   void on(const Joined& joined);
   void on(const Matched& matched);
   void on(const OpenSet& open);
+  void use(SetId set, std::shared_ptr<Cell> cell);
   void on(const CloseSet& close);
   void on(const Inform& inform);
   // `device`: for outputs on a GPU.
@@ -108,8 +111,9 @@ class RankCalls {
   BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
                  bool labelled);
   // Ends calls: frees their names, tells the recorder, completes the handles. Each step for all at once.
-  // `failure`: of all; null: see each outcome.
-  void settle(std::span<Ending> endings, const Failure* failure);
+  // `failure`: of all; null: see each outcome. `set`: a call of this set has ended, also if this rank had none.
+  void settle(std::span<Ending> endings, const Failure* failure,
+              std::optional<SetId> set = std::nullopt);
   // On a GPU a call ends twice: launch() lets waiters continue, settle() frees the buffers.
   void launch(Ending& ending, const std::shared_ptr<GpuEvent>& past);
   // Refuses new calls; once nothing moves any more, clear() fails what waits.
@@ -120,9 +124,18 @@ class RankCalls {
   void check_open() const;
   // ---- Under the mutex
   void describe(CheckedCall& call);  // fills in what the recorder shows
+  // Throws the error of a call that cannot be made, and tells the peers unless its name is in flight.
+  Submission checked(PreparedSubmission& prepared);
   void enter(PreparedSubmission& prepared, bool rides);
-  void enter(const Request& request, Submission submission, bool rides);
-  void note(const Request& request, Submission& submission, std::span<Handle> made);
+  void enter(const Request& request, Submission submission, uint64_t sequence, bool rides);
+  // Returns the sequence of an unnamed call.
+  uint64_t note(const Request& request, Submission& submission, std::span<Handle> made);
+  std::shared_ptr<Cell> cell_of(const Request& request, const Submission& mine,
+                                uint64_t definition);
+  void leave_cell(PreparedSubmission& prepared, Submission mine, uint64_t sequence, bool met);
+  void pass_one(PreparedSubmission& prepared, Submission mine, uint64_t sequence);
+  void count(Submission& submission, SetId set);
+  void tell(const ProcessSet& set) const;
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- The driver

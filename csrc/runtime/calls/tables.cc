@@ -43,8 +43,16 @@ std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
   return std::nullopt;
 }
 
-void ProcessSets::clear_joins() {
-  for (auto& [id, set] : sets_) set.join = {};
+void ProcessSets::clear_under_way() {
+  for (auto& [id, set] : sets_) {
+    set.join = {};
+    set.under_way = 0;
+  }
+}
+
+Failure gone(SetId set) {
+  return {ErrorCode::kInvalidArgument,
+          "process set " + std::to_string(set) + " was removed while this call was under way"};
 }
 
 std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
@@ -75,9 +83,7 @@ void PendingTable::check_free(const Request& request, Submission& submission,
 
 void PendingTable::submit(const Request& request, Submission submission, Ready& ready) {
   if (request.name.empty()) {
-    NumberedCalls& calls = unnamed_[request.set];
-    ready.sequence = calls.next++;
-    calls.waiting.emplace(ready.sequence, std::move(submission));
+    unnamed_[request.set].waiting.emplace(ready.sequence, std::move(submission));
     auto known = interned_.find(bytes_of(request));
     if (known != interned_.end()) ready.id = known->second;
   } else {
@@ -95,6 +101,17 @@ uint32_t PendingTable::submit_known(const Request& request, Submission& submissi
   record->submission = std::move(submission);
   record->in_flight = record->reported = true;
   return record->id;
+}
+
+uint64_t PendingTable::definition_of(const Request& request, const Submission& submission) const {
+  uint32_t id = 0;
+  if (request.name.empty()) {
+    auto known = interned_.find(bytes_of(request));
+    if (known != interned_.end()) id = known->second;
+  } else if (NamedRequest* record = submission.named; record && record->idle()) {
+    if (stands_for(*record, request, submission.prepared)) id = record->id;
+  }
+  return id == 0 ? 0 : by_id_[id]->definition;
 }
 
 // Caches the result of comparing a prepared call's request.
@@ -138,7 +155,7 @@ Refuse PendingTable::refuse(const Request& request, Failure failure) {
 
 void PendingTable::define(const Define& define) {
   if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
-  by_id_[define.id] = {define.request};
+  by_id_[define.id] = {define.request, nullptr, ++definitions_};
   if (define.request.name.empty()) {
     interned_[bytes_of(define.request)] = define.id;
     return;
@@ -150,7 +167,7 @@ void PendingTable::define(const Define& define) {
 }
 
 void PendingTable::forget(uint32_t id) {
-  const auto& [request, record] = known(id);
+  const auto& [request, record, definition] = known(id);
   if (request.name.empty()) interned_.erase(bytes_of(request));
   if (record) {
     if (record->id == id) record->id = 0;
@@ -167,7 +184,7 @@ const PendingTable::Known& PendingTable::known(uint32_t id) const {
 }
 
 std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
-  const auto& [request, record] = known(id);
+  const auto& [request, record, definition] = known(id);
   if (!request.name.empty()) return take(record);
   return take(CallKey{request.set, "", sequence});
 }

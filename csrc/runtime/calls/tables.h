@@ -15,20 +15,28 @@
 
 #include "control/channel/shm_channel.h"
 #include "control/protocol/message.h"
+#include "data/shm/cell.h"
 #include "runtime/calls/handles.h"
 #include "watch/recorder.h"
 
 namespace farandole {
 
 struct ProcessSet {
-  std::vector<Rank> ranks;  // ascending
-  int member = -1;          // this rank's index; -1: no member
-  RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
-  Failure join_failure;     // sent with this rank's next join()
+  std::vector<Rank> ranks;     // ascending
+  int member = -1;             // this rank's index; -1: no member
+  RecordedCall join;           // this rank's join() in flight; call 0: it has not joined
+  Failure join_failure;        // sent with this rank's next join()
+  std::shared_ptr<Cell> cell;  // for small calls; null: the members are not on one host
+  bool meeting = false;        // a thread of this rank is in the cell
+  uint32_t under_way = 0;      // this rank's calls that the coordinator knows
+  uint64_t ended = 0;          // calls of the set; counted alike on all members
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
   int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
 };
+
+// Why a call fails whose set was removed meanwhile.
+Failure gone(SetId set);
 
 class ProcessSets {
  public:
@@ -41,8 +49,8 @@ class ProcessSets {
   ProcessSet& own(SetId id);
   // The set whose join has this handle; nullopt: none.
   std::optional<SetId> joined_by(Handle handle) const;
-  // The job has failed: no join() will be answered.
-  void clear_joins();
+  // The job has failed: no call will be answered.
+  void clear_under_way();
 
  private:
   Rank own_;
@@ -65,6 +73,7 @@ struct Submission {
   uint64_t prepared = 0;                 // number of the prepared call that it repeats; 0: none
   int64_t value = 0;                     // of the outcome; a receive's: who sends
   bool rider = false;                    // a call whose input is small enough to ride along
+  bool counted = false;                  // in ProcessSet::under_way
   RecordedCall recorded;
   std::vector<Submission> more;  // the other tensors of a group
 
@@ -119,8 +128,12 @@ class PendingTable {
                   std::shared_ptr<NamedRequest>& record) const;
   // The sequence of the next unnamed call of this set.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
-  // Fills in how the coordinator knows the call; `ready` has the contributions already.
+  uint64_t take_unnamed(SetId set) { return unnamed_[set].next++; }
+  // Fills in how the coordinator knows the call; `ready` has the contributions and the sequence already.
   void submit(const Request& request, Submission submission, Ready& ready);
+  // The number of the definition that describes this call, the same on all ranks; 0: none does, or this rank has
+  // refused a call of the name and waits for the answer. After check_free().
+  uint64_t definition_of(const Request& request, const Submission& submission) const;
   // The same for a call that its id describes, all but the contributions: returns the id. 0: it does not, and
   // `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
@@ -154,6 +167,7 @@ class PendingTable {
   struct Known {
     Request request;
     NamedRequest* named = nullptr;  // its record, if it has a name
+    uint64_t definition = 0;
   };
   NamedRequest& named(const Request& request);
   bool stands_for(NamedRequest& record, const Request& request, uint64_t prepared) const;
@@ -167,6 +181,7 @@ class PendingTable {
   std::map<SetId, NumberedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
+  uint64_t definitions_ = 0;  // in the log so far
 };
 
 // How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/spin.h"
+#include "lib/os/spin.h"
 
 #include "check.h"
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cell: shared memory in which the members of a process set, all on one host, complete a small call among themselves,
+// each in the thread that makes it. It knows success only. Whatever else may happen (a member that is late, makes a
+// different call, has joined, leaves or dies) dissolves the round, and all make the call through the coordinator.
+//
+// The algorithm is that of MPICH's release_gather and of DeepSpeed's shm.cpp: each member writes its input to a place of
+// its own, and all read all places in member order.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/clock.h"
+#include "lib/ipc/cell_protocol.h"
+#include "lib/ipc/segment.h"
+#include "lib/os/futex.h"
+#include "lib/os/spin.h"
+
+namespace farandole {
+
+class Cell {
+ public:
+  struct Setup {
+    int member = 0;
+    int members = 1;
+    std::shared_ptr<Segment> segment;  // zeroed, mapped by all members
+    size_t offset = 0;                 // of the cell in it, aligned to kAlignment
+    Spin spin;                         // of the caller that waits
+  };
+  static constexpr size_t kAlignment = 4096;
+  // Inputs of more bytes go through the lane, where members divide the work.
+  static size_t most_bytes(int members);
+  static size_t bytes(int members);
+
+  explicit Cell(Setup setup);
+
+  // What a member calls; equal on all if they make the same call.
+  struct Call {
+    uint64_t definition = 0;  // number of the call's definition in the log
+    uint64_t sequence = 0;    // of an unnamed call
+    bool operator==(const Call&) const = default;
+  };
+
+  // ---- One thread at a time
+  // Waits until all members have come with the same call and their inputs. False: make the call in another way.
+  bool meet(const Call& call, std::span<const std::byte> input);
+  // After meet(): a member's input, until the next meet().
+  const std::byte* input_of(int member) const { return place(member, parity_); }
+
+  // ---- Under the mutex of RankCalls
+  // Tells the peers how many calls of this member are under way through the coordinator, after so many of the set have
+  // ended on it.
+  void tell(uint64_t ended, uint32_t under_way);
+  // A peer that waits here waits in vain, because this member reports to the coordinator.
+  void disturb();
+
+ private:
+  struct alignas(64) Word;
+  // What a member says of itself, on a line of its own.
+  struct alignas(64) Line {
+    std::atomic<uint64_t> definition;
+    std::atomic<uint64_t> sequence;
+    std::atomic<uint64_t> elsewhere;  // calls that have ended << kCountBits | those under way
+  };
+  static constexpr int kCountBits = 24;
+
+  Word& word() const;
+  Line& line(int member) const;
+  std::byte* place(int member, uint32_t parity) const;
+  bool all_make(const Call& call) const;
+  bool anybody_elsewhere() const;
+
+  Setup setup_;
+  std::byte* const memory_;
+  const size_t most_bytes_;
+  uint32_t parity_ = 0;  // of the last round
+};
+
+}  // namespace farandole

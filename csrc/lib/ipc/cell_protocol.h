@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of atomic operations by which the members of a cell meet. A template, so that Cell runs it on shared memory
+// and futexes, and the model checker in tests/csrc on a model of both.
+//
+// `State` offers atomic, sequentially consistent steps on one word: load(), replace(expected&, desired), wake() and
+// sleep(expected, deadline); sleep() returns false if a signal came or the deadline passed.
+//
+// The word counts rounds. In each one every member arrives once at most. A round ends
+//   completed: the last member arrived and found that all make the same call; or
+//   dissolved: somebody gave up, and all who had arrived must make their call in another way.
+// Both empty the cell for the next round. A completed round needs every member, so between two of a member's arrivals one
+// round at most is completed: a member tells by that count how its round has ended, even if others were dissolved
+// since. For the same reason two places for data, taken by the parity of the completed rounds, are enough.
+#pragma once
+
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace farandole::cell_protocol {
+
+constexpr uint32_t kArrived = 1;  // 8 bits: members that have arrived
+constexpr uint32_t kArrivedMask = 0xff;
+constexpr uint32_t kAsleep = 1 << 8;     // one of them sleeps
+constexpr uint32_t kCompleted = 1 << 9;  // 7 bits: rounds, modulo 128
+constexpr uint32_t kCompletedMask = 0x7f * kCompleted;
+constexpr uint32_t kDissolved = 1 << 16;  // 16 bits
+constexpr uint32_t kMostMembers = kArrivedMask;
+
+enum class End { kUnderWay, kCompleted, kDissolved };
+
+constexpr uint32_t arrived(uint32_t word) { return word & kArrivedMask; }
+constexpr uint32_t parity(uint32_t word) { return word / kCompleted % 2; }
+// The round that the word is in.
+constexpr uint32_t round_of(uint32_t word) { return word & ~(kArrivedMask | kAsleep); }
+constexpr uint32_t after_completed(uint32_t word) {
+  const uint32_t completed = (word + kCompleted) & kCompletedMask;
+  return (round_of(word) & ~kCompletedMask) | completed;
+}
+constexpr uint32_t after_dissolved(uint32_t word) { return round_of(word) + kDissolved; }
+
+constexpr End end_of(uint32_t round, uint32_t word) {
+  if (round_of(word) == round) return End::kUnderWay;
+  const bool completed = ((word ^ round) & kCompletedMask) != 0;
+  return completed ? End::kCompleted : End::kDissolved;
+}
+
+// Ends the round of `word`, and wakes who sleeps in it. False: the word has changed, and is loaded.
+template <class State>
+bool end_round(State& state, uint32_t& word, uint32_t next) {
+  const bool asleep = (word & kAsleep) != 0;
+  if (!state.replace(word, next)) return false;
+  if (asleep) state.wake();
+  return true;
+}
+
+// Dissolves the round, unless it has ended.
+template <class State>
+End give_up(State& state, uint32_t round) {
+  uint32_t word = state.load();
+  while (end_of(round, word) == End::kUnderWay) {
+    if (end_round(state, word, after_dissolved(word))) return End::kDissolved;
+  }
+  return end_of(round, word);
+}
+
+// Dissolves the round if a member has arrived. Called by who will make a call in another way, after having said so.
+template <class State>
+void disturb(State& state) {
+  uint32_t word = state.load();
+  while (arrived(word) > 0) {
+    if (end_round(state, word, after_dissolved(word))) return;
+  }
+}
+
+// This member's data are in place. `agree()`: all members, which have arrived, make the same call; `round` is set.
+template <class State, class Agree>
+End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
+  uint32_t word = state.load();
+  for (;;) {
+    round = round_of(word);
+    if (arrived(word) + 1 < members) {
+      if (state.replace(word, word + kArrived)) return End::kUnderWay;
+      continue;
+    }
+    const bool alike = agree();
+    if (!end_round(state, word, alike ? after_completed(word) : after_dissolved(word))) continue;
+    return alike ? End::kCompleted : End::kDissolved;
+  }
+}
+
+// Sleeps until the round that this member has arrived in ends; dissolves it at the deadline, or when a signal comes.
+template <class State>
+End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
+  for (;;) {
+    uint32_t word = state.load();
+    const End end = end_of(round, word);
+    if (end != End::kUnderWay) return end;
+    if ((word & kAsleep) == 0 && !state.replace(word, word | kAsleep)) continue;
+    if (!state.sleep(word | kAsleep, deadline)) return give_up(state, round);
+  }
+}
+
+}  // namespace farandole::cell_protocol
