@@ -82,9 +82,9 @@ def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
         for rank, one in known.items():
             ranks.setdefault(one.get(path, "missing"), []).append(rank)
         if len(ranks) > 1:
-            values = ", ".join(f"{text:.120} on {ranks_text(who)}" for text, who in ranks.items())
-            text = printable(f"{path} is {values}")
-            raise MismatchError(f"'{name}' differs between ranks: {text}")
+            values = ", ".join(f"{one:.120} on {ranks_text(who)}" for one, who in ranks.items())
+            differs = printable(f"{path} is {values}")
+            raise MismatchError(f"'{name}' differs between ranks: {differs}")
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -115,13 +115,13 @@ def _text(value: Any) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """An array's first values, dtype, shape and fingerprint; None: it is no array."""
+    """An array's first values, dtype, shape and fingerprint; None: it is not an array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        from farandole.torch.models import fingerprint_of_tensor  # needs torch
-
-        first = value.detach().flatten()[:6].tolist() if value.layout == torch.strided else ""
-        return f"{first} ({fingerprint_of_tensor(value)})"
+        dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+        flat = dense.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        told = f"{value.dtype}{tuple(value.shape)} {fingerprint(flat.data_ptr(), flat.nbytes)}"
+        return f"{flat[:6].tolist()} ({told})"
     if isinstance(value, np.generic) or not hasattr(value, "__array__"):
         return None
     array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)

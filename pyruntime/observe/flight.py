@@ -220,7 +220,9 @@ class Call:
     peer: int = -1  # of a message: the other rank, -1: any
     tag: int = 0
     site: str = ""  # the line that makes it, as file:line
-    position: int = 0  # in the coordinator's log, alike on all ranks; 0: not negotiated
+    # In the coordinator's log, or, from 1 << 62 on, among the set's calls in a cell; alike on all
+    # ranks. 0: not negotiated.
+    position: int = 0
     bucket: int = 0
     lane: int = 0  # the process set whose bucket it is: a message's pair
     submitted: int = 0

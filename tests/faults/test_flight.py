@@ -67,7 +67,8 @@ def test_survivors_dump_the_killed_rank(fork_ranks, tmp_path, capsys, dead):
         done = [call for call in grads if call.state == "done"]
         assert [call.name for call in done] == [f"grad.{k}" for k in range(3)] * 4
         assert all(call.bytes == 8000 and call.dtype == "float32" for call in done)
-        assert all(c.submitted < c.negotiated < c.launched < c.done for c in done)
+        assert all(c.submitted < c.negotiated < c.done for c in done)
+        assert all(c.negotiated < c.launched < c.done for c in done if c.bucket)
     text = explained(folder, capsys)
     assert f"First: rank {dead} died; the last thing it submitted was 'last words'" in text
     assert not list(folder.glob("*.tmp"))
@@ -177,7 +178,8 @@ print(json.dumps(own_page(5000)))
     for rank, result in enumerate(fork_ranks(source, 2).finish()):
         page = json.loads(result.check().out)
         assert page["rank"] == rank
-        assert page["recorded"] == 3 * 1500 + 5 * 12
+        # Some of the calls that go through the coordinator have buckets, which have events, too.
+        assert 3 * 1500 < page["recorded"] <= 3 * 1500 + 5 * 12
         assert len(page["events"]) == 4096
         assert page["dropped"] == 0
         assert {call.name for call in calls_of(page)} == {"loss"}

@@ -362,8 +362,9 @@ def test_every_public_call_is_in_the_table() -> None:
 
 def test_every_call_that_takes_a_process_set_tells_its_peers() -> None:
     makers = {"DistributedOptimizer", "convert_sync_batchnorm"}  # meet nobody
+    elsewhere = {"same_on_all_ranks"}  # test_agreement.py: errors of what it compares
     for module in MODULES.values():
-        for name in set(module.__all__) - makers:
+        for name in set(module.__all__) - makers - elsewhere:
             function = getattr(module, name)
             if inspect.isfunction(function):
                 takes = "process_set" in inspect.signature(function).parameters

@@ -16,7 +16,7 @@ import farandole.torch as hvd
 from farandole.arrays.kinds import kind_of
 from farandole.calls.handles import wait_until
 from farandole.calls.leases import end, lend
-from farandole.calls.requests import Call, Op, PreparedCall
+from farandole.calls.requests import Call, Op, PreparedCall, count_unnamed
 from farandole.topology import local_size
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -192,3 +192,45 @@ def test_a_late_rank() -> None:
         with pytest.raises(fd.StallError, match=r"small\.late"):
             fd.allreduce(np.array([mine(0)]), op=fd.Sum, name="small.late", timeout=0.01)
         fd.send(np.zeros(1), destination=0, tag=7)
+
+
+def test_unnamed_calls_that_the_coordinator_does_not_know_leave_no_gap() -> None:
+    """It would keep a place for each of them, as its own count of unnamed calls jumps."""
+    before = count_unnamed(0)
+    for turn in range(TURNS):
+        assert fd.allreduce(np.array([mine(turn)]), op=fd.Sum) == total(turn)
+    assert count_unnamed(0) == before + TURNS
+    x = np.array([mine(1)])
+    call = PreparedCall(Call(Op.ALLREDUCE, reduce_op=fd.Sum), kind_of(x).describe(x))
+    number = lend(call.start, x.ctypes.data, x.ctypes.data, x)
+    assert wait_until((number,), None) == 0
+    end((number,))
+    assert x == total(1)
+
+
+def test_join_beside_a_thread_that_calls() -> None:
+    """The call of the thread came first; the joined rank has made it."""
+    if fd.size() == 1:
+        pytest.skip("needs a rank that is late")
+    for turn in range(5):
+        fd.allreduce(np.array([mine(turn)]), op=fd.Sum, name="small.beside_join")
+    got: list[Any] = []
+
+    def calls() -> None:
+        got.append(fd.allreduce(np.array([mine(0)]), op=fd.Sum, name="small.beside_join"))
+
+    if fd.rank() == 0:
+        before = fd.metrics()["tensors_submitted"]
+        thread = threading.Thread(target=calls)
+        thread.start()
+        while fd.metrics()["tensors_submitted"] == before:
+            pass
+        for peer in range(1, fd.size()):
+            fd.send(np.zeros(1), destination=peer, tag=8)
+        fd.join()
+        thread.join()
+    else:
+        fd.recv(np.zeros(1), source=0, tag=8)
+        calls()
+        fd.join()
+    assert got[0] == total(0)

@@ -164,7 +164,8 @@ def test_what_cannot_be_changed_in_place(x: Any) -> None:
 
 def test_every_other_call_with_arguments_is_here() -> None:
     """Or its test says why not: the framework's own checks, or tests of their own."""
-    elsewhere = {"init", "start_timeline"}  # test_lifecycle.py, test_timeline.py
+    # test_lifecycle.py, test_timeline.py, test_agreement.py
+    elsewhere = {"init", "start_timeline", "same_on_all_ranks"}
     here = {
         *("DistributedOptimizer", "convert_sync_batchnorm", "poll", "synchronize"),
         *("empty", "run"),

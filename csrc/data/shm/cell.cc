@@ -81,7 +81,7 @@ bool Cell::anybody_elsewhere() const {
   return false;
 }
 
-bool Cell::meet(const Call& call, std::span<const std::byte> input) {
+cell_protocol::End Cell::come(const Call& call, std::span<const std::byte> input) {
   using cell_protocol::End;
   // Rounds are completed with this member only, so nobody changes the parity before it arrives.
   parity_ = cell_protocol::parity(word().load());
@@ -92,15 +92,15 @@ bool Cell::meet(const Call& call, std::span<const std::byte> input) {
   uint32_t round = 0;
   End end = cell_protocol::arrive(word(), static_cast<uint32_t>(setup_.members), round,
                                   [&] { return all_make(call); });
-  if (end != End::kUnderWay) return end == End::kCompleted;
-  if (anybody_elsewhere()) return cell_protocol::give_up(word(), round) == End::kCompleted;
+  if (end != End::kUnderWay) return end;
+  if (anybody_elsewhere()) return cell_protocol::give_up(word(), round);
   const Deadline deadline = Deadline::in(kCellPatience);
   setup_.spin(false, [&] {
     end = cell_protocol::end_of(round, word().load());
     return end != End::kUnderWay;
   });
-  if (end == End::kUnderWay) end = cell_protocol::sleep_until_end(word(), round, deadline);
-  return end == End::kCompleted;
+  if (end != End::kUnderWay) return end;
+  return cell_protocol::sleep_until_end(word(), round, deadline);
 }
 
 void Cell::tell(uint64_t ended, uint32_t under_way) {

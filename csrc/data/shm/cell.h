@@ -27,7 +27,7 @@ class Cell {
     int member = 0;
     int members = 1;
     std::shared_ptr<Segment> segment;  // zeroed, mapped by all members
-    size_t offset = 0;                 // of the cell in it, aligned to kAlignment
+    size_t offset = 0;                 // of the cell in it, aligned to 64
     Spin spin;                         // of the caller that waits
   };
   static constexpr size_t kAlignment = 4096;
@@ -46,9 +46,15 @@ class Cell {
 
   // ---- One thread at a time
   // Waits until all members have come with the same call and their inputs. False: make the call in another way.
-  bool meet(const Call& call, std::span<const std::byte> input);
+  bool meet(const Call& call, std::span<const std::byte> input) {
+    const bool met = come(call, input) == cell_protocol::End::kCompleted;
+    completed_ += met;
+    return met;
+  }
   // After meet(): a member's input, until the next meet().
   const std::byte* input_of(int member) const { return place(member, parity_); }
+  // How many calls have been completed here; the same on all members.
+  uint64_t completed() const { return completed_; }
 
   // ---- Under the mutex of RankCalls
   // Tells the peers how many calls of this member are under way through the coordinator, after so many of the set have
@@ -67,6 +73,7 @@ class Cell {
   };
   static constexpr int kCountBits = 24;
 
+  cell_protocol::End come(const Call& call, std::span<const std::byte> input);
   Word& word() const;
   Line& line(int member) const;
   std::byte* place(int member, uint32_t parity) const;
@@ -77,6 +84,7 @@ class Cell {
   std::byte* const memory_;
   const size_t most_bytes_;
   uint32_t parity_ = 0;  // of the last round
+  uint64_t completed_ = 0;
 };
 
 }  // namespace farandole

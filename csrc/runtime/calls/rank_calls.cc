@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "runtime/calls/parts.h"
 
 namespace farandole {
 namespace {
@@ -29,47 +30,6 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
 
 constexpr size_t kMaxAnswers = 64;
 
-bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set) {
-  const CollectiveTraits& traits = signature.traits();
-  if (traits.pattern == Pattern::kMeet) return true;
-  const bool known =
-      traits.pattern == Pattern::kReduceToAll || traits.pattern == Pattern::kOneToAll;
-  const bool sends = !traits.from_root() || set.member_of(signature.root) == set.member;
-  const bool receives = !traits.to_root() || set.member_of(signature.root) == set.member;
-  const uint64_t bytes = mine.recorded.bytes;
-  return known && !traits.paired() && mine.device == kCpuDevice && bytes > 0 &&
-         bytes <= Cell::most_bytes(set.members()) && (mine.input || !sends) &&
-         (mine.output || !receives);
-}
-
-// What this member brings.
-std::span<const std::byte> input_in_cell(const Part& part, int member) {
-  const bool none = !part.signature.traits().moves_bytes() ||
-                    (part.signature.traits().from_root() && part.signature.root != member);
-  return {part.input, none ? 0 : part.signature.bytes()};
-}
-
-// After all have met: the result, from all inputs in member order.
-void complete(const Part& part, const ProcessSet& set, const Cell& cell) {
-  const Signature& signature = part.signature;
-  if (part.output == nullptr || !signature.traits().moves_bytes()) return;
-  if (signature.traits().from_root()) {
-    if (signature.root != set.member) {
-      kernels::copy(part.output, cell.input_of(static_cast<int>(signature.root)),
-                    signature.bytes());
-    } else if (part.output != part.input) {
-      kernels::copy(part.output, part.input, signature.bytes());
-    }
-    return;
-  }
-  std::vector<const void*> inputs;
-  for (int member = 0; member < set.members(); ++member) {
-    inputs.push_back(member == set.member ? part.input : cell.input_of(member));
-  }
-  kernels::reduce(signature.dtype, signature.reduce_op, part.output, inputs.data(), set.members(),
-                  signature.bytes() / size_of(signature.dtype), factors_of(part));
-}
-
 // Belongs to a result that the log carries.
 size_t bytes_of(const Ending& ending) {
   size_t bytes = size_of(ending.submission.recorded.dtype);
@@ -83,36 +43,6 @@ Outcome valued(int64_t value) {
   return outcome;
 }
 
-// Describes one tensor to the lane. Without a submission (this rank has joined) the part has no buffers.
-Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,
-             const Submission* mine) {
-  Part part;
-  part.signature = signature;
-  part.divisor = divisor_of(signature.reduce_op, set.members());
-  part.rows = rows_of(told.rows, signature, set.members());
-  if (signature.traits().rooted()) part.signature.root = set.member_of(signature.root);
-  if (!told.absent.empty()) {
-    part.present.assign(static_cast<size_t>(set.members()), true);
-    for (int32_t m : told.absent) part.present[static_cast<size_t>(m)] = false;
-  }
-  if (mine) {
-    part.input = mine->input;
-    part.output = mine->output;
-    part.produced = mine->produced;
-    part.signature.shape = mine->shape;
-  } else if (!part.signature.shape.empty() && part.signature.shape[0] < 0) {
-    part.signature.shape[0] = 0;
-  }
-  return part;
-}
-
-std::vector<Item> items_of(const Run& run) {
-  std::vector<Item> items = run.items;
-  items.reserve(items.size() + run.plain.size());
-  run.plain.for_each([&](uint32_t id) { items.push_back(Item{id}); });
-  return items;
-}
-
 // For a profiler.
 std::string label_of(uint64_t bucket, const std::vector<Item>& items, const PendingTable& pending) {
   constexpr size_t kNames = 8;
@@ -124,16 +54,6 @@ std::string label_of(uint64_t bucket, const std::vector<Item>& items, const Pend
   }
   const size_t left = items.size() - shown;
   return left == 0 ? label : label + " and " + std::to_string(left) + " more";
-}
-
-Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
-                   const ProcessSet& set, Submission& mine,
-                   const std::shared_ptr<GpuDevice>& device) {
-  const bool on_gpu = mine.device != kCpuDevice;
-  Outcome outcome = outcome_of(signature, rows, set.member, set.members(), std::move(mine.shape),
-                               mine.output, on_gpu ? device : nullptr);
-  outcome.value = mine.value;
-  return outcome;
 }
 
 }  // namespace
@@ -211,7 +131,8 @@ void RankCalls::describe(CheckedCall& call) {
 
 void RankCalls::submit(std::span<PreparedSubmission> batch) {
   std::exception_ptr error;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  for (const PreparedSubmission& one : batch) clear_cell(lock, one.call->request.set);
   check_open();
   const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
@@ -226,24 +147,54 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
 bool RankCalls::call(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   std::unique_lock lock(mutex_);
+  clear_cell(lock, request.set);
   check_open();
   Submission mine = checked(prepared);
   const uint64_t definition = pending_.definition_of(request, mine);
   const std::shared_ptr<Cell> cell = cell_of(request, mine, definition);
-  const uint64_t sequence = note(request, mine, prepared.handles);
+  note(request, mine, prepared.handles);
   if (!cell) {
-    pass_one(prepared, std::move(mine), sequence);
+    pass_one(prepared, std::move(mine));
     return false;
   }
   if (mine.named) mine.named->in_flight = true;
   const ProcessSet set = sets_.own(request.set);
+  const uint64_t sequence = mine.named ? 0 : pending_.next_unnamed(request.set);
   lock.unlock();
-  const Part part = part_of({}, request.signature, set, &mine);
-  const bool met = cell->meet({definition, sequence}, input_in_cell(part, set.member));
-  if (met) complete(part, set, *cell);
+  const bool met = meet(*cell, {definition, sequence}, request, mine, set);
   lock.lock();
-  leave_cell(prepared, std::move(mine), sequence, met);
+  leave_cell(prepared, std::move(mine), met);
   return met;
+}
+
+// In the cell, without the mutex. An error of this rank after all have met would leave it alone without the result, so it
+// ends the job.
+bool RankCalls::meet(Cell& cell, const Cell::Call& call, const Request& request, Submission& mine,
+                     const ProcessSet& set) {
+  bool met = false;
+  try {
+    const Part part = part_of({}, request.signature, set, &mine);
+    met = cell.meet(call, input_in_cell(part, set.member));
+    if (!met) return false;
+    // Readers match the calls of all ranks by it, and know it from a position in the log.
+    constexpr uint64_t kInCell = uint64_t{1} << 62;
+    setup_.recorder.negotiated(mine.recorded, 0, kInCell | cell.completed(), now_ns());
+    complete(part, set, cell);
+  } catch (const std::exception& error) {
+    if (met) job.fail({ErrorCode::kInternal, std::string("a result in a cell: ") + error.what()});
+    return false;
+  }
+  return true;
+}
+
+// Before a report of this rank about the set: a thread of it that is in the cell reports first, because it came first.
+void RankCalls::clear_cell(std::unique_lock<std::mutex>& lock, SetId id) {
+  for (;;) {
+    const ProcessSet* set = sets_.find(id);
+    if (!set || !set->meeting) return;
+    set->cell->disturb();
+    cell_left_.wait(lock);
+  }
 }
 
 // The cell in which this call may be completed, which is then occupied; null: it goes through the coordinator.
@@ -257,14 +208,15 @@ std::shared_ptr<Cell> RankCalls::cell_of(const Request& request, const Submissio
 }
 
 // `met`: it is completed.
-void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, uint64_t sequence,
-                           bool met) {
+void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, bool met) {
   ProcessSet* set = sets_.find(prepared.call->request.set);
   if (set) set->meeting = false;
+  cell_left_.notify_all();           // they go on when this thread has given the mutex back
   if (!met && job.broken()) return;  // clear() fails all handles
-  if (!met && set) return pass_one(prepared, std::move(mine), sequence);
+  if (!met && set) return pass_one(prepared, std::move(mine));
   pending_.finish(mine);
   if (met) {
+    if (set && !mine.named) ++set->unnamed_in_cell;
     setup_.recorder.done(mine.recorded, now_ns());
     return handles.cancel(mine.handle);
   }
@@ -274,9 +226,9 @@ void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, uint64
   handles.finish_all([&](auto&& end) { end(mine.handle, std::move(removed)); });
 }
 
-void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine, uint64_t sequence) {
+void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine) {
   const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
-  enter(prepared.call->request, std::move(mine), sequence, rides);
+  enter(prepared.call->request, std::move(mine), rides);
   reporter_.pass_batch();
 }
 
@@ -309,18 +261,17 @@ Submission RankCalls::checked(PreparedSubmission& prepared) {
 void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
   const Request& request = prepared.call->request;
   Submission submission = checked(prepared);
-  const uint64_t sequence = note(request, submission, prepared.handles);
-  enter(request, std::move(submission), sequence, rides);
+  note(request, submission, prepared.handles);
+  enter(request, std::move(submission), rides);
 }
 
 // Gives its tensors their handles, and tells the recorder.
-uint64_t RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
+void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
   uint64_t sequence = 0;
   if (request.signature.traits().paired()) {
     sequence = posted_.next;
   } else if (request.name.empty()) {
-    const bool joins = request.signature.op == Op::kJoin;
-    sequence = joins ? pending_.next_unnamed(request.set) : pending_.take_unnamed(request.set);
+    sequence = pending_.next_unnamed(request.set);
   }
   for (size_t i = 0; i < request.parts(); ++i) {
     Submission& mine = submission.part(i);
@@ -329,7 +280,6 @@ uint64_t RankCalls::note(const Request& request, Submission& submission, std::sp
     mine.recorded.call = mine.handle;
     setup_.recorder.submitted(mine.recorded, sequence, mine.shape);
   }
-  return sequence;
 }
 
 // Calls through the coordinator count as under way until the log has settled them.
@@ -345,8 +295,7 @@ void RankCalls::tell(const ProcessSet& set) const {
 }
 
 // `rides`: its inputs may travel in the report, all or none.
-void RankCalls::enter(const Request& request, Submission submission, uint64_t sequence,
-                      bool rides) {
+void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   if (!paired) count(submission, request.set);
   if (request.signature.op == Op::kJoin) {
@@ -374,13 +323,14 @@ void RankCalls::enter(const Request& request, Submission submission, uint64_t se
   if (const uint32_t id = pending_.submit_known(request, submission)) {
     return reporter_.pass_known(id, std::move(given), std::move(more));
   }
-  Ready ready{0, {}, sequence, std::move(given), std::move(more)};
+  Ready ready{0, {}, 0, std::move(given), std::move(more)};
   pending_.submit(request, std::move(submission), ready);
   reporter_.pass(ready);
 }
 
 void RankCalls::refuse(const Request& request, const Failure& why) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  clear_cell(lock, request.set);
   check_open();
   tell_refusal(request, why);
 }
@@ -408,7 +358,8 @@ void RankCalls::tell_refusal(const Request& request, const Failure& why) {
 uint64_t RankCalls::count_unnamed(SetId set) {
   std::lock_guard lock(mutex_);
   check_open();
-  return pending_.next_unnamed(set);
+  const ProcessSet* its = sets_.find(set);
+  return pending_.next_unnamed(set) + (its ? its->unnamed_in_cell : 0);
 }
 
 // ---- Questions

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -127,13 +128,15 @@ class RankCalls {
   // Throws the error of a call that cannot be made, and tells the peers unless its name is in flight.
   Submission checked(PreparedSubmission& prepared);
   void enter(PreparedSubmission& prepared, bool rides);
-  void enter(const Request& request, Submission submission, uint64_t sequence, bool rides);
-  // Returns the sequence of an unnamed call.
-  uint64_t note(const Request& request, Submission& submission, std::span<Handle> made);
+  void enter(const Request& request, Submission submission, bool rides);
+  void note(const Request& request, Submission& submission, std::span<Handle> made);
   std::shared_ptr<Cell> cell_of(const Request& request, const Submission& mine,
                                 uint64_t definition);
-  void leave_cell(PreparedSubmission& prepared, Submission mine, uint64_t sequence, bool met);
-  void pass_one(PreparedSubmission& prepared, Submission mine, uint64_t sequence);
+  bool meet(Cell& cell, const Cell::Call& call, const Request& request, Submission& mine,
+            const ProcessSet& set);
+  void clear_cell(std::unique_lock<std::mutex>& lock, SetId id);
+  void leave_cell(PreparedSubmission& prepared, Submission mine, bool met);
+  void pass_one(PreparedSubmission& prepared, Submission mine);
   void count(Submission& submission, SetId set);
   void tell(const ProcessSet& set) const;
   void tell_refusal(const Request& request, const Failure& why);
@@ -147,6 +150,7 @@ class RankCalls {
   const Setup setup_;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards all below
+  std::condition_variable cell_left_;
   PendingTable pending_;
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;

@@ -83,7 +83,9 @@ void PendingTable::check_free(const Request& request, Submission& submission,
 
 void PendingTable::submit(const Request& request, Submission submission, Ready& ready) {
   if (request.name.empty()) {
-    unnamed_[request.set].waiting.emplace(ready.sequence, std::move(submission));
+    NumberedCalls& calls = unnamed_[request.set];
+    ready.sequence = calls.next++;
+    calls.waiting.emplace(ready.sequence, std::move(submission));
     auto known = interned_.find(bytes_of(request));
     if (known != interned_.end()) ready.id = known->second;
   } else {

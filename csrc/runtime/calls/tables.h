@@ -30,6 +30,8 @@ struct ProcessSet {
   bool meeting = false;        // a thread of this rank is in the cell
   uint32_t under_way = 0;      // this rank's calls that the coordinator knows
   uint64_t ended = 0;          // calls of the set; counted alike on all members
+  uint64_t unnamed_in_cell =
+      0;  // calls that the coordinator does not know; the same on all members
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
   int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
@@ -128,8 +130,7 @@ class PendingTable {
                   std::shared_ptr<NamedRequest>& record) const;
   // The sequence of the next unnamed call of this set.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
-  uint64_t take_unnamed(SetId set) { return unnamed_[set].next++; }
-  // Fills in how the coordinator knows the call; `ready` has the contributions and the sequence already.
+  // Fills in how the coordinator knows the call; `ready` has the contributions already.
   void submit(const Request& request, Submission submission, Ready& ready);
   // The number of the definition that describes this call, the same on all ranks; 0: none does, or this rank has
   // refused a call of the name and waits for the answer. After check_free().
