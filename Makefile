@@ -83,7 +83,7 @@ venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## .v
 # ---- tests ------------------------------------------------------------------------------------------------------
 
 .PHONY: check test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
-# What proves protocols, and what users meet first.
+# Programs that prove protocols, and the calls that users meet first.
 PROTOCOLS := event_protocol ring shm_schedule zero_copy hierarchical_schedule host_channel message coordinator
 check: venv programs ## in half a minute: collectives on two ranks, protocols, 500 simulated worlds
 	PATH=$(BIN):$$PATH mpirun -np 2 farandole check
@@ -101,7 +101,7 @@ test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, ot
 test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) $(ARGS)
 
-# Of the text alone: make lint runs these.
+# These read the text alone: make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
 test-single: venv programs ## the Python tests of one process, and of failures
 	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)

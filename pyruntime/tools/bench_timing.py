@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `farandole bench` measures: peers in turn, whose first call of a turn is checked."""
+"""Times `farandole bench`: peers take turns, and the first call of each turn is checked."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _wrong(op: str, got: Array, right: Array) -> str:
-    """What is wrong with a result; empty if it is right."""
+    """Says what is wrong with a result; empty if it is right."""
     if (got.dtype, got.shape) != (right.dtype, right.shape):
         return f"{got.dtype} {got.shape} instead of {right.dtype} {right.shape}"
     differs = got != right

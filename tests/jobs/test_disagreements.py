@@ -4,6 +4,7 @@ can go on get none."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,14 +17,14 @@ from harness.process import PATIENCE
 
 QUICK = {"FARANDOLE_STALL_WARN": "1", "OMP_NUM_THREADS": "1"}
 HEAD = """\
-import os, sys, threading, time
+import os, sys, threading
 import numpy as np
 import farandole as fd
 fd.init()
 r = fd.rank()
 def told():  # returns when the test has read the warning
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.05)
+    with open(sys.argv[1] + ".told", "rb", buffering=0) as pipe:
+        pipe.read(1)
 """
 TRAINING = """\
 import torch
@@ -111,11 +112,15 @@ handle.wait()
 def test_a_program_that_can_go_on_gets_no_error(tmp_path: Path, case: str) -> None:
     program, go = tmp_path / "program.py", tmp_path / "go"
     program.write_text(f"{HEAD}{GO_ON[case]}print(f'done {{r}}')\n")
+    os.mkfifo(f"{go}.told")
+    told = os.open(f"{go}.told", os.O_RDWR)  # so that readers wait for bytes, not for a writer
     with MpiJob([sys.executable, str(program), str(go)], 2, QUICK) as job:
         job.process.wait_for_output("some ranks wait for others:")
         job.process.wait_for_output("some ranks still wait for others")
         go.touch()
+        os.write(told, b"12")  # a byte for each rank
         out = job.finish(PATIENCE).check().out
+    os.close(told)
     assert "done 0" in out
     assert "done 1" in out
     assert "StallError" not in out

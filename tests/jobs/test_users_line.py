@@ -85,7 +85,7 @@ def test_a_warning_cites_the_program(tmp_path: Path) -> None:
 
 
 def test_a_warning_of_the_torch_backend_cites_the_program(tmp_path: Path) -> None:
-    """Of a default group and of a later one, which torch makes by different ways."""
+    """Tries a default group and a later one, which torch makes by different ways."""
     path = tmp_path / "program.py"
     out = run(
         path,

@@ -86,7 +86,7 @@ class Program:
 
 
 def shape_of(t: Tensor, index: int, rank: int) -> tuple[int, ...]:
-    """Of array number `index` of a rank; alltoall's rows come from rows_sent."""
+    """Describes array number `index` of a rank; alltoall's rows come from rows_sent."""
     shape = t.shape
     if t.op in ("allgather", "reducescatter", "alltoall"):
         shape = shape or (1,)

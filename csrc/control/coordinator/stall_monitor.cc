@@ -76,7 +76,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// What does not change while a rank stands still: its facts without numbers, and its frames.
+// A rank that stands still keeps these: its facts without numbers, and its frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });

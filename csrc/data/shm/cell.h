@@ -37,7 +37,7 @@ class Cell {
 
   explicit Cell(Setup setup);
 
-  // What a member calls; equal on all if they make the same call.
+  // Identifies a call: members that make the same one have equal values.
   struct Call {
     uint64_t definition = 0;  // number of the call's definition in the log
     uint64_t sequence = 0;    // of an unnamed call
@@ -53,7 +53,7 @@ class Cell {
   }
   // After meet(): a member's input, until the next meet().
   const std::byte* input_of(int member) const { return place(member, parity_); }
-  // How many calls have been completed here; the same on all members.
+  // Counts the calls that have been completed here; the same on all members.
   uint64_t completed() const { return completed_; }
 
   // ---- Under the mutex of RankCalls
@@ -65,7 +65,7 @@ class Cell {
 
  private:
   struct alignas(64) Word;
-  // What a member says of itself, on a line of its own.
+  // Each member writes its own line; all read it.
   struct alignas(64) Line {
     std::atomic<uint64_t> definition;
     std::atomic<uint64_t> sequence;

@@ -13,9 +13,9 @@
 
 namespace farandole {
 
-// Whether a cell carries such a call, and this rank's buffers are there.
+// True if a cell carries such a call, and this rank's buffers are there.
 bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set);
-// What this member brings to the cell.
+// The bytes that this member brings to the cell.
 std::span<const std::byte> input_in_cell(const Part& part, int member);
 // After all have met: the result, from all inputs in member order.
 void complete(const Part& part, const ProcessSet& set, const Cell& cell);

@@ -143,7 +143,7 @@ class Model {
   const uint8_t member_;
 };
 
-// How a member differs from one of production code, and from its peers.
+// A member may differ in these ways from production code, and from its peers.
 struct Ways {
   bool one_place = false;    // for its data, whatever the round
   bool looks_first = false;  // at who is elsewhere, before it arrives
