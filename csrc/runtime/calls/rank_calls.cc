@@ -28,6 +28,15 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
 
+// Once for each run of calls of one set.
+template <class Visit>
+void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const SetId set = batch[i].call->request.set;
+    if (i == 0 || set != batch[i - 1].call->request.set) visit(set);
+  }
+}
+
 constexpr size_t kMaxAnswers = 64;
 
 // Belongs to a result that the log carries.
@@ -132,7 +141,7 @@ void RankCalls::describe(CheckedCall& call) {
 void RankCalls::submit(std::span<PreparedSubmission> batch) {
   std::exception_ptr error;
   std::unique_lock lock(mutex_);
-  for (const PreparedSubmission& one : batch) clear_cell(lock, one.call->request.set);
+  for_each_set(batch, [&](SetId set) { clear_cell(lock, set); });
   check_open();
   const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
@@ -140,6 +149,7 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
   } catch (...) {
     error = std::current_exception();
   }
+  for_each_set(batch, [this](SetId set) { tell(sets_.find(set)); });
   reporter_.pass_batch();
   if (error) std::rethrow_exception(error);
 }
@@ -229,6 +239,7 @@ void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, bool m
 void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine) {
   const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
   enter(prepared.call->request, std::move(mine), rides);
+  tell(sets_.find(prepared.call->request.set));
   reporter_.pass_batch();
 }
 
@@ -284,14 +295,12 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
 
 // Calls through the coordinator count as under way until the log has settled them.
 void RankCalls::count(Submission& submission, SetId set) {
-  ProcessSet& its = sets_.own(set);
   submission.counted = true;
-  ++its.under_way;
-  tell(its);
+  ++sets_.own(set).under_way;
 }
 
-void RankCalls::tell(const ProcessSet& set) const {
-  if (set.cell) set.cell->tell(set.ended, set.under_way);
+void RankCalls::tell(const ProcessSet* set) const {
+  if (set && set->cell) set->cell->tell(set->ended, set->under_way);
 }
 
 // `rides`: its inputs may travel in the report, all or none.
@@ -471,7 +480,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
     std::optional<Submission> mine = pending_.take(result.id, result.sequence);
     if (!mine) {
       ++set->ended;
-      return tell(*set);
+      return tell(set);
     }
     const Request& request = pending_.request_of(result.id);
     end(std::move(*mine));
@@ -618,7 +627,7 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
     ProcessSet* its = set ? sets_.find(*set) : nullptr;
     if (its) {
       its->ended += ended;
-      tell(*its);
+      tell(its);
     }
   }
   const int64_t now = now_ns();

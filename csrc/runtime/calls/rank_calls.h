@@ -138,7 +138,7 @@ class RankCalls {
   void leave_cell(PreparedSubmission& prepared, Submission mine, bool met);
   void pass_one(PreparedSubmission& prepared, Submission mine);
   void count(Submission& submission, SetId set);
-  void tell(const ProcessSet& set) const;
+  void tell(const ProcessSet* set) const;  // the peers, in its cell
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- The driver
