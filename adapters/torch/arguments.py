@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DistributedOptimizer is given, checked: parameters' names and groups. Used when it is
-made, or gets parameters."""
+"""Checks what DistributedOptimizer() is given: names and groups of parameters."""
 
 from __future__ import annotations
 
@@ -31,12 +30,13 @@ class Settings:
     compressor: Compressor
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
-    ranks: ProcessSet  # that of process_set
-    verify: Interval  # of comparisons of the ranks' models
+    ranks: ProcessSet  # the set that process_set numbers
+    verify: Interval  # when ranks compare their models
 
     @property
     def is_linear(self) -> bool:
-        """True if what was added to a step's last result can be reduced with it."""
+        """True if gradients may be added to reduced ones and be reduced again with them: the mean
+        leaves what is equal on all ranks as it is."""
         return self.reduce_op == Average
 
 
@@ -44,17 +44,18 @@ class Settings:
 
 
 def default_name(group: int, index: int) -> str:
-    """The name of an unnamed parameter, which no module uses."""
+    """The name of an unnamed parameter. No module uses such a name."""
     return f"group[{group}][{index}]"
 
 
 def parameter_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> list[str]:
-    """The names of all parameters, in the order of the groups; without names, their numbers.
+    """The names of all parameters, in the order of the groups. Without named_parameters, the
+    numbers of group and parameter.
 
-    Raises ValueError if named_parameters are not (name, tensor) tuples, repeat a name, or lack a
-    parameter of the optimizer.
+    Raises ValueError if named_parameters holds anything but (name, tensor) tuples, repeats a name,
+    or lacks a parameter of the optimizer.
     """
     if named_parameters is None:
         return [
@@ -86,9 +87,9 @@ def parameter_names(
 
 
 def check_groups(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> None:
-    """Checks Horovod's arguments `groups` and `num_groups`, which need no other treatment: the core
-    itself reduces together what is ready. Raises ValueError for negative numbers, and for lists
-    with a parameter twice, or with anything else in them."""
+    """Checks Horovod's arguments `groups` and `num_groups`. They are not used otherwise: the core
+    fuses the gradients that are ready. Raises ValueError for a negative number, and for lists that
+    hold a parameter twice or anything else."""
     if num_groups:
         warn("num_groups is deprecated: use groups", DeprecationWarning)
         groups = num_groups if groups is None else groups

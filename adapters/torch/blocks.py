@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch as named blocks of bytes, for commits, on the thread that writes or reads.
-Importing this module registers it."""
+"""Converts tensors to named blocks of bytes and back, for elastic commits. Importing this module
+registers the conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from farandole.trees import CODES, Block, Tensors, register_torch
 
 class _Tensors(Tensors):
     def block_of(self, x: Tensor, path: str) -> tuple[Block, list[int] | None]:
-        """The strides are those of torch's optimizer state."""
+        """The tensor's bytes in row-major order, and the strides that torch gives optimizer state;
+        None if it is contiguous."""
         try:
             check(x)
             if x.dtype is torch.complex128:
@@ -30,12 +31,12 @@ class _Tensors(Tensors):
         strides = None if x.is_contiguous() else [*of_state(x)]
         x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = np.empty(0, np.uint8)
-        if x.numel():  # x.numpy() would forbid storage.resize_() for good
+        if x.numel():  # unlike DLPack, x.numpy() forbids storage.resize_() for ever
             flat = np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
         return Block(name, tuple(x.shape), flat), strides
 
     def tensor_of(self, block: Block, strides: list[int] | None) -> Tensor:
-        """A copy if it is not contiguous."""
+        """A tensor over the block's memory; a copy if it has strides."""
         dtype: torch.dtype = getattr(torch, block.dtype)
         if not block.flat.size:
             x = torch.empty(block.shape, dtype=dtype)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gradient_as_bucket_view: gradients on the CPU lie side by side in memory that all ranks of a host
-map, and are reduced without copies. For the Reducer when it is made, and for each Gradient, on its
-threads.
-"""
+map, and are reduced there without a copy. The Reducer lays them out; Gradients use them."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ _ALIGNMENT = 64  # bytes: gradients begin at cache lines
 class BucketView:
     """The memory of one parameter's gradient.
 
-    Its tensor is not a view in torch's sense: a view of a shared base would change its version
-    whenever a neighbour is written, and its pickle would contain the whole bucket.
+    Its tensor is not a view in torch's sense. The version of such a view would change with each
+    write to a neighbour, and its pickle would contain the whole bucket.
     """
 
     __slots__ = ("_form", "_over", "pointer", "tensor")
 
     def __init__(self, over: Callable[[], Tensor], like: Tensor) -> None:
-        """`over` makes a uint8 tensor over the memory, which is for gradients of `like`."""
+        """`over`: makes a uint8 tensor over the memory; `like`: the parameter."""
         self._over = over
         self._form = like.dtype, like.shape
         self._make()
@@ -44,27 +42,27 @@ class BucketView:
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
-        """True if `grad` is in this memory already."""
+        """True if `grad` is the tensor over this memory."""
         return grad is self.tensor and grad.data_ptr() == self.pointer
 
     def fits(self, grad: Tensor) -> bool:
-        """True if the result of `grad` can be stored here."""
+        """True if a tensor such as `grad` can be stored in this memory."""
         same = (grad.dtype, grad.shape) == self._form
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
     def ready(self) -> Tensor:
-        """The tensor over this memory, for a result that fits."""
-        if self.tensor.data_ptr() != self.pointer:  # the user has set its .data
+        """The tensor over this memory. Made again if the user has moved it."""
+        if self.tensor.data_ptr() != self.pointer:  # the user has set .data
             self._make()
         return self.tensor
 
 
 def lay_out(gradients: Iterable[Gradient]) -> None:
-    """Allocates memory for the gradients of dense, contiguous parameters on the CPU, dtype by
-    dtype; not for those whose gradients have a different dtype.
+    """Allocates memory for the gradients of dense, contiguous parameters on the CPU, by dtype.
+    Parameters whose gradients have a different dtype get none.
 
-    In reverse order, as a backward pass makes them, so that neighbours are reduced
-    together. Raises LibraryError where memory is short.
+    The order is reversed, as in a backward pass, so that neighbours are reduced together. Raises
+    LibraryError if memory is short.
     """
     buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
     for gradient in gradients:

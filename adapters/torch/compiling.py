@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps torch.compile from tracing farandole's code: it sees calls only. For optimizer.py."""
+"""Keeps torch.compile from tracing into farandole's code. Used by optimizer.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter 
 
 @functools.cache
 def stay_outside() -> None:
-    """Excludes farandole's files from tracing; functions that they call are compiled as usual.
+    """Excludes farandole's files from tracing. Functions that they call are compiled as usual.
 
-    Tracing would run a step twice, and the first run reduces gradients. Any optimizer of torch
-    has imported the compiler already.
+    Tracing runs a step twice, and the first run would reduce gradients. This imports nothing: every
+    torch optimizer has imported the compiler already.
     """
     for rules in filter(None, map(sys.modules.get, _RULES)):
         for name in _OURS:

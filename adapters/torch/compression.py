@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression: gradients are sent in a shorter form, by any class with these two methods. For
-users, and for the calls and optimizers that take one."""
+"""Compressors: classes that make gradients shorter before they are sent."""
 
 from __future__ import annotations
 
@@ -15,13 +14,14 @@ from farandole.torch.kind import check
 
 
 class Compressor(Protocol):
-    """The two methods, usually static ones of a class."""
+    """Any object with these two methods; usually a class with static ones."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor to send, equal in shape and dtype on all ranks, and what decompress needs."""
+        """Returns (the tensor to send, a context for decompress). The tensor's shape and dtype must
+        be equal on all ranks."""
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """The reduced tensor in its original form."""
+        """Returns the reduced tensor in the form that compress() was given."""
 
 
 def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -29,12 +29,12 @@ def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    check(tensor)  # torch's cast would read beyond a storage that was shrunk
+    check(tensor)  # raises for a shrunk storage, beyond whose end torch's cast would read
     return tensor.to(dtype)
 
 
 class Compression:
-    """The compressors that come with farandole: unchanged, or cast to 16 bits."""
+    """The compressors of farandole: none sends unchanged tensors; fp16 and bf16 cast to 16 bits."""
 
     none = Identity
     fp16 = Cast(torch.float16, _shortens, _cast)
@@ -46,7 +46,7 @@ def compressed(
     tensors: Sequence[Tensor],
     reduce: Callable[[list[Tensor]], list[Tensor]],
 ) -> Callable[[], list[Tensor]]:
-    """Compresses tensors. Returns a function that reduces them, and restores the results' form."""
+    """Compresses tensors. Returns a function that reduces them and decompresses the results."""
     encoded = [_compress(compression, x) for x in tensors]
 
     def meet() -> list[Tensor]:
@@ -57,8 +57,8 @@ def compressed(
 
 
 def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
-    """The result of `compressor` for a tensor. Raises TypeError if either is not a tensor."""
-    if compressor is Compression.none:  # anything may be sent unchanged, not tensors only
+    """Calls `compressor`. Raises TypeError for an argument or result of a wrong type."""
+    if compressor is Compression.none:  # the call itself checks `tensor`
         return tensor, None
     if not isinstance(tensor, Tensor):
         raise TypeError(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs: torch's streams, and when its allocator may reuse memory. For the other modules
-of this adapter; on the thread that calls, in its current stream."""
+"""Tensors on GPUs: torch's streams, and when its allocator may reuse memory. All functions use the
+calling thread's current stream."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from farandole.errors import warn
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
 
-device = -1  # of this rank's first GPU tensor; -1: none yet. A rank uses one GPU
+device = -1  # this rank's GPU, that of its first GPU tensor; -1: none yet
 _warned = False
 
 
 def place(where: torch.device) -> tuple[int, int]:
-    """CUDA's number of a device, and the stream in which the caller works there."""
+    """CUDA's number of a device, and the caller's current stream on it."""
     global device
     if device < 0:
         device = where.index
@@ -32,17 +32,17 @@ def place(where: torch.device) -> tuple[int, int]:
 
 
 def current_stream(ordinal: int) -> int:
-    """torch's current stream on a device, as CUDA's handle."""
+    """CUDA's handle of the caller's current stream on a device."""
     stream: int = torch._C._cuda_getCurrentRawStream(ordinal)
     return stream
 
 
 def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
-    """Makes the caller's stream wait for launched handles; then their memory may be released.
+    """Makes the caller's stream wait for launched handles. Their memory may be released afterwards.
 
-    torch reuses freed memory in order of the stream of its allocation. That is the stream in which
-    the gradient was sent (autograd ensures that). Memory sent in another stream than the caller's
-    is used in the caller's too, so the allocator is told (record_stream).
+    torch's allocator reuses freed memory in the order of the stream that allocated it. Autograd
+    ensures that a gradient is sent in that stream. If the caller's stream is another one, it uses
+    the memory too, so the allocator must be told (record_stream).
     """
     stream = current_stream(device)
     gpu_handle.join_stream(handles, stream)
@@ -61,13 +61,14 @@ def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
 
 
 def bytes_over(memory: CudaArray) -> Tensor:
-    """A tensor of bytes over a result: DLPack lacks some dtypes."""
+    """A tensor of bytes over a result; DLPack lacks some other dtypes."""
     raw: Tensor = torch.utils.dlpack.from_dlpack(memory)
     return raw
 
 
 def warn_of_nccl() -> None:
-    """Warns once: torch's NCCL and farandole's together need one launch order on all ranks."""
+    """Warns once if torch uses NCCL in this process, too: both need the same launch order on all
+    ranks."""
     global _warned
     distributed = torch.distributed
     if _warned or not distributed.is_available() or not distributed.is_initialized():

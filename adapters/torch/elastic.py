@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with torch: models, optimizers and samplers as parts of a state. For users'
-training loops, on their thread."""
+"""Elastic training with torch: TorchState, and how it holds models, optimizers, samplers and
+tensors. Used on the training loop's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import TypeVar  # which torch itself needs
 
 from farandole.elastic import ObjectState, State, run
 from farandole.handlers import StateHandler, register, registry
-from farandole.torch import blocks as _  # noqa: F401  # registers how commits hold tensors
+from farandole.torch import blocks as _  # noqa: F401  # lets commits hold tensors
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sampler import ElasticSampler
 from farandole.torch.state import lay_out
@@ -32,7 +32,7 @@ Opt = TypeVar("Opt", bound=torch.optim.Optimizer, default=Any)
 
 
 class ModelStateHandler(StateHandler[torch.nn.Module]):
-    """Parameters and buffers; broadcast tensor by tensor."""
+    """Holds a module: its parameters and buffers."""
 
     def sync(self) -> None:
         """Broadcasts rank 0's parameters and buffers tensor by tensor, and saves; collective."""
@@ -41,13 +41,13 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
 
 
 class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
-    """An optimizer, distributed or not."""
+    """Holds an optimizer, distributed or not."""
 
     def restore(self) -> None:
-        """Restores the last copy, abandons reductions under way and resets the gradients."""
+        """Drops reductions under way, resets the gradients and restores the last copy."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None:
-            reducer.abandon()
+            reducer.drop()
         self.value.zero_grad()
         super().restore()
         lay_out(self.value)
@@ -56,21 +56,21 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         """Broadcasts rank 0's optimizer state, and saves; collective."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None and not reducer.has_name:
-            reducer.choose_name(0)  # here all ranks are in step, whatever each did before
+            reducer.choose_name(0)  # sync() is collective, so the order is equal on all ranks
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
 
 class SamplerStateHandler(StateHandler[ElasticSampler]):
-    """An ElasticSampler."""
+    """Holds an ElasticSampler."""
 
     def reset(self) -> None:
-        """Divides the samples that are left among the present ranks."""
+        """Divides the remaining samples among the present ranks."""
         self.value.reset()
 
 
 class TensorStateHandler(StateHandler[torch.Tensor]):
-    """A parameter, or a tensor that is trained: an optimizer refers to it."""
+    """Holds a tensor that an optimizer may refer to; its elements are restored in place."""
 
     def save(self) -> None:
         """Stores a copy of the elements."""
@@ -88,7 +88,7 @@ class TensorStateHandler(StateHandler[torch.Tensor]):
 
 
 class _Trained(type):
-    """The metaclass of a type whose instances are the tensors that an optimizer may refer to."""
+    """Metaclass of TrainedTensor, which decides what its instances are."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         if not isinstance(value, torch.Tensor):
@@ -98,7 +98,7 @@ class _Trained(type):
 
 
 class TrainedTensor(metaclass=_Trained):
-    """The type of parameters, and of other leaves that require a gradient."""
+    """Type of all parameters, and of other leaves that require a gradient."""
 
 
 register(
@@ -112,18 +112,18 @@ register(
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler[Any]]]]:
-    """List of (type, its handler); the first matching type is used."""
+    """The list of (type, handler). The first type that matches an object is used."""
     return list(registry)
 
 
 def set_handler_registry(entries: list[tuple[type, type[StateHandler[Any]]]]) -> None:
-    """Replaces the registry, which farandole looks at whenever it finds an object."""
+    """Replaces the list of (type, handler)."""
     registry[:] = entries
 
 
 class TorchState(ObjectState, Generic[M, Opt]):
-    """TorchState(model, optimizer, sampler=sampler, epoch=0): each argument is an attribute, as in
-    ObjectState."""
+    """The state of an elastic training loop: TorchState(model, optimizer, sampler=sampler, epoch=0)
+    makes each argument an attribute, as ObjectState does."""
 
     model: M
     optimizer: Opt

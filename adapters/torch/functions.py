@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes ranks equal: broadcasts of parameters, optimizer state and objects; one flag of all
-ranks. Public calls, for any thread."""
+"""Calls that make ranks equal: broadcast_parameters and broadcast_optimizer_state. Any thread may
+call them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def broadcast_parameters(
 ) -> None:
     """Makes tensors equal to those of `root_rank`, in place; collective.
 
-    Tensors are of any dtype, contiguous or not, with or without gradients; values that are None are
-    skipped. Calls from several threads need a `name`. Raises on all ranks, if one has the error,
-    before any tensor changes: ValueError for different names or roots, or for a tensor whose
-    elements share memory; TypeError for a value that is not a tensor, or can't be sent.
+    Tensors may have any dtype and strides, and may require gradients. Values that are None are
+    skipped. Calls from several threads need a `name`. An error on one rank is raised on all ranks,
+    before any tensor changes: ValueError if names or roots differ, or if elements of a tensor share
+    memory; TypeError for a value that is not a tensor, or cannot be sent.
 
     - params: model.state_dict(), or a list of tensors or of (name, tensor).
     - root_rank: the rank of the world that sends, a member of the process set.
@@ -102,7 +102,7 @@ def broadcast_tensors(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> None:
-    """Broadcasts all at once, in place, and waits. Writes nothing on the root."""
+    """Broadcasts tensors in place, all at once, and waits. Writes no tensor of the root."""
     wholes = [x.detach().resolve_conj().resolve_neg().contiguous() for x in tensors.values()]
     pairs = zip(tensors, wholes, strict=True)
     wait_for_all(
@@ -122,7 +122,7 @@ def broadcast_tensors(
 
 
 def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:
-    """The largest of all ranks' flags, such as a GradScaler's of infinities or NaN; collective."""
+    """The largest of all ranks' flags, such as GradScaler's flag of infinities; collective."""
     own = flag.detach().to("cpu", torch.float32).reshape(1).contiguous()
     return allreduce_(own, op=Max, name=name, process_set=process_set).item()
 
@@ -139,10 +139,11 @@ def broadcast_optimizer_state(
 ) -> None:
     """Makes the optimizer's state and options equal to those of `root_rank`; collective.
 
-    The state is built like the root's: other ranks may have none, or another one, as when only the
-    root has loaded a checkpoint. It makes no step and changes no gradient. Works for all optimizers
-    of torch. Calls from several threads need a `name`. Raises on all ranks: TypeError if one passes
-    something other than an optimizer, ValueError if the numbers of parameters differ.
+    Other ranks may have no state or another one, for example if only the root has loaded a
+    checkpoint: it is replaced. The call makes no step and changes no gradient. It supports all
+    optimizers of torch. Calls from several threads need a `name`. An error on one rank is raised on
+    all ranks: TypeError for an argument that is not an optimizer, ValueError if the numbers of
+    parameters differ.
 
     - optimizer: an optimizer of torch.optim, or one that derives from it.
     - root_rank: the rank of the world that sends, a member of the process set.

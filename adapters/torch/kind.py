@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch tensors as an array kind: the neutral calls and this adapter use it, on any thread.
-Importing this module registers it."""
+"""Tells the core about torch tensors: their memory, dtype and device. Importing this module
+registers the kind. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
 # Tells autograd of a change in place: a backward pass through the old values raises.
 _count_a_change = torch.autograd.graph.increment_version
-# What to send instead of tensors that hold no elements themselves, by class name, since looking up
-# the classes would import them. The first name among a tensor's base classes is used.
+# Remedies for tensors that have no memory themselves. Keys are class names, because the classes would
+# have to be imported. The first name among a tensor's base classes is used.
 _INSTEAD = {
     "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
     "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
@@ -41,14 +41,15 @@ _INSTEAD = {
 
 
 class TorchKind(Kind):
-    """Dense tensors of every dtype the core knows, leaves that require a gradient included."""
+    """Dense tensors of every dtype that the core knows. Leaves may require a gradient."""
 
     def matches(self, x: Any) -> bool:
-        """Whether `x` is a tensor of torch."""
+        """True if `x` is a tensor of torch."""
         return isinstance(x, Tensor)
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy of it; in place, autograd is told."""
+        """The memory of `x`, or of a contiguous copy of it. With `in_place`, autograd is told that
+        `x` changes."""
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
@@ -66,8 +67,9 @@ class TorchKind(Kind):
     def lent(
         self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """Address and storage of `x` if it has this form and would not be copied; else (0, None).
-        It keeps the storage: `x.data` may be set to another tensor meanwhile."""
+        """The address and storage of `x`, if it has this form and needs no copy; else (0, None).
+
+        The storage is kept in place of `x`, because the user may set `x.data` meanwhile."""
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
                 return _NOT_LENT
@@ -81,11 +83,11 @@ class TorchKind(Kind):
             if in_place:
                 _count_a_change(x)
             return x.data_ptr() or address_of(x), storage
-        except (RuntimeError, TypeError, ValueError):  # describe() knows what to do
+        except (RuntimeError, TypeError, ValueError):  # describe() copies `x`, or raises
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
-        """A new contiguous tensor of `like`'s dtype and device; by default of its shape too."""
+        """A new contiguous tensor of `like`'s dtype and device, and, by default, shape."""
         return torch.empty(
             like.shape if shape is None else shape, dtype=like.dtype, device=like.device
         )
@@ -95,15 +97,15 @@ class TorchKind(Kind):
         return device_and_stream(x.device)[1]
 
     def wrap(self, memory: Memory | CudaArray, like: Tensor) -> Tensor:
-        """A tensor, of `like`'s dtype, over a result's memory."""
+        """A tensor of `like`'s dtype over the memory of a result."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)
-        flat = np.asarray(memory).reshape(-1)  # as bytes: torch lacks some types, NumPy others
+        flat = np.asarray(memory).reshape(-1)  # bytes: neither library has all dtypes of the other
         return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
-    """The core's device number and the stream on which the caller works."""
+    """The core's number of a device, -1 for the CPU, and the caller's current stream on it."""
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda" and torch.version.hip is None:
@@ -118,9 +120,9 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
 
 
 def check(x: Tensor) -> tuple[int, int]:
-    """The core's code of a tensor's dtype, and its address, whether it is contiguous or not.
+    """The core's code of a tensor's dtype, and the tensor's address. It need not be contiguous.
 
-    Raises TypeError or ValueError for tensors that no call takes, in place or not.
+    Raises TypeError or ValueError for tensors that no call accepts.
     """
     code = _CODES.get(x.dtype)
     if code is None or x.layout is not torch.strided or x.is_meta or x.is_nested:
@@ -129,9 +131,9 @@ def check(x: Tensor) -> tuple[int, int]:
 
 
 def is_lazy(x: Tensor) -> bool:
-    """Whether `x` is conjugated or negated lazily, so that its memory holds other values.
+    """True if `x` is conjugated or negated lazily, so that its memory holds other values.
 
-    resolve_conj().resolve_neg() returns a tensor that is not; contiguous() may not.
+    resolve_conj().resolve_neg() stores the values; contiguous() may not.
     """
     return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
 
@@ -139,9 +141,8 @@ def is_lazy(x: Tensor) -> bool:
 def address_of(x: Tensor) -> int:
     """The address of a dense tensor's first element; EMPTY for one without elements.
 
-    Raises TypeError for tensors that hold no elements themselves (DTensor and other wrappers,
-    tensors of torch.func), and ValueError if the storage was freed or is smaller than the
-    tensor.
+    Raises TypeError for tensors that have no memory themselves (DTensor and other wrappers, tensors
+    of torch.func), and ValueError if the storage was freed or is smaller than the tensor.
     """
     type_ = type(x)
     sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # as all wrappers do
@@ -169,10 +170,8 @@ def address_of(x: Tensor) -> int:
 
 
 def check_parameter(x: Tensor, name: str) -> None:
-    """Raises TypeError, with the name, for a parameter of a class that holds no elements itself.
-
-    Its gradients would be of that class. A parameter without memory is allowed, since parameters
-    themselves are not sent.
+    """Raises TypeError, with the name, for a parameter of a class that has no memory itself: its
+    gradients would be of that class. A freed storage is allowed, as parameters are not sent.
     """
     if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
         return
@@ -232,18 +231,18 @@ register(_kind)
 
 
 def describe(x: Tensor, in_place: bool = False) -> Buffer:
-    """The memory of a tensor, or of a contiguous copy of it; errors as in Kind.describe."""
+    """The memory of a tensor, or of a contiguous copy of it. Raises the errors of Kind.describe."""
     return _kind.describe(x, in_place)
 
 
 def prepare(call: Call, x: Tensor, in_place: bool) -> PreparedCall:
-    """Prepares a call on tensors such as `x`. Errors as in Kind.describe."""
+    """Prepares a call on tensors such as `x`. Raises the errors of Kind.describe."""
     buffer = describe(x, in_place)
     current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
     return PreparedCall(call, buffer, current=current)
 
 
 def receive(handle: int, x: Tensor) -> Tensor:
-    """A finished handle's own memory as a tensor such as `x`, which was its input."""
+    """The result of a finished handle, in its own memory, as a tensor such as its input `x`."""
     buffer = describe(x)
     return _kind.wrap(take(handle, buffer, buffer.stream)[0], x)

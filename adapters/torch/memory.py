@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.torch.empty(): tensors in memory that all ranks of a host map, so collectives on them
-copy nothing."""
+"""farandole.torch.empty(): tensors in memory that all ranks of a host map. Collectives on them need
+no copy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from farandole.arrays import arena
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Makes a tensor on the CPU, uninitialised, in memory that the other ranks of this host map.
+    """An uninitialised tensor on the CPU, in memory that the other ranks of this host map.
 
-    size: numbers or one sequence; dtype: any of torch's, default torch.get_default_dtype(). Not
-    collective: each rank calls it for any number of tensors; whole pages are allocated, so prefer
-    few large ones. The tensor and its views behave as any other; clones, deep copies and pickles
-    are ordinary tensors. In a forked child it shows what the parent has there until the child
-    writes to it; the parent does not see those writes. Raises LibraryError where memory is short.
+    - size: numbers, or one sequence of them.
+    - dtype: any dtype of torch; default: torch.get_default_dtype().
+
+    Not collective: each rank may call it as often as it likes. It allocates whole pages, so prefer
+    few large tensors. The tensor and its views behave as others do; clones, deep copies and pickles
+    are ordinary tensors. A forked child sees the parent's values until it writes; the parent never
+    sees the child's. Raises LibraryError if memory is short.
 
     Examples:
         >>> hvd.allreduce_(hvd.empty(2, 3).fill_(1.0)).sum()

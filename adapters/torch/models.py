@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks compare of a DistributedOptimizer: its parameters' bytes, and the numbers among its
-groups' settings and in its state. On the thread that closes a round, or steps."""
+"""Describes the model of a DistributedOptimizer for comparison among ranks: fingerprints of its
+parameters, and the numbers in its groups' settings and its state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REMEDIES = Remedies(
     "load the same checkpoint on all ranks, or call broadcast_optimizer_state(optimizer, "
     "root_rank=0)",
 )
-# How a step is computed, not what it computes; torch chooses by the device.
+# Settings that change how a step is computed, not its result. torch may choose them by device.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
@@ -47,19 +47,21 @@ def comparison(
     process_set: ProcessSet,
     interval: Interval,
 ) -> Callable[[], None]:
-    """What compares the ranks' models if called before each step; does not keep `optimizer`."""
+    """A function that compares the ranks' models; call it before each step. Holds `optimizer` by a
+    weak reference."""
     whose = ref(optimizer)
 
     def describe() -> Model:
         own = whose()
         assert own is not None  # it steps
-        return model_of(named(own), own)._replace(state={})  # it is made of local gradients
+        model = model_of(named(own), own)
+        return model._replace(state={})  # state of local gradients differs by rank
 
     return Comparison("model", describe, process_set, interval, REMEDIES).before_step
 
 
 def _state(held: Any) -> str:
-    """What an optimizer has for a parameter, with its numbers: "exp_avg, step 3.0"."""
+    """The names and numbers of an optimizer's state for one parameter: "exp_avg, step 3.0"."""
     if not isinstance(held, Mapping):
         return ""
     found = {
@@ -71,7 +73,7 @@ def _state(held: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number, or a tuple of numbers, as text; "" for all else, which may differ."""
+    """A number, or a tuple of numbers, as text; "" for other values, which may differ by rank."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, (tuple, list)):
@@ -83,25 +85,21 @@ def _text(value: Any) -> str:
 
 
 def fingerprint_of_tensor(x: Tensor) -> str:
-    """Of the elements in their order; "" for a tensor that holds none itself.
+    """A fingerprint of dtype, shape and elements; "" for a tensor that has none itself.
 
-    A tensor on a GPU is copied, and the stream is waited for.
+    Copies a tensor from a GPU, and waits for the stream.
     """
     try:
         if x.is_meta or x.is_nested:
             return ""
         kind = f"{x.dtype}{tuple(x.shape)}"
         return " ".join([kind, *map(_of_memory, _parts(x.detach()))])
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # given away, as FSDP does; a wrapper; not made yet
+    except (RuntimeError, TypeError, ValueError):  # FSDP has freed it; a wrapper; a lazy module's
         return ""
 
 
 def _parts(x: Tensor) -> list[Tensor]:
-    """Dense tensors that hold what `x` does. TypeError for a layout that is not known."""
+    """Dense tensors that hold the elements of `x`. Raises TypeError for an unknown layout."""
     if x.layout is torch.strided:
         return [x]
     if x.layout is torch.sparse_coo:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of farandole on torch tensors, with the signatures that Horovod's users know, for any
-thread.
-
-They are farandole's own, but for those whose results are differentiable.
-"""
+"""All collectives of torch tensors, with Horovod's signatures: the differentiable ones of this
+adapter, else those of farandole. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -51,7 +48,8 @@ T = TypeVar("T")
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """True if an asynchronous call is done, without waiting. ValueError if `handle` is none.
+    """True if an asynchronous call is done. Does not wait. Raises ValueError for anything but a
+    handle.
 
     Examples:
         >>> handle = hvd.allreduce_async(torch.ones(2))
@@ -64,9 +62,10 @@ def poll(handle: Handle[Any]) -> bool:
 
 
 def synchronize(handle: Handle[T]) -> T:
-    """Blocks until an asynchronous call is done and returns its result, or raises its error.
+    """Blocks until an asynchronous call is done; returns its result, or raises its error.
 
-    A handle may be waited for again, with the same result. Raises ValueError if `handle` is none.
+    You may wait for a handle again, with the same result. Raises ValueError for anything but a
+    handle.
 
     Examples:
         >>> hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))

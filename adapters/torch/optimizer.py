@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks. Users make
-it; one thread at a time steps."""
+"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks. One thread
+at a time may step it."""
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,12 +33,13 @@ from farandole.torch.arguments import (
 )
 from farandole.torch.compiling import stay_outside
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.gradients.reducer import Passes, Reducer
+from farandole.torch.gradients.passes import Accumulation
+from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and what is put before it
+_classes: dict[tuple[type, type], type] = {}  # by (class put before the user's, the user's)
 
 
 def DistributedOptimizer(
@@ -56,50 +58,52 @@ def DistributedOptimizer(
     verify_every: int | None = None,
     verify: Literal["warn", "raise"] = "warn",
 ) -> Wrapped:
-    """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
+    """Makes `optimizer` reduce its gradients over the ranks, and returns the same object.
 
-    Its class becomes one that derives from its own and from ReducingOptimizer. Type checkers learn
-    that by `assert isinstance(optimizer, ReducingOptimizer)`. Its state, parameter groups,
-    schedulers and state_dict are kept. Every rank must call this after init(), in the same
-    order if there are several optimizers.
+    Its class is replaced by one that derives from ReducingOptimizer and from the old class. For
+    type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter groups,
+    schedulers and state_dict are kept. Every rank must call this after init(); ranks with several
+    optimizers, in the same order.
 
-    - optimizer: any of torch.optim but LBFGS, or one that derives from them.
-    - named_parameters: names for error texts; default: numbers of group and parameter.
-    - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or a class
-      of yours with compress and decompress.
-    - backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
-      add up.
+    - optimizer: any optimizer of torch.optim but LBFGS, or of a class that derives from one.
+    - named_parameters: names for error texts; default: the numbers of group and parameter.
+    - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or your own
+      class with compress and decompress.
+    - backward_passes_per_step: of so many backward passes outside of no_sync(), the last one
+      reduces; the others only accumulate.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
       its own gradients, and step() combines the ranks' steps.
-    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+    - gradient_predivide_factor: f divides by f before the sum, and by size / f after it. Average
       only.
-    - groups, num_groups: checked, and not needed: what is ready is reduced together.
-    - sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
-      uncompressed; Average and Sum only.
-    - gradient_as_bucket_view: gradients on the CPU lie in memory in which they are reduced without
-      a copy: the arena, which all ranks of the host map. A `.grad` that torch has newly allocated
-      (after zero_grad(), which sets None) is copied there. The tensor there becomes `.grad`. A
-      tensor kept from `.grad` changes with the next step; clone it. It changes nothing for
-      gradients on a GPU. Not with Adasum.
-    - verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers in
-      `param_groups`, and of the state its names and numbers, as the count of steps, are compared,
-      in the first backward pass that reduces, with op Adasum in step(); 0: never. Default:
+    - groups, num_groups: accepted and checked for compatibility with Horovod. They change nothing:
+      farandole fuses the gradients that are ready.
+    - sparse_as_dense: True sends sparse gradients as dense ones. False gathers their elements,
+      uncompressed, and works with Average and Sum only.
+    - gradient_as_bucket_view: True keeps gradients of the CPU in memory that all ranks of a host
+      map, and reduces them there without a copy. A `.grad` that torch allocates elsewhere (after
+      zero_grad(), which sets None) is copied there first. A tensor that you keep from `.grad`
+      changes with the next step: clone it. Has no effect on a GPU. Not with Adasum.
+    - verify_every: every so many steps, and at the first one, ranks compare their parameters, the
+      numbers in `param_groups`, and names and numbers of the state (such as step counts). They do
+      so in the first backward pass that reduces; with Adasum, in step(). 0: never. Default:
       FARANDOLE_VERIFY_EVERY, 1,000.
-    - verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
-    - process_set: the ranks that reduce; on others the optimizer stays local.
+    - verify: 'warn' warns once if ranks differ; 'raise' raises MismatchError on all ranks.
+    - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
-    When backward() returns, each `.grad` is reduced: a plain tensor, to be clipped, logged or
-    changed by any means. A gradient that is missing on some ranks counts as zeros there; one that
-    is missing on all stays None. Each backward() outside of no_sync() is collective, so all ranks
-    make equally many; one that leaves it out calls synchronize() in its place. step() reduces what
-    no pass has: after no_sync(), or gradients written by hand. What is sent is what `.grad` holds:
-    unless op is Average, reset gradients after each step. Raises ValueError for wrong arguments,
-    and when farandole is not initialised.
+    When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
+    or change. A gradient that is missing on some ranks counts as zeros there; one that is missing
+    on all ranks stays None. Each backward() outside of no_sync() is collective: all ranks must make
+    equally many, and a rank that leaves one out calls synchronize() instead. step() reduces the
+    gradients that no pass has reduced: those of no_sync(), or written by hand. farandole sends all
+    that `.grad` holds, so reset gradients after each step, unless op is Average.
 
-    Parameters that come into `param_groups` later, by add_param_group() or by hand, are reduced
+    Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
     too. A parameter belongs to one optimizer: if a newer one has it as well, step() of the older
-    one raises RuntimeError. A copy or a pickle does not reduce: its step() raises RuntimeError
-    until it has been made a DistributedOptimizer too.
+    one raises RuntimeError. A copied or unpickled optimizer does not reduce: its step() raises
+    RuntimeError until you make it a DistributedOptimizer, too.
+
+    Raises ValueError for a wrong argument, or if farandole is not initialised; TypeError for an
+    argument of a wrong type.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
@@ -145,7 +149,7 @@ def DistributedOptimizer(
         return adopt(None, kind=kind, _before_step=compare, **fields)
     reducer: Reducer | None = None
     if not alone:
-        reducer = Reducer(settings, Passes(backward_passes_per_step), optimizer)
+        reducer = Reducer(settings, Accumulation(backward_passes_per_step), optimizer)
         reducer.add(parameters, names)
     return adopt(reducer, kind=ReducingOptimizer)
 
@@ -172,10 +176,10 @@ def _adopt(
     kind: type,
     **fields: Any,
 ) -> Wrapped:
-    """Changes the object's class to one derived from it and from `kind`, which reduces."""
+    """Makes the optimizer one of class `kind` too, with these fields."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
-    if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass our step()
+    if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass kind.step()
         inner = None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.__class__ = _class_of(type(optimizer), kind)
@@ -191,39 +195,29 @@ def _adopt(
     return optimizer
 
 
-class _Before(type):
-    """The metaclass of classes in which all other bases come before the first one, to which the
-    memory's layout belongs: an object may change its class whatever its own class derives from."""
-
-    def mro(cls) -> list[type]:
-        own, kind = cls.__bases__
-        return [cls, *(c for c in kind.__mro__ if c not in own.__mro__), *own.__mro__]
-
-
 def _class_of(own: type, kind: type) -> type:
     """The class of optimizers of class `own` that have become of `kind`."""
-    bases = own, kind
-    if bases not in _made:
-        meta = type("_Before", (_Before, type(own)), {})
+    bases = kind, own
+    if bases not in _classes:
         names = {"__module__": __name__, "__qualname__": own.__qualname__}
-        _made[bases] = meta(own.__name__, bases, names)
-    return _made[bases]
+        _classes[bases] = types.new_class(own.__name__, bases, {}, lambda ns: ns.update(names))
+    return _classes[bases]
 
 
 def _own(optimizer: torch.optim.Optimizer) -> type:
     """The optimizer's class before DistributedOptimizer() changed it."""
     kind = type(optimizer)
-    return kind.__bases__[0] if kind in _made.values() else kind
+    return kind.__bases__[1] if kind in _classes.values() else kind
 
 
-# Marks of a scheduler on a step() that it has wrapped: current torch, torch before 2.3.
+# Attributes of a step() that a scheduler has wrapped: of current torch, and of torch before 2.3.
 _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """The methods that DistributedOptimizer adds to an optimizer. Do not call its constructor."""
+    """The class of what DistributedOptimizer() returns. It has no public constructor."""
 
-    _reducer: Reducer | None  # None: no other rank to reduce with
+    _reducer: Reducer | None  # None: there is no other rank
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
     _passes: int
@@ -231,38 +225,38 @@ class ReducingOptimizer(torch.optim.Optimizer):
     _in_closure: bool  # the user's closure runs, or has failed
 
     def _reduces(self) -> bool:
-        """Whether its copies would need other ranks, too."""
+        """True if a copy of it must be refused, because it would train on this rank alone."""
         return self._reducer is not None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, on reduced gradients; it reduces those that no pass has."""
+        """Reduces the gradients that no pass has reduced; then makes the optimizer's own step."""
         self._opt_called = True  # torch's schedulers check it
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
         self._follow()
         self._in_closure = False
         if reducer is not None:
-            reducer.check_own()
+            reducer.check_usable()
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.passes.complete:
+            elif not reducer.accumulation.complete:
                 reducer.synchronize(at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
-            reducer.stepped()
+            reducer.on_stepped()
         if "_step_count" in self.__dict__:  # schedulers of torch before 2.3 count here
             self._step_count += 1  # type: ignore[attr-defined]
         return result
 
-    # Tells torch not to wrap this step: the inner step is already wrapped.
+    # Tells torch and its schedulers not to wrap this step: they have wrapped the inner one.
     step.hooked = True  # type: ignore[attr-defined]
     for _mark in _SCHEDULERS_MARKS:
         setattr(step, _mark, True)
     del _mark
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, on gradients that are reduced. After an exception nobody can
-        tell which parameters it has changed, so that ends this rank's part in the job."""
+        """Makes the optimizer's own step. An exception in it ends this rank's part in the job,
+        because nobody can tell which parameters have changed."""
         try:
             return (self._inner_step or super().step)(*args, **kwargs)
         except BaseException as reason:
@@ -271,10 +265,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """`closure`, after which what its passes have only accumulated is reduced."""
+        """A closure that calls `closure`, then reduces what its passes have only accumulated."""
 
         def call() -> Any:
-            self._in_closure = True  # its own exceptions end nothing
+            self._in_closure = True  # an exception of the user's does not end this rank's part
             loss = closure()
             self._in_closure = False
             if self._reducer is not None:
@@ -284,29 +278,29 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return call
 
     def synchronize(self) -> None:
-        """Reduces the gradients of all parameters, in `.grad`, if the last pass has not.
+        """Reduces the gradients of all parameters, if the last pass has not.
 
-        Collective: in the place of a backward pass that this rank leaves out, or on all ranks after
-        passes that only accumulate.
+        Collective. Call it instead of a backward pass that this rank leaves out, or on all ranks
+        after passes that only accumulate.
         """
         if self._reducer is not None:
             self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() reduces nothing, for Horovod's recipe; step() alone does as
-        well."""
-        if self._reducer is not None and not self._reducer.now.open:
-            self._reducer.passes.complete = True
+        """A context in which step() reduces nothing. For scripts written for Horovod: here step()
+        reduces nothing after synchronize() anyway."""
+        if self._reducer is not None and not self._reducer.round.open:
+            self._reducer.accumulation.complete = True
         yield
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients only accumulate; later passes, or step(), reduce them."""
+        """A context in which backward passes only accumulate; a later pass, or step(), reduces."""
         if self._reducer is None:
             yield
             return
-        passes = self._reducer.passes
+        passes = self._reducer.accumulation
         before, passes.holding = passes.holding, True
         try:
             yield
@@ -314,8 +308,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Resets the gradients, as torch's method does. Raises FarandoleError, and ends this rank's
-        part in the job, if they are being reduced."""
+        """Resets the gradients, as torch's method does. If they are being reduced, raises
+        FarandoleError and ends this rank's part in the job."""
         if self._reducer is not None:
             self._reducer.reset()
         self._follow()
@@ -323,23 +317,23 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Of so many passes outside of no_sync() one reduces."""
+        """Of so many backward passes outside of no_sync(), the last one reduces."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes the number of passes of which one reduces. ValueError below 1."""
+        """Changes backward_passes_per_step. Raises ValueError below 1."""
         check(backward_passes_per_step=passes)
         self._passes = passes
         if self._reducer is not None:
-            self._reducer.passes.wanted = passes
+            self._reducer.accumulation.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as torch's method does; the new parameters' gradients are reduced too."""
+        """Adds a group, as torch's method does. Its gradients are reduced, too."""
         super().add_param_group(param_group)
         self._follow()
 
     def _follow(self) -> None:
-        """Reduces the gradients of parameters that have come into the groups, by whatever way."""
+        """Starts to reduce parameters that were added to the groups, by any means."""
         reducer, lists = self._reducer, [group["params"] for group in self.param_groups]
         same = sum(map(len, lists)) == len(self._followed)
         if same and all(map(is_, chain(*lists), self._followed)):
@@ -355,32 +349,33 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 if id(parameter) in known:
                     continue
                 name = default_name(number, index)
-                if name in taken:  # of one that is, or was, in another place
+                if name in taken:  # by a parameter that was moved
                     name = f"parameter {len(reducer.gradients) + len(new)}"
                 new.append(parameter)
                 names.append(name)
         if new:
             reducer.add(new, names)
-            reducer.passes.complete = False
+            reducer.accumulation.complete = False
 
     def __repr__(self) -> str:
         return f"farandole.DistributedOptimizer: {super().__repr__()}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are optimizers of the original class, not yet distributed ones."""
+        """Copies and pickles are of the original class, or of _Copy: they do not reduce."""
         return _blank, (_own(self), self._reduces()), self.__getstate__()
 
 
-# By op: optimizers that combine the ranks' steps in place of gradients. farandole.extras.adasum
-# registers its own.
+# Optimizers that combine the ranks' steps instead of gradients, by op. farandole.extras.adasum adds
+# its class.
 combining: dict[ReduceOp, type[ReducingOptimizer]] = {}
 
 
 class _Copy(torch.optim.Optimizer):
-    """A copy of an optimizer that reduces, whose parameters are others: it does not reduce."""
+    """The class of copies of a DistributedOptimizer. A copy refuses to step in a job of several
+    ranks: it would train on its own gradients."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError in a job of several ranks; alone it is the plain optimizer's."""
+        """Raises RuntimeError in a job of several ranks; else becomes the plain optimizer's."""
         if is_initialized() and size() > 1:
             raise RuntimeError(
                 f"this {type(self).__name__} is a copy of a DistributedOptimizer, or an unpickled "
@@ -390,7 +385,7 @@ class _Copy(torch.optim.Optimizer):
             )
         self.__class__ = _own(self)
         self.__setstate__({})  # torch's own constructor prepares step() likewise
-        return type(self).step(self, *args, **kwargs)  # a scheduler may have wrapped this one
+        return type(self).step(self, *args, **kwargs)  # self.step may be a scheduler's wrapper
 
     step.hooked = True  # type: ignore[attr-defined]
 
@@ -399,6 +394,6 @@ class _Copy(torch.optim.Optimizer):
 
 
 def _blank(plain: type[torch.optim.Optimizer], reduced: bool) -> torch.optim.Optimizer:
-    """An optimizer that has not been initialised, for unpickling."""
+    """An uninitialised optimizer, for unpickling."""
     kind: Any = _class_of(plain, _Copy) if reduced else plain
     return cast("torch.optim.Optimizer", kind.__new__(kind))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sampler that divides the rest of an epoch, even after the number of ranks has changed. For
-elastic training."""
+"""ElasticSampler: divides the rest of an epoch among the ranks, however many there are now."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from farandole import topology
 class ElasticSampler(Sampler[int]):
     """Gives each rank its part of the indices that record_batch has not counted yet.
 
-    As Horovod's it gives all ranks equally many: where they do not divide evenly, up to size - 1
-    indices occur twice at the end of an epoch. With `even=False` each occurs once, and the first
-    ranks may have one more: a rank that has no batch left calls hvd.join() while others train.
+    As with Horovod, all ranks get equally many: if the indices do not divide evenly, up to size - 1
+    of them occur twice at the end of an epoch. With `even=False` each index occurs once, and the
+    first ranks may get one more: a rank without a batch calls hvd.join() while others train.
 
     Examples:
         >>> sampler = ElasticSampler(range(5), shuffle=False, even=False)
@@ -33,7 +32,7 @@ class ElasticSampler(Sampler[int]):
     def __init__(
         self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, even: bool = True
     ) -> None:
-        """`shuffle`: in an order that depends on epoch and `seed`, equal on all ranks."""
+        """`shuffle`: True for a random order, which epoch and `seed` determine on all ranks."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed

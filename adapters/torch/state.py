@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer's state with its tensors replaced by references, for broadcast_optimizer_state."""
+"""Splits an optimizer's state into tensors and a picklable skeleton, for broadcast_optimizer_state,
+and builds it again on other ranks."""
 
 from __future__ import annotations
 
@@ -19,36 +20,37 @@ from farandole.torch.kind import check
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Stands for a tensor."""
+    """Stands for a tensor in a skeleton."""
 
     number: int  # in the list of tensors
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What another rank needs to allocate a tensor."""
+    """The form of a tensor, by which another rank allocates it."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    on_cpu: bool  # else on the device of the parameter
+    on_cpu: bool  # False: on the parameter's device
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The state without tensors; picklable. Parameters are numbers, over all groups."""
+    """State and options of an optimizer, with references in place of tensors. Parameters are
+    numbered over all groups."""
 
     counts: list[int]  # parameters in each group
     options: list[dict[str, Any]]  # of each group, without "params"
-    state: list[tuple[Any, Any]]  # (parameter's number, or (key,) of other entries; value)
+    state: list[tuple[Any, Any]]  # (parameter's number, value); of other entries ((key,), value)
     shapes: list[Shape]
-    owners: list[int]  # by tensor: its parameter's number, 0 without one
+    owners: list[int]  # for each tensor the number of its parameter; 0: it belongs to none
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
-    """The optimizer's skeleton; its tensors are appended to `tensors`, each once.
+    """The optimizer's skeleton. Appends each of its tensors to `tensors`, once.
 
-    Raises TypeError or ValueError, naming the entry, for a tensor that cannot be sent.
+    Raises TypeError or ValueError, with the entry's name, for a tensor that cannot be sent.
     """
     numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     refs: dict[int, TensorRef] = {}
@@ -81,7 +83,7 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Uninitialised tensors for all references of the skeleton."""
+    """Uninitialised tensors, one for each reference of the skeleton."""
     parameters = _parameters(optimizer)
 
     def make(shape: Shape, owner: Tensor) -> Tensor:
@@ -94,7 +96,7 @@ def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> li
 
 
 def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Replaces the optimizer's state and options; its groups stay the same objects."""
+    """Replaces the optimizer's state and options. Its groups stay the same objects."""
 
     def fill(value: Any) -> Any:
         return map_nested(value, TensorRef, lambda ref: tensors[ref.number])
@@ -111,8 +113,8 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Gives state of a parameter's shape the strides that torch's optimizers give it; a loaded one
-    has others."""
+    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use. A
+    tensor that was loaded may have others."""
 
     def laid_out(x: Tensor, parameter: Tensor) -> Tensor:
         alike = x.layout is torch.strided and x.shape == parameter.shape
@@ -128,7 +130,7 @@ def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        made = copy.copy(value)  # of its class
+        made = copy.copy(value)  # keeps its class
         for key, member in value.items():
             made[key] = map_nested(member, kind, change)
         return made
@@ -140,7 +142,7 @@ def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _check(where: str, value: Any) -> None:
-    """Raises, with the path to it, for the first tensor in `value` that can't be sent."""
+    """Raises an error, with the path, for the first tensor in `value` that cannot be sent."""
     if isinstance(value, dict):
         for key, member in value.items():
             _check(f"{where}, {key!r}", member)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's contracts about gradients, state and memory: strides, by which its fused kernels walk,
-dtypes, and what can be written. For all of farandole.torch that hands tensors to torch."""
+"""Torch's contracts about gradients and optimizer state: strides, on which its fused kernels rely,
+dtypes, and which tensors may be written. This module is the one place that knows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farandole.errors import PeerError
 
 
 def of_state(parameter: Tensor) -> tuple[int, ...]:
-    """The strides of zeros_like(parameter), by which torch's optimizers make their state."""
+    """The strides of zeros_like(parameter), which torch's optimizers give their state."""
     if _is_dense(parameter):
         return parameter.stride()
     form = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
@@ -21,20 +21,20 @@ def of_state(parameter: Tensor) -> tuple[int, ...]:
 
 
 def of_gradient(parameter: Tensor) -> tuple[int, ...]:
-    """The strides that autograd gives the gradient: the parameter's, or, if these leave gaps or
-    elements share memory, contiguous ones."""
+    """The strides that autograd gives a gradient: the parameter's, or contiguous ones if the
+    parameter has gaps or elements that share memory."""
     if _is_dense(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
 
 
 def dtype_of_gradient(parameter: Tensor) -> torch.dtype | None:
-    """The dtype of the gradient; None: the user allows any. Before torch 2.10, the parameter's."""
+    """The dtype of the gradient; None if the user allows any (from torch 2.10 on)."""
     return getattr(parameter, "grad_dtype", parameter.dtype)
 
 
 def like_gradient(parameter: Tensor) -> Tensor:
-    """A tensor of the gradient's shape, dtype and device, without memory for its elements."""
+    """A tensor of the gradient's shape, dtype and device. All its elements share one place."""
     dtype = dtype_of_gradient(parameter) or parameter.dtype
     return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
@@ -47,7 +47,7 @@ def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def check_apart(x: Tensor) -> None:
-    """Raises ValueError if elements of `x` share memory, so that no result can be written there."""
+    """Raises ValueError if elements of `x` share memory: results cannot be written there."""
     if overlaps(x):
         raise ValueError(
             f"elements of a tensor of shape {tuple(x.shape)} with strides {x.stride()} share "
@@ -60,7 +60,7 @@ def overlaps(x: Tensor) -> bool:
     """True if elements of `x` share memory."""
     if x.is_contiguous():
         return False
-    steps, end = _steps(x), 0  # of what the smaller strides reach
+    steps, end = _steps(x), 0  # end: the last place that smaller strides reach
     for step, n in steps:
         if step <= end:
             break
@@ -76,8 +76,8 @@ def overlaps(x: Tensor) -> bool:
 
 @torch.no_grad()
 def write(results: Sequence[Tensor], act: Callable[[], object]) -> None:
-    """Calls `act()`, which writes to these tensors, in any thread: some may have been made in
-    inference mode."""
+    """Calls `act()`, which writes to these tensors. Some may have been made in inference mode, and
+    can be written in it only."""
     if any(x.is_inference() for x in results):
         with torch.inference_mode():
             act()
@@ -95,15 +95,15 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _steps(x: Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of its dimensions, the smallest stride first."""
+    """(stride, size) of each dimension longer than 1, by stride."""
     return sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
 
 
 def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | None) -> Tensor:
-    """The coalesced sum of elements that ranks have gathered for the tensor `name`.
+    """The coalesced sum of the elements that were gathered for the tensor `name`.
 
-    Nothing protects the indices on their way between hosts, and torch writes wherever they say.
-    Raises PeerError if one lies outside of `shape`.
+    Raises PeerError for an index outside of `shape`. Indices may be damaged on their way,
+    and torch would write wherever they point.
     """
     try:
         return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()

@@ -56,13 +56,17 @@ def test_gradients_may_be_changed_by_any_means() -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_freezing_on_one_rank_is_an_error_on_all() -> None:
+@pytest.mark.parametrize("equally_many", [False, True])
+def test_freezing_on_one_rank_is_an_error_on_all(equally_many: bool) -> None:
     (p, q), optimizer = toys(2)
-    if hvd.rank() == 1:
-        q.requires_grad_(False)
-    with pytest.raises(hvd.MismatchError, match="tensors is 1 on one rank, 2 on another"):
-        push(p)
+    frozen = {1: q, **({0: p} if equally_many else {})}.get(hvd.rank())
+    if frozen is not None:
+        frozen.requires_grad_(False)
+    own = "those of all its 2" if frozen is None else "those of 1 of its 2: not of group"
+    with pytest.raises(hvd.MismatchError, match=f"different parameters; this one has sent {own}"):
+        push(q if frozen is p else p)
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+    p.requires_grad_(True)
     q.requires_grad_(True)
     for k in range(2):
         optimizer.zero_grad()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives on torch tensors, where they differ from those of farandole.ops."""
+"""Collectives of torch tensors that differ from farandole.ops: differentiable and sparse ones."""

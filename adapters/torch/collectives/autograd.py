@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes collectives differentiable, as autograd functions. Used by all differentiable calls;
-backward passes run on autograd's threads."""
+"""Makes collectives differentiable. Backward passes run on autograd's threads."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 # (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
 Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
-_NAMES = 1024  # unnamed calls whose backward passes may be under way at once
+_NAMES = 1024  # names of backward collectives of unnamed calls; then they are used again
 
 
 def differentiable(
@@ -30,10 +29,10 @@ def differentiable(
     gradient: Gradient,
     op: int = Sum,
 ) -> list[Tensor]:
-    """Calls `run(tensors)`, with `gradient` as its backward pass.
+    """Calls `run(tensors)`; `gradient` is its backward pass.
 
-    If `gradient` itself is differentiable, second derivatives work. The backward pass raises
-    NotImplementedError if `op`, the call's reduction, is neither Average nor Sum.
+    Second derivatives work if `gradient` is differentiable itself. The backward pass raises
+    NotImplementedError unless `op`, the call's reduction, is Average or Sum.
     """
 
     def checked(gradients: Sequence[Tensor], back: str) -> Sequence[Tensor]:
@@ -42,7 +41,7 @@ def differentiable(
         return gradient(gradients, back)
 
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-    # Tensors of torch.func can't be sent. `run` raises that on all ranks, apply() only here.
+    # Tensors of torch.func cannot be sent: `run` raises that on all ranks, apply() on this one.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)
@@ -53,8 +52,8 @@ def differentiable(
 def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
     """The name of a call's backward collective, equal on all ranks.
 
-    For an unnamed call it is made from the call's place in the order. A name is needed, since
-    backward passes on a GPU run on another thread.
+    It needs one, because backward passes on a GPU run on another thread. That of an unnamed call is
+    made from the number of the call.
     """
     if name is not None:
         return f"{name}.gradient"

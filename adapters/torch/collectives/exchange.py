@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather, broadcast and alltoall on torch tensors, differentiable: public calls, for any
-thread."""
+"""Differentiable allgather, broadcast and alltoall. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Tensor], list[Table]]:
-    """The results of grouped_allgather(), and the rows of each by member."""
+    """The results of grouped_allgather(), and for each the number of rows of every member."""
     tables: list[Table] = []
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -106,8 +105,11 @@ def gathered(
 
 
 def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor) -> Tensor:
-    """The gradient of a tensor like `like` from its `rows` that came back, `came` by member, of
-    those that were `sent`. Others are zeros: they went nowhere, or to a member that has joined."""
+    """The gradient of a tensor like `like`, from the `rows` that members have sent back.
+
+    `came`, `sent`: numbers of rows by member, sent back and sent to it. Rows that did not come back
+    get zeros: they were sent to no member, or to one that has joined.
+    """
     if len(rows) == len(like):
         return rows
     at = torch.from_numpy(places(came, sent)).to(rows.device)
@@ -166,11 +168,10 @@ def alltoall_async(
     *,
     timeout: float | None = None,
 ) -> Handle[tuple[Tensor, Tensor]]:
-    """Rows for each member, and from each: starts the exchange.
+    """Starts an exchange of rows: sends `splits[i]` rows to member i, receives rows in rank order.
 
-    Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order. Not
-    differentiable. Returns a handle, whose wait() gives (a new tensor, the rows from each member as
-    int32 on the device of the splits; as int64 where a number is 2^31 or more).
+    Not differentiable. Returns a handle, whose wait() gives (a new tensor, the number of rows from
+    each member). These numbers are int32, or int64 if one is 2^31 or more, on the splits' device.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the rows for each member, in member order; None: equal parts.
@@ -188,7 +189,7 @@ def alltoall_async(
 
 
 def _told(rows: Rows, splits: Any) -> Tensor:
-    """Rows from each member as users get them."""
+    """The numbers of rows from each member, in the form that users get."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
     return torch.from_numpy(rows).to(device, dtype)
@@ -221,12 +222,11 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Rows for each member, and from each: exchanges them.
+    """Exchanges rows: sends `splits[i]` rows to member i, receives rows in rank order.
 
-    Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order. Returns a
-    new tensor, differentiable: gradients are sent back to the ranks that the rows came from. With
-    `splits` it returns (the tensor, the rows from each member as int32 on the splits' device; as
-    int64 where a number is 2^31 or more).
+    Returns a new tensor, differentiable: gradients are sent back to the ranks that the rows came
+    from. With `splits`, returns (the tensor, the number of rows from each member). These numbers
+    are int32, or int64 if one is 2^31 or more, on the splits' device.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the rows for each member, in member order; None: equal parts.
@@ -257,7 +257,8 @@ def exchanged(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[Tensor, Rows]:
-    """The result of alltoall(), and the rows from each member. Without `splits`: equal parts."""
+    """The result of alltoall(), and the number of rows from each member. Without `splits`, members
+    get equal parts."""
     received = np.empty(0, np.int64)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reducescatter on torch tensors, differentiable: public calls, for any thread."""
+"""Differentiable reducescatter. Any thread may call it."""
 
 from __future__ import annotations
 

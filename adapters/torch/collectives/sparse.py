@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce of sparse tensors: elements are gathered, then added up on each rank. A public call."""
+"""allreduce of sparse tensors: gathers the elements, then adds them up on each rank. Any thread may
+call it."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
 from farandole.torch.strides import sparse_sum
 
-_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of its first call
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # the name of its collective
 
 
 def elements_of(x: Tensor) -> list[Tensor]:
-    """What a rank sends of a sparse COO tensor: shape, indices and values, each once, by rows."""
+    """The rows that a rank sends for a sparse COO tensor: its shape, indices and values."""
     own = x.detach().coalesce()
     shape = torch.tensor([own.shape], device=own.device)
     return [shape, own.indices().t().contiguous(), own.values().contiguous()]
 
 
 def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int, name: str | None) -> Tensor:
-    """The sum of all ranks' elements, divided, as a coalesced tensor like `like`."""
+    """The sum of all ranks' elements, divided by `divisor`, as a coalesced tensor like `like`."""
     return sparse_sum(indices.t(), values if divisor == 1 else values / divisor, like.shape, name)
 
 
@@ -40,9 +41,10 @@ def sparse_allreduce_async(
     *,
     timeout: float | None = None,
 ) -> Callable[[], Tensor]:
-    """Sum or average of sparse COO tensors of one shape; a rank may have no elements.
+    """Sum or average of sparse COO tensors of one shape. A rank may have no elements.
 
-    Returns a function that waits and returns a coalesced sparse tensor. Elements are gathered.
+    Gathers the elements of all ranks. Returns a function that waits, and returns a coalesced sparse
+    tensor.
 
     - tensor: a sparse COO tensor on a CPU or GPU.
     - name, process_set: calls of one name meet, others by their order, in this set of ranks.

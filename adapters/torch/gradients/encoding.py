@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Gradient's form while it is sent: unchanged, compressed, made dense, or as rows. On autograd's
-threads and the one that steps."""
+"""The form in which a gradient is sent: unchanged, compressed, made dense, or as rows. Runs on
+autograd's threads and on the one that steps."""
 
 from __future__ import annotations
 
@@ -19,63 +19,64 @@ from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
 
-_ROOM = 64 << 10  # bytes of gradients that are sent by one call
-_EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
+_BATCH_BYTES = 64 << 10  # gradients that are sent by one call
+_OVERHEAD = 2 << 10  # bytes that each gradient counts more, so that one call sends at most 32
 _NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
-_INDEX = torch.int64.itemsize
+_INDEX_BYTES = torch.int64.itemsize
 
 
 class Encoding:
-    """Converts a gradient to the tensor that is sent and back; submits that tensor to the core.
+    """Converts a gradient to the tensor that is sent, submits that tensor, and converts it back.
 
-    In each round a Gradient calls encode(), or receive() where it has nothing, then submit(), and
+    In each round a Gradient calls encode(), or receive() if it has no gradient, then submit(), and
     decode() at the end.
     """
 
     __slots__ = (
         *("_compressor", "_context", "_key", "_prepared", "_sparse_as_dense", "_sparse_dim"),
-        *("call", "form", "most", "view"),
+        *("batch_limit", "call", "form", "view"),
     )
 
     def __init__(self, call: Call, compressor: Compressor, sparse_as_dense: bool) -> None:
-        """`call` carries the dense form; it is to be refused if this rank can't make it."""
+        """`call`: sends the dense form. A rank that cannot make this call must refuse it."""
         self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
         self._context: Any = None
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
-        self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # what that is for
-        self.view: BucketView | None = None  # where gradients are to be; None: torch's own memory
-        # For gradients that are sent unchanged: the core's number of the call, dtype, shape.
+        self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # form of _prepared
+        self.view: BucketView | None = None  # memory that gradients must be in; None: any
+        # If the last gradient was sent unchanged: the core's number of the call, dtype, shape.
         self.form = _NOT_PLAIN
-        # So many gradients of this size are sent by one call, if those of this form are reduced in
-        # place on the CPU. 0: they are not, or it is not known yet.
-        self.most = 0
+        # Number of gradients like the last one that one call sends together. 0: they are sent
+        # alone, because they are not reduced in place on the CPU, or none was sent yet.
+        self.batch_limit = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
-        """The Rows to use from now on; closes the prepared call."""
+        """The encoding to use from now on, for sparse gradients; closes the prepared call."""
         if self._prepared is not None:
             self._prepared.close()
         return Rows(self.call, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
-        """Sets the memory where gradients are to be."""
+        """Sets the memory that gradients must be in; None: any."""
         self.view = view
-        self.form, self.most = _NOT_PLAIN, 0
+        self.form, self.batch_limit = _NOT_PLAIN, 0
 
-    def carries(self, grad: Tensor) -> bool:
-        """Whether `grad` has the same form and device as the last one, which was sent unchanged."""
+    def is_plain(self, grad: Tensor) -> bool:
+        """True if `grad` can be sent unchanged, as the last one of the same form was."""
         if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
             return False
         return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send, `grad` itself if possible; None: sparse, without sparse_as_dense.
+        """The tensor to send, `grad` itself if possible; None for a sparse one, unless
+        sparse_as_dense is set.
 
-        Raises ValueError if sparse gradients can't be reduced by the op.
+        Raises ValueError if the op cannot reduce sparse gradients.
         """
-        if self.carries(grad):
+        if self.is_plain(grad):
             return grad
         dense = grad
         if grad.layout is not torch.strided:
@@ -87,20 +88,20 @@ class Encoding:
         encoded, self._context = self._compressor.compress(dense)
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
         self._prepare(encoded)
-        self.form, self.most = _NOT_PLAIN, 0
-        # Strides do not show a lazy view of complex tensors, or of one element.
+        self.form, self.batch_limit = _NOT_PLAIN, 0
+        # is_plain() cannot see lazy conjugation, nor that one element is a view of others.
         own = self._compressor is Compression.none and encoded is grad
         if own and not grad.is_complex() and grad.numel() > 1:
             self.form = self._made.number, grad.dtype, grad.shape
             if grad.is_cpu and self.view is None:
-                self.most = max(1, _ROOM // (encoded.nbytes + _EACH))
+                self.batch_limit = max(1, _BATCH_BYTES // (encoded.nbytes + _OVERHEAD))
         return encoded
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor for the result, if this rank sends nothing."""
+        """A tensor for the result, if this rank has no gradient."""
         like = like_gradient(parameter)
         if self._compressor is Compression.none:
-            contiguous = parameter.is_contiguous()  # by strides of its own where a size is 1
+            contiguous = parameter.is_contiguous()  # strides may be odd where a size is 1
             order = torch.preserve_format if contiguous else torch.contiguous_format
             encoded = torch.empty_like(parameter, dtype=like.dtype, memory_format=order)
         else:
@@ -110,14 +111,14 @@ class Encoding:
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """The result, decompressed, and sparse if the gradient was."""
+        """The reduced gradient: decompressed, and sparse if the gradient was."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits the tensor at these addresses, which `memory` keeps alive; `input` 0: sends
-        nothing. Returns the core's handle."""
+        """Submits the tensor at these addresses; `input` 0: absent. `memory` keeps them alive.
+        Returns the core's handle."""
         return self._made.submit(input, output, memory)
 
     @property
@@ -144,30 +145,30 @@ class Encoding:
         if self._prepared is not None:
             self._prepared.close()
         self._prepared = prepare(self.call, encoded, in_place=True)
-        self._key, self.form, self.most = key, _NOT_PLAIN, 0
+        self._key, self.form, self.batch_limit = key, _NOT_PLAIN, 0
 
 
 class Rows(Encoding):
-    """The Encoding of sparse gradients, whose rows are gathered from all ranks and added up.
+    """Sends sparse gradients: gathers the elements of all ranks and adds them up.
 
-    Each element is one row of bytes: its indices and uncompressed values. Dense gradients among
-    sparse ones are made sparse.
+    An element is sent as one row of bytes: its indices, then its values, not compressed. A dense
+    gradient is made sparse.
     """
 
     __slots__ = ("_factor", "_rows")
 
     def __init__(self, call: Call, like: Tensor, sparse_dim: int) -> None:
-        """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
+        """`call`: that of the dense form; `like`: a tensor of the gradient's shape and dtype."""
         gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         super().__init__(gather, Compression.none, False)
         self._key = like.dtype, like.shape, like.device
         self._sparse_dim: int = sparse_dim
         divisor = divisor_of(call.reduce_op, call.process_set)
         self._factor = call.prescale * call.postscale / divisor
-        self._rows = self._none(like)
+        self._rows = self._no_rows(like)
 
-    def _none(self, like: Tensor) -> Tensor:
-        width = self._sparse_dim * _INDEX
+    def _no_rows(self, like: Tensor) -> Tensor:
+        width = self._sparse_dim * _INDEX_BYTES
         width += prod(like.shape[self._sparse_dim :]) * like.element_size()
         return torch.empty((0, width), dtype=torch.uint8, device=like.device)
 
@@ -184,20 +185,20 @@ class Rows(Encoding):
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor of no rows, since this rank sends nothing."""
-        self._rows = self._none(like_gradient(parameter))
+        """A tensor without rows."""
+        self._rows = self._no_rows(like_gradient(parameter))
         return self._rows
 
     def submit(self, input: int, _output: int, memory: object) -> int:
-        """Gathers the last tensor of encode()."""
+        """Gathers the tensor that encode() or receive() has returned."""
         self._prepared = prepare(self.call, self._rows, in_place=False)
         return self._prepared.submit(input, 0, memory)
 
-    def decode(self, _wire: Tensor, handle: int) -> Tensor:
-        """The sum or average of a finished handle: sparse, coalesced."""
+    def decode(self, _encoded: Tensor, handle: int) -> Tensor:
+        """The sum or average of all ranks' elements: sparse, coalesced."""
         assert self._key is not None
         dtype, shape, _ = self._key
-        rows, split = receive(handle, self._rows), self._sparse_dim * _INDEX
+        rows, split = receive(handle, self._rows), self._sparse_dim * _INDEX_BYTES
         indices = _as(rows[:, :split], torch.int64).t()
         values = _as(rows[:, split:], dtype).reshape(len(rows), *shape[self._sparse_dim :])
         total = sparse_sum(indices, values, shape, self.call.name)
@@ -205,5 +206,5 @@ class Rows(Encoding):
 
 
 def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes of each row as `dtype`, copied since view() refuses some strides."""
+    """The bytes of each row as `dtype`. A copy, because view() refuses some strides."""
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)

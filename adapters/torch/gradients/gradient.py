@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One parameter's gradient, from its hook (autograd's threads) to the end of its reduction (the
-thread that waits). Used by the Reducer only."""
+"""The gradient of one parameter: a hook takes it on autograd's threads, and the thread that
+waits for the round delivers it. Used by the Reducer only."""
 
 from __future__ import annotations
 
@@ -26,49 +26,48 @@ _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _dtype_of, _shape_of, _is_on_cpu = (x.__get__ for x in (_base.dtype, _base.shape, _base.is_cpu))
 _users: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2  # references to a storage that one tensor uses: the tensor's, and the caller's
+_ALONE = 2  # references to a storage that one tensor uses: the tensor's, and that of the caller
 
 
 class Gradient:
-    """Takes `.grad` when it has been accumulated, and puts the reduced one in its place.
+    """Takes `.grad` when autograd has accumulated it, and stores the reduced gradient there.
 
-    Meanwhile `.grad` is None: neither the user nor autograd can reach memory that is being
-    reduced. What arrives there again in the same pass is taken in another round of that pass.
+    In between `.grad` is None, so neither the user nor autograd can write to memory that is being
+    reduced. If autograd accumulates again in the same pass, a further round takes that gradient.
     """
 
     __slots__ = (
         *("__weakref__", "base", "encoded", "encoding", "grad", "name", "parameter", "reducer"),
-        *("remove", "sparse_dim"),
+        *("remove_hook", "sparse_dim"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
-        """`name` is the parameter's, for error texts; `encoding` is how it is sent."""
+        """`name`: the parameter's, for error texts; `encoding`: the form in which it is sent."""
         self.reducer = reducer
         self.parameter = parameter
         self.name = name
         self.encoding = encoding
-        self.remove: Callable[[], None] | None = None  # its hook
+        self.remove_hook: Callable[[], None] | None = None  # None: no hook is installed
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
-        self.forget()
+        self._leave_round()
 
-    def forget(self) -> None:
-        """Leaves the round."""
+    def _leave_round(self) -> None:
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
-        self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
-        self.sparse_dim = 0  # > 0: sent without data, because it is sparse
+        self.encoded: Tensor | None = None  # memory of the result; None: that of `grad`
+        self.sparse_dim = 0  # > 0: the gradient is sparse, and was sent as absent
 
-    def hook(self) -> None:
-        """Installs the hook, once the parameter requires a gradient."""
-        if self.remove is None and self.parameter.requires_grad:
+    def install_hook(self) -> None:
+        """Installs the hook, if the parameter requires a gradient and has none."""
+        if self.remove_hook is None and self.parameter.requires_grad:
             register: Any = self.parameter.register_post_accumulate_grad_hook
-            self.remove = register(self.arrived).remove
+            self.remove_hook = register(self.on_accumulated).remove
 
-    def arrived(self, parameter: Tensor) -> None:
-        """Runs after autograd has accumulated into `.grad`."""
-        now = self.reducer.now
+    def on_accumulated(self, parameter: Tensor) -> None:
+        """The hook: autograd calls it after it has accumulated into `.grad`."""
+        now = self.reducer.round
         if not now.sending:
             if now.inside() is None:
-                now = self.reducer.enter(parameter)
+                now = self.reducer.enter_pass(parameter)
             if not now.sending:
                 return
         grad = parameter.grad
@@ -77,59 +76,63 @@ class Gradient:
         elif grad is not None:
             self.grad = grad
             parameter.grad = None
-            most = self.encoding.most
-            if most == 0:
+            limit = self.encoding.batch_limit
+            if limit == 0:
                 self.send()
                 return
             batch = now.batch
             batch.append(self)
-            if len(batch) >= most:
-                self.reducer.send()
+            if len(batch) >= limit:
+                self.reducer.send_batch()
 
     # ---- sending
 
-    def wanted(self) -> bool:
-        """True if rounds must include it, with data or without."""
+    def takes_part(self) -> bool:
+        """True if each round must send it, with data or as absent. A frozen parameter takes part if
+        it has a gradient, because the optimizer then steps it."""
         if self.parameter.requires_grad:
-            return True  # a frozen parameter with a gradient is stepped too
+            return True
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
     def take(self) -> None:
-        """Takes `.grad`, if there is one, before a round closes."""
+        """Takes `.grad` if no hook has."""
         if self.grad is None:
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
     def send(self) -> None:
-        """Begins the reduction of what was taken; without data if that is nothing. Raises what is
-        wrong with it on all ranks."""
+        """Starts the reduction of the gradient that was taken, or sends it as absent.
+
+        A gradient that cannot be sent fails the round: all ranks raise the error.
+        """
         try:
             with torch.no_grad():
                 grad, encoded = self.grad, None
                 if grad is not None:
                     encoded = self._encode(grad)
-                    if encoded is None:  # other ranks may not know that it is sparse
+                    if encoded is None:  # sparse; other ranks may not know that yet
                         self.sparse_dim = grad.sparse_dim()
                         number = self.reducer.gradients.index(self)
-                        self.reducer.now.sparse = (number << 8) + self.sparse_dim
-                if encoded is None:  # takes part without data
+                        self.reducer.round.sparse = (number << 8) + self.sparse_dim
+                if encoded is None:  # absent
                     self.encoded = x = self.encoding.receive(self.parameter)
                     handle = self.encoding.submit(0, address_of(x), x)
                 else:
                     handle = self._send_data(encoded)
-                self.reducer.now.sent[self] = handle
+                self.reducer.round.sent[self] = handle
         except (TypeError, ValueError, RuntimeError) as reason:
-            raise self.reducer.refuse(reason, self.name) from None
+            raise self.reducer.fail(reason, self.name) from None
 
     def _encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send; None: it needs another encoding, on all ranks."""
+        """The tensor to send; None if the gradient is sparse, and all ranks must first change to
+        the encoding for rows."""
         if grad.layout is torch.strided:
-            if overlaps(grad):  # it has no memory for the result
+            if overlaps(grad):  # its memory cannot hold the result
                 grad = grad.contiguous()
             elif grad._base is None and not _have_own_memory([grad.untyped_storage()]):
-                grad = grad.detach().clone()  # autograd's, of several parameters perhaps
+                grad = grad.detach().clone()  # the memory may be another parameter's too
             address = address_of(grad)  # raises if it has no memory
-            memory = self.reducer.now.memory
+            memory = self.reducer.round.memory
             if self.encoding.view is None and grad.numel() > 0:
                 if address in memory:
                     raise RuntimeError(
@@ -140,15 +143,15 @@ class Gradient:
             self.grad = grad
         encoded = self.encoding.encode(grad)
         if not self.parameter.is_contiguous():
-            self.encoding.most = 0  # what is sent in a batch becomes `.grad` as it is
+            self.encoding.batch_limit = 0  # a batch's gradients must keep their strides
         return encoded
 
     def _send_data(self, encoded: Tensor) -> int:
         view, sent = self.encoding.view, encoded
-        away = view is not None and self.grad is not None and not view.holds(self.grad)
-        if view is not None and away and self.encoding.carries(sent) and view.fits(sent):
+        outside = view is not None and self.grad is not None and not view.holds(self.grad)
+        if view is not None and outside and self.encoding.is_plain(sent) and view.fits(sent):
             encoded = view.ready()
-            self.grad = sent = encoded.copy_(sent)  # frees torch's memory for the next gradient
+            self.grad = sent = encoded.copy_(sent)  # releases torch's memory to the next gradient
         self.encoded = encoded
         memory = encoded.untyped_storage(), sent.untyped_storage()
         return self.encoding.submit(address_of(sent), address_of(encoded), memory)
@@ -156,17 +159,17 @@ class Gradient:
     # ---- the end of the round
 
     def deliver(self, handle: int, final: bool) -> str | None:
-        """Puts the result of a finished call into `.grad`; not `final`: keeps it for the next round
-        of the pass.
+        """Stores the result of a finished call in `.grad`, or, if the round is not the pass's
+        `final` one, keeps it for the next round.
 
-        Returns an error text if the parameter can't have it.
+        Returns an error text if the parameter cannot hold the result.
         """
         p, result, complaint = self.parameter, self._result(handle), None
         if not final:
             self.base = result
-            if self.sparse_dim and self.grad is not None:  # it waits for the next round
+            if self.sparse_dim and self.grad is not None:  # the next round sends it
                 p.grad = self.grad if p.grad is None else p.grad + self.grad
-        elif result is None or self._takes(result):
+        elif result is None or self._can_hold(result):
             self.base = None
             p.grad = None if result is None else self._fitted(result)
         else:
@@ -176,11 +179,11 @@ class Gradient:
                 f"{[*result.shape]}, and the parameter is of {p.dtype} and has become one of "
                 f"{[*p.shape]}: change a parameter's form between step() and backward()"
             )
-        self.forget()
+        self._leave_round()
         return complaint
 
     def _result(self, handle: int) -> Tensor | None:
-        """What is reduced so far; None: no rank has had anything."""
+        """The gradient as reduced so far in this pass; None if no rank has had one."""
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
         if encoded is None or (absent and is_absent(handle)):
@@ -188,21 +191,23 @@ class Gradient:
         result, view = self.encoding.decode(encoded, handle), self.encoding.view
         if self.base is not None:
             return self.base + result
-        keeps = view is not None and result is view.tensor
-        return result.clone() if keeps and self.reducer.now.again else result  # it is used again
+        in_view = view is not None and result is view.tensor
+        # The next round of the pass will use the view's memory again.
+        return result.clone() if in_view and self.reducer.round.again else result
 
-    def _takes(self, result: Tensor) -> bool:
+    def _can_hold(self, result: Tensor) -> bool:
         p = self.parameter
         return result.shape == p.shape and torch.can_cast(result.dtype, p.dtype)
 
     def _fitted(self, result: Tensor) -> Tensor:
-        """`result` in its parameter's present form: model.half() may have been called meanwhile."""
+        """`result` with the parameter's present dtype and device, which model.half() may have
+        changed."""
         dtype = dtype_of_gradient(self.parameter) or result.dtype
-        return self._at_home(result.to(self.parameter.device, dtype))
+        return self._placed(result.to(self.parameter.device, dtype))
 
-    def _at_home(self, result: Tensor) -> Tensor:
-        """`result` in the memory where this parameter's gradient has to be, if any, or else with
-        the strides that autograd gives it."""
+    def _placed(self, result: Tensor) -> Tensor:
+        """`result` in the memory that `.grad` must keep (a bucket view, or the view that the user
+        has set); else with the strides that autograd gives gradients."""
         home, view, parameter = self.grad, self.encoding.view, self.parameter
         if result.layout is not torch.strided:
             return result
@@ -219,22 +224,22 @@ class Gradient:
             return laid_out(result, strides)
         return home.copy_(result) if kept or home.stride() == strides else laid_out(result, strides)
 
-    def lose(self) -> None:
-        """Leaves the round without a result, after a failure."""
-        if self.encoding.view is not None and self in self.reducer.now.sent:
+    def drop(self) -> None:
+        """Leaves a failed round without a result."""
+        if self.encoding.view is not None and self in self.reducer.round.sent:
             self.encoding.use_view(None)  # peers may still read and write there
         self.base = None
-        self.forget()
+        self._leave_round()
 
 
 def send_together(batch: list[Gradient], now: Round) -> Exception | None:
-    """Sends gradients that were taken by one call, at a third of the cost of single calls; one by
-    one if any can't be sent as it is. Returns the core's error."""
+    """Sends gradients by one call, which costs a third of single calls; one by one if any of them
+    cannot be sent as it is. Returns the core's error."""
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
         storages = [*map(Tensor.untyped_storage, grads)]
-    except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
+    except NotImplementedError:  # one is sparse, and was not in the last round
         storages = []
     if (
         storages
@@ -262,9 +267,9 @@ def send_together(batch: list[Gradient], now: Round) -> Exception | None:
 
 
 def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
-    """True if one tensor alone uses each of them.
+    """True if each storage is used by one tensor only.
 
-    If gradients pass only through views, torch lets those of several parameters, or the tensor
-    that the user gave to backward(), share memory.
+    Gradients that pass only through views may share memory: with those of other parameters, or with
+    the tensor that the user gave to backward().
     """
     return {*map(_users, map(attrgetter("_cdata"), storages))} <= {_ALONE}

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reducer: all gradients of one optimizer, from hooks (autograd's threads) to the end of the
-backward pass or to step(). Used by DistributedOptimizer; a lock lets one thread at a time close a
-round, another one send. Passes: which backward passes reduce; Pass: an outermost one, whose end
-closes the rounds within backward() itself."""
+"""The reducer: reduces all gradients of one DistributedOptimizer, from the hooks (on autograd's
+threads) to the end of the backward pass, or to step()."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -21,13 +20,14 @@ from torch import Tensor
 from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import Equality
-from farandole.errors import FarandoleError, without_frames
+from farandole.errors import FarandoleError
 from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient, send_together
+from farandole.torch.gradients.passes import Accumulation, pass_of, task_id
 from farandole.torch.gradients.round import Consensus, Round, RoundState, no_pass, outcome
 from farandole.torch.models import REMEDIES, model_of
 from farandole.torch.strides import like_gradient
@@ -36,150 +36,62 @@ _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 
-_task_id: Callable[[], int] = torch._C._current_graph_task_id
-_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-_at_end: Callable[[Callable[[], None]], None]
-_at_end = torch.autograd.Variable._execution_engine.queue_callback
-
+_NAMED = 4  # parameters in an error text
 _serials = count()
 # By the parameter's id: the gradient of the newest optimizer that has it, which alone reduces it.
 _newest: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _all: WeakSet[Reducer] = WeakSet()
 
 
-class Passes:
-    """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
-
-    __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
-
-    def __init__(self, wanted: int) -> None:
-        """`wanted`: passes until one reduces, without those in no_sync()."""
-        self.wanted = wanted
-        self.holding = False  # no_sync(): gradients stay local
-        self.restart(reduced=False)
-
-    def restart(self, reduced: bool, complete: bool = False) -> None:
-        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad();
-        `complete`: nothing has arrived since."""
-        self.counted, self.reduced, self.complete = 0, reduced, complete
-
-    def begin(self) -> bool:
-        """Counts a pass; returns whether it reduces."""
-        self.complete = False
-        self.counted += not self.holding
-        return not self.holding and self.counted >= self.wanted
-
-
-class Pass:
-    """An outermost backward pass, and the Reducers that something arrives for in it.
-
-    Autograd runs each pass as a task, and ends one that is running alone. A nested one, as
-    reentrant checkpointing runs, is a node of the task around it: the nodes behind that node hand
-    the end on, or, where a hook of a leaf has run it, that node itself. Only autograd keeps this
-    object alive: it goes with the task, so an exception that has ended the pass ends it too.
-    """
-
-    __slots__ = ("__weakref__", "_reducers")
-
-    def __init__(self) -> None:
-        self._reducers: dict[Reducer, None] = {}
-
-    def add(self, reducer: Reducer) -> ref[Pass]:
-        """Lets the reducer take part in its end, and hear if an exception ends it. No `__del__`:
-        Python drops a Ctrl-C that comes there."""
-        self._reducers[reducer] = None
-        return ref(self, reducer.broken_off)
-
-    def ended(self) -> None:
-        """Called by autograd when a task is over. All rounds are closed before one is waited for,
-        in an order that is equal on all ranks."""
-        node = _node()
-        if node is None:
-            reducers = sorted(self._reducers, key=attrgetter("serial"))
-            self._reducers = {}
-            new = [r for r in reducers if r.now.closing and not r.has_name]
-            for reducer in new:
-                reducer.choose_name(len(new))
-            try:
-                for reducer in reducers:
-                    reducer.end_pass()
-                for reducer in reducers:
-                    if reducer.now.open:
-                        reducer.synchronize()
-            except Exception as reason:  # the other rounds of the pass end with it
-                for reducer in reducers:
-                    if reducer.now.open:
-                        reducer.refuse(reason)
-                raise without_frames(reason)  # noqa: B904  # the same one
-            return
-        behind = [n for n, _ in node.next_functions if n is not None]
-        for hooks in [n.register_prehook for n in behind] or [node.register_hook]:
-            self._hand_on(hooks)
-
-    def _hand_on(self, register: Callable[[Callable[..., None]], Any]) -> None:
-        def call(*_gradients: Any) -> None:
-            hook.remove()
-            around = _pass_of(_task_id(), self)
-            if around is not self:
-                for reducer in self._reducers:
-                    reducer.now.inside = around.add(reducer)
-                self._reducers = {}
-
-        hook = register(call)
-
-
-_passes: WeakValueDictionary[int, Pass] = WeakValueDictionary()  # by autograd's task
-
-
-def _pass_of(task: int, new: Pass | None = None) -> Pass:
-    """The pass that a task, which is running, belongs to as far as is known; else a new one."""
-    found = _passes.get(task)
-    if found is None:
-        found = new or Pass()
-        _at_end(found.ended)
-        _passes[task] = found
-    return found
-
-
 class Reducer:
-    """Reduces gradients round by round, in backward passes; step() closes what no pass has closed.
+    """Reduces the gradients of one optimizer, round by round.
 
-    Gradients that arrive after theirs were sent are reduced in another round of the same pass; all
-    ranks learn that by the consensus.
+    The first gradient of a backward pass opens a round, and the end of the pass closes it; step()
+    closes what no pass has closed. A gradient that autograd accumulates again in the same pass,
+    after it was sent, is reduced in a further round of that pass: the consensus tells all ranks.
+
+    A round ends in one of four ways:
+    - _finish() delivers the results.
+    - fail(): this rank cannot complete the round, so it fails on all ranks, which may go on.
+    - drop(): the round has failed on all ranks, or the runtime has ended.
+    - leave_if_open(): nobody can complete the round, so this rank leaves the job.
+
+    Hooks may run on several threads; `lock` lets one at a time send or close.
     """
 
     def __init__(
-        self, settings: Settings, passes: Passes, optimizer: torch.optim.Optimizer
+        self, settings: Settings, accumulation: Accumulation, optimizer: torch.optim.Optimizer
     ) -> None:
-        """`passes`: which of them reduce; `optimizer`: whose settings are compared."""
+        """`accumulation`: decides which passes reduce; `optimizer`: its settings are compared."""
         self.settings = settings
-        self.passes = passes
+        self.accumulation = accumulation
         whose = ref(optimizer)
         self._equality = Equality(
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
             *(settings.ranks, settings.verify, REMEDIES),
         )
-        self.serial = next(_serials)  # equal on all ranks, up to a constant
+        self.serial = next(_serials)  # the same order on all ranks
         self.gradients: list[Gradient] = []
-        self.taken = ""  # a parameter that a newer optimizer has
+        self.taken = ""  # name of a parameter that a newer optimizer reduces
         self.lock = threading.RLock()
-        self.now = Round()
-        # In a mixed world a survivor has made its optimizers before: there the first use counts.
-        self._start(0 if requests.is_mixed() else requests.world())
+        self.round = Round()
+        # Ranks of an elastic job that were replaced have made fewer optimizers than survivors. So
+        # there an optimizer gets its name at its first use.
+        self._enter_world(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
-    def _start(self, world: int) -> None:
-        """Chooses the name of its calls, for this world; 0: that follows."""
+    def _enter_world(self, world: int) -> None:
+        """Names the calls for this world; 0: they get their name later."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # as in RoundState
-        self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
+        self._steps: Counter[int] = Counter()  # step() calls, by the number of join() calls before
         self._equality.restart()
 
     # ---- parameters
 
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
-        """Begins to reduce parameters' gradients. Ends the reducers of older optimizers that have
-        some of them."""
+        """Starts to reduce the gradients of these parameters. An older optimizer that has one of
+        them stops reducing."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(name))
@@ -188,7 +100,7 @@ class Reducer:
                 older.reducer.taken = older.name
             _newest[id(parameter)] = gradient
             self.gradients.append(gradient)
-            gradient.hook()
+            gradient.install_hook()
         if self.settings.views:
             lay_out(self.gradients[begin:])
 
@@ -200,20 +112,20 @@ class Reducer:
         return Encoding(call, s.compressor, s.sparse_as_dense)
 
     def detach(self, why: str = "its optimizer is gone") -> None:
-        """Ends the reducer."""
+        """Removes all hooks. If a round is open, this rank leaves the job."""
         for gradient in self.gradients:
-            if gradient.remove is not None:
-                gradient.remove()
+            if gradient.remove_hook is not None:
+                gradient.remove_hook()
             if _newest.get(id(gradient.parameter)) is gradient:
                 del _newest[id(gradient.parameter)]
-        if self.now.open:
-            if self.now.handles is None:  # the others wait for what this rank does not send
+        if self.round.open:
+            if self.round.handles is None:  # peers wait for gradients that will not be sent
                 part.end(self._unfinished(why))
-            self.abandon()
+            self.drop()
 
-    def check_own(self) -> None:
-        """Raises ShutdownError if this rank's part in the job has ended, and RuntimeError if
-        another optimizer has a parameter too."""
+    def check_usable(self) -> None:
+        """Raises ShutdownError if this rank has left the job, and RuntimeError if a newer optimizer
+        has one of the parameters."""
         part.check()
         if self.taken:
             raise RuntimeError(
@@ -225,120 +137,143 @@ class Reducer:
 
     # ---- backward passes
 
-    def enter(self, parameter: Tensor) -> Round:
-        """To be called by the first hook of an outermost pass, that of this parameter.
+    def enter_pass(self, parameter: Tensor) -> Round:
+        """Opens a round. The first hook of an outermost pass, that of `parameter`, calls this.
 
-        Raises ValueError, on all ranks, if gradients that were reduced before can't be added to.
+        Raises ValueError, on all ranks, if the pass cannot add to gradients that are reduced.
         """
         with self.lock:
-            if self.now.inside() is None:
-                self.give_up("another backward pass has started")
-                self.now = now = Round()
-                self.passes.complete = False
-                if (task := _task_id()) < 0:  # no pass of autograd's engine: step() will reduce
+            if self.round.inside() is None:
+                self.leave_if_open("another backward pass has started")
+                self.round = now = Round()
+                self.accumulation.complete = False
+                if (task := task_id()) < 0:  # not in autograd's engine: step() will reduce
                     return now
-                inside = _pass_of(task).add(self)
+                inside = pass_of(task).add(self)
                 sending = self._begin_pass(parameter)
-                now.inside, now.sending = inside, sending  # at last: other threads' hooks see it
-            return self.now
+                now.inside, now.sending = inside, sending  # last: other threads' hooks read them
+            return self.round
 
     def _begin_pass(self, parameter: Tensor) -> bool:
-        """Counts the pass; returns whether gradients are sent as they arrive."""
-        passes, now = self.passes, self.now
-        if passes.reduced and not self.settings.is_linear:
-            # Or has the model's own zero_grad() reset all?
+        """Counts the pass. Returns True if gradients are sent as they are accumulated."""
+        accumulation, now = self.accumulation, self.round
+        if accumulation.reduced and not self.settings.is_linear:
+            # The model's own zero_grad() may have reset all gradients.
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
-            passes.reduced = not others or any(grad is not None for grad in others)
-        now.closing = passes.begin()
-        # In a mixed world names would depend on the order in which gradients arrive.
+            accumulation.reduced = not others or any(grad is not None for grad in others)
+        now.closing = accumulation.begin_pass()
+        # Without a name, replaced ranks wait for the end of the pass: optimizers are named there.
         sending = now.closing and (self.has_name or not requests.is_mixed())
         if sending:
-            self.begin()
+            self.open_round()
         return sending
 
     def end_pass(self) -> None:
-        """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
-        self.now.inside = no_pass
-        if self.now.closing:
+        """Closes the round if the pass reduces. The end of the outermost pass calls this."""
+        self.round.inside = no_pass
+        if self.round.closing:
             self.close(at_step=False)
 
     @property
     def has_name(self) -> bool:
-        """True if its calls have their name in this world."""
+        """True if its calls have their name in the present world."""
         return self.consensus.world == requests.world()
 
     def choose_name(self, together: int) -> None:
-        """Names its calls, by the order in which the ranks of this world use optimizers: whatever
-        a rank did before, it is equal on all. `together`: as RoundState.named."""
-        self._start(requests.world())
+        """Names its calls by the order in which the ranks of this world first use their optimizers,
+        which is equal on all. `together`: number of optimizers that get a name now."""
+        self._enter_world(requests.world())
         self.named = together
         for gradient in self.gradients:
             gradient.encoding = self._encoding(gradient.name)
-        if self.settings.views:  # an earlier job's memory may no longer be shared
+        if self.settings.views:  # the earlier world's memory may no longer be shared
             lay_out(self.gradients)
 
     # ---- rounds
 
-    def begin(self) -> None:
-        """To be called before the first gradient of a round is sent. Raises ValueError, on all
-        ranks, if its results can't be added to those of the step's last one."""
+    def open_round(self) -> None:
+        """Prepares the round for its first gradient. Raises ValueError, on all ranks, if results
+        cannot be added to the gradients that are reduced already."""
         if not self.has_name:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
-        self.now.open = True
-        if self.passes.reduced and not self.settings.is_linear:
+        self.round.open = True
+        if self.accumulation.reduced and not self.settings.is_linear:
             text = (
                 f"{self.consensus.scope}: gradients are reduced already, and only to averages "
                 "more can be added: call step() or optimizer.zero_grad() before, or use no_sync() "
                 "or backward_passes_per_step"
             )
-            raise self.refuse(ValueError(text))
+            raise self.fail(ValueError(text))
 
-    def send(self) -> None:
-        """Sends what was taken and waits to be sent. Raises the core's error, on all ranks."""
+    def send_batch(self) -> None:
+        """Sends the gradients that were taken and not sent yet. Raises the core's error, on all
+        ranks."""
         with self.lock:
-            now = self.now
+            now = self.round
             batch, now.batch = now.batch, []
             if batch and (failure := send_together(batch, now)):
-                raise self.refuse(failure)
+                raise self.fail(failure)
 
     def close(self, at_step: bool) -> None:
-        """Sends the rest of the round and submits the consensus; does not wait. `at_step`: step()
-        does it."""
-        now, process_set = self.now, self.settings.process_set
+        """Sends the gradients that no hook has sent, then the consensus. Does not wait.
+
+        `at_step`: True if step() closes the round.
+        """
+        now, process_set = self.round, self.settings.process_set
         if now.handles is not None:
             return
         if not now.open:
-            self.begin()
-        self.send()
+            self.open_round()
+        self.send_batch()
         if len(now.sent) < len(self.gradients):
             for gradient in self.gradients:
-                gradient.hook()
-                if gradient not in now.sent and gradient.wanted():
+                gradient.install_hook()
+                if gradient not in now.sent and gradient.takes_part():
                     gradient.take()
                     gradient.send()
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
-        equal = int(at_step and not now.closing), steps, len(now.sent), self.named
         model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
-        own = self.consensus.submit(RoundState(int(now.late), now.sparse, *equal, model))
+        checksum, own_part = self._sent_parameters()
+        state = RoundState(
+            late=int(now.late),
+            sparse=now.sparse,
+            at_step=int(at_step and not now.closing),
+            steps=steps,
+            parameters=checksum,
+            named=self.named,
+            model=model,
+        )
+        own = self.consensus.submit(state, own_part)
         now.handles = leases.numbers_of([*now.sent.values(), own])
         now.sending = now.closing = False
         self.named = 0
 
-    def synchronize(self, at_step: bool = False) -> None:
-        """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
+    def _sent_parameters(self) -> tuple[int, str]:
+        """A checksum of the parameters whose gradients were sent, and a text about them."""
+        total, sent = len(self.gradients), self.round.sent
+        if len(sent) == total:
+            return total, f"those of all its {total}"
+        missing = [i for i, gradient in enumerate(self.gradients) if gradient not in sent]
+        names = [self.gradients[i].name for i in missing]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text = f"those of {len(sent)} of its {total}: not of {', '.join(names[:_NAMED])}{more}"
+        return (crc32(repr(missing).encode()) << 24) + total, text
 
-        Nothing is done if nothing has arrived since the last time; `at_step`: step() does it. One
-        thread at a time.
+    def synchronize(self, at_step: bool = False) -> None:
+        """Blocks until every parameter's `.grad` is reduced, and equal on all ranks.
+
+        Does nothing if no gradient was accumulated since the last reduction. `at_step`: True if
+        step() calls this. One thread at a time may call this.
         """
         with self.lock:
-            self.check_own()
-            # A graph that is kept may keep the Pass.
-            if self.now.inside is not no_pass and (self.now.inside() is None or _task_id() < 0):
-                self.give_up("an exception has ended its backward pass")
+            self.check_usable()
+            # A graph that is retained may keep the pass alive; no task runs it any more.
+            if self.round.inside is not no_pass and (self.round.inside() is None or task_id() < 0):
+                self.leave_if_open("an exception has ended its backward pass")
             try:
-                while not self.passes.complete:
+                while not self.accumulation.complete:
                     self.close(at_step)
                     self._finish()
             except Exception:
@@ -348,55 +283,61 @@ class Reducer:
                 raise
 
     def _finish(self) -> None:
-        """Ends the round that was closed. Raises its error, after which there is none."""
-        now, consensus, handles = self.now, self.consensus, self.now.handles
-        heard = consensus.hear(handles[len(handles) - 1])
-        if isinstance(heard, Exception):
-            raise self.refuse(heard)
-        if heard.model:
-            equal = consensus.equal_models
-            self._equality.heard(consensus.scope, heard.model, equal, heard.steps)
-        if failure := outcome(handles):
-            self.abandon()
-            raise failure
-        if cuda.device >= 0:
+        """Waits for the closed round, and ends it. Raises its error after the end."""
+        now, scope = self.round, self.consensus.scope
+        state = self._wait()
+        final = not (state.late or state.sparse)
+        now.again |= not final
+        try:
+            complaint = self._deliver(final)
+        except FarandoleError:  # about sparse rows, which all ranks have received alike
+            self.drop()
+            raise
+        except BaseException as reason:  # on this rank alone, as when a user's decompress() raises
+            part.end(reason)
+            raise
+        if state.sparse:  # one gradient; the next round tells of further ones
+            g = self.gradients[state.sparse >> 8]
+            g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
+        self.round = Round(again=not final)
+        if final:
+            self.accumulation.restart(reduced=True, complete=True)
+        leases.end(now.handles)
+        if complaint is not None:
+            raise RuntimeError(f"{scope}: {complaint}")
+        if state.model:
+            self._equality.tell()
+
+    def _wait(self) -> RoundState:
+        """Waits for the consensus, then for all gradients. Raises the round's error, after which it
+        has ended on all ranks."""
+        now, consensus, handles = self.round, self.consensus, self.round.handles
+        state = consensus.wait(handles[len(handles) - 1])
+        if isinstance(state, Exception):
+            raise self.fail(state)
+        if state.model:
+            self._equality.heard(consensus.scope, state.model, consensus.equal_models, state.steps)
+        failure = outcome(handles)
+        if cuda.device >= 0 and failure is None:
             cuda.join([*now.sent.values()], now.sent)
-        if heard.late and self.settings.reduce_op not in (Average, Sum):
-            self.abandon()
-            raise ValueError(
+        if state.late and self.settings.reduce_op not in (Average, Sum):
+            failure = failure or ValueError(
                 f"{consensus.scope}: gradients have arrived several times in one backward pass, as "
                 "with reentrant checkpoints, and only op Average and Sum can be taken of each: use "
                 "checkpoint(..., use_reentrant=False)"
             )
-        final = not (heard.late or heard.sparse)
-        now.again |= not final
-        try:
-            complaint = self._deliver(final)
-        except FarandoleError:  # of rows that all ranks have received
-            self.abandon()
-            raise
-        except BaseException as reason:  # as a user's decompress() raises: here alone
-            part.end(reason)
-            raise
-        if heard.sparse:  # one gradient; the next round tells of the others
-            g = self.gradients[heard.sparse >> 8]
-            g.encoding = g.encoding.rows(like_gradient(g.parameter), heard.sparse & 0xFF)
-        self.now = Round(again=not final)
-        if final:
-            self.passes.restart(reduced=True, complete=True)
-        leases.end(handles)
-        if complaint is not None:
-            raise RuntimeError(complaint)
-        if heard.model:
-            self._equality.tell()
+        if failure is not None:
+            self.drop()
+            raise failure
+        return state
 
     @torch.no_grad()
     def _deliver(self, final: bool) -> str | None:
-        """Puts the results into `.grad`; returns the first error's text."""
-        now, plain = self.now, self.now.plain
+        """Stores the results in `.grad`. Returns the first error's text."""
+        now, plain = self.round, self.round.plain
         rest = now.sent.items()
         if not now.again:
-            with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
+            with suppress(RuntimeError):  # a parameter's form has changed: deliver one by one
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
                     gradient.grad = None
@@ -408,54 +349,56 @@ class Reducer:
 
     # ---- failures
 
-    def refuse(self, reason: Exception, whose: str = "") -> Exception:
-        """Ends the round on all ranks, since this one can't go on. Returns the error, which names
-        the gradient.
+    def fail(self, reason: Exception, whose: str = "") -> Exception:
+        """Fails the round on all ranks, because this one cannot complete it. Returns the error,
+        which names the gradient of `whose`.
 
-        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
-        and all names are free for the next round.
+        This rank refuses each call that it has not made. So every rank has made or refused every
+        call, no rank waits for another, and all names are free for the next round.
         """
         if whose:
-            with suppress(TypeError):  # a class whose exceptions take other arguments
+            with suppress(TypeError):  # the class's constructor takes other arguments
                 reason = type(reason)(f"the gradient of {whose}: {reason}")
-        calls = [self.consensus.call] if self.now.handles is None else []
-        calls += [g.encoding.call for g in self.gradients if not self.now.sent.get(g)]
+        calls = [self.consensus.call] if self.round.handles is None else []
+        calls += [g.encoding.call for g in self.gradients if not self.round.sent.get(g)]
         requests.refuse_all(calls, reason)
-        self.abandon()
+        self.drop()
         return reason
 
-    def abandon(self) -> None:
-        """Ends the round without results: leaves all handles under way to leases, and to the next
-        round, which waits for them, as all ranks complete or refuse them."""
-        now = self.now
+    def drop(self) -> None:
+        """Ends a failed round without results. The next round first waits for the calls that are
+        still under way; every rank has made or refused each of them."""
+        now = self.round
         handles = now.sent.values() if now.handles is None else now.handles
         numbers = [*filter(None, handles)]
         leases.drop(numbers)
         self.consensus.left += numbers
         for gradient in self.gradients:
-            gradient.lose()
-        self.passes.restart(self.passes.reduced)
+            gradient.drop()
+        self.accumulation.restart(self.accumulation.reduced)
         self.named = 0
-        self.now = Round()
+        self.round = Round()
 
-    def give_up(self, why: str) -> None:
-        """Ends this rank's part in the job if a round is open: nobody can end it any more."""
-        if self.now.open:
+    def leave_if_open(self, why: str) -> None:
+        """Ends this rank's part in the job, and raises, if a round is open that nobody can
+        complete any more."""
+        if self.round.open:
             part.check()
             reason = self._unfinished(why)
             part.end(reason)
             raise reason
 
-    def broken_off(self, inside: object) -> None:
-        """To be called when an exception has ended a pass: as give_up(), in a moment."""
-        now, world = self.now, requests.world()
+    def on_pass_lost(self, inside: object) -> None:
+        """Called if an exception has ended the pass `inside`: as leave_if_open(), but a moment
+        later, so that peers are told the exception if it ends the program."""
+        now, world = self.round, requests.world()
         if now.inside is not inside:
             return
         now.sending = False
         if now.open:
             part.end_soon(
                 self._unfinished("an exception has ended its backward pass"),
-                lambda: self.now is now and requests.world() == world,
+                lambda: self.round is now and requests.world() == world,
             )
 
     def _unfinished(self, why: str) -> FarandoleError:
@@ -464,22 +407,22 @@ class Reducer:
     # ---- between passes
 
     def reset(self) -> None:
-        """For zero_grad(): restarts the counts."""
-        self.give_up("zero_grad() was called")
-        self.passes.restart(reduced=False)
+        """Restarts the counts, for zero_grad()."""
+        self.leave_if_open("zero_grad() was called")
+        self.accumulation.restart(reduced=False)
         for gradient in self.gradients:
-            gradient.hook()
+            gradient.install_hook()
 
-    def stepped(self) -> None:
-        """To be called after the optimizer's step."""
-        self.passes.restart(reduced=False)
+    def on_stepped(self) -> None:
+        """Counts a step. Call this after the optimizer's own step."""
+        self.accumulation.restart(reduced=False)
         self._steps[requests.joins[self.settings.process_set]] += 1
 
 
-def _abandon_all() -> None:
+def _drop_all() -> None:
     for reducer in list(_all):
-        if reducer.now.open:
-            reducer.abandon()
+        if reducer.round.open:
+            reducer.drop()
 
 
-requests.on_restart(_abandon_all)  # what was under way has ended with the runtime
+requests.on_restart(_drop_all)  # the rounds have ended with the runtime

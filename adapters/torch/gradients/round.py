@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round: what one backward pass, or step() in its place, has under way; and the consensus of all
-ranks that ends it. For the Reducer and its Gradients, on the threads that send and wait."""
+"""A round, and the consensus that ends it. A round is one reduction of an optimizer's gradients: by
+a backward pass, or by step() instead. Used on the threads that send gradients and wait for them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from farandole.ops import Max
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
-    from farandole.torch.gradients.reducer import Pass
+    from farandole.torch.gradients.passes import BackwardPass
 
 _INT64 = DTYPES.index("int64")
 
 
 def no_pass() -> None:
-    """Round.inside of a round that belongs to no pass, or to one that has ended."""
+    """Value of Round.inside if the round belongs to no pass, or its pass has ended."""
 
 
 class Round:
-    """The state of one reduction by a backward pass, or by step() in its place. Made at its start
-    and dropped at its end, so that none finds what another has left."""
+    """The state of one round. Each round has a new object, so it inherits nothing from the last."""
 
     __slots__ = (
         *("again", "batch", "closing", "handles", "inside", "late", "memory", "open", "plain"),
@@ -37,93 +36,110 @@ class Round:
     )
 
     def __init__(self, again: bool = False) -> None:
-        """`again`: one of several rounds of the same pass."""
+        """`again`: True for a further round of the same pass."""
         self.again = again
-        # A weak reference, from the first gradient of a pass to its end.
-        self.inside: Callable[[], Pass | None] = no_pass
-        self.open = False  # gradients may be under way
-        self.closing = False  # the end of the pass closes it
-        self.sending = False  # gradients that arrive are taken and sent
-        self.late = False  # gradients have arrived after theirs had been sent
+        # Weak reference to the pass, from its first gradient to its end; it gives None if an
+        # exception has ended the pass.
+        self.inside: Callable[[], BackwardPass | None] = no_pass
+        self.open = False  # gradients may have been sent
+        self.closing = False  # the end of the pass will close the round
+        self.sending = False  # gradients are sent as they are accumulated
+        self.late = False  # a gradient was accumulated again after it had been sent
         self.sparse = 0  # as in RoundState
-        self.batch: list[Gradient] = []  # of what was taken, to be sent together
-        self.plain: list[Gradient] = []  # of what was sent so: each becomes `.grad` as it is
-        self.sent: dict[Gradient, int] = {}  # all of the round, with the core's handles
-        self.handles: Any = None  # the same and the consensus', once it was closed, as int64_t[]
-        self.memory: set[int] = set()  # addresses of what is reduced in its own memory
+        self.batch: list[Gradient] = []  # taken, and not sent yet
+        self.plain: list[Gradient] = []  # sent in a batch: each becomes `.grad` as it is
+        self.sent: dict[Gradient, int] = {}  # all that were sent, with the core's handles
+        # int64_t[] of these handles and the consensus' one, once the round is closed.
+        self.handles: Any = None
+        self.memory: set[int] = set()  # addresses of gradients that are reduced in place
 
 
 class RoundState(NamedTuple):
-    """One rank's view of the round that it closes; after the allreduce, the largest values."""
+    """One rank's view of the round that it closes. The allreduce gives the largest values."""
 
-    late: int  # 1: gradients have arrived after theirs had been sent
-    sparse: int  # an unexpectedly sparse gradient, (number << 8) + sparse_dim; 0: none
-    # Equal on all ranks:
-    at_step: int  # 1: step() closes it; 0: a backward pass or synchronize()
-    steps: int  # earlier step() calls since the last join()
-    tensors: int  # sent in the round
-    named: int  # optimizers that got a name together, where this one did since its last round
-    # Compared by whoever asks, see Consensus.equal_models:
-    model: int  # a digest of this rank's model, not negative; 0: not compared
+    late: int  # 1: a gradient was accumulated again after it had been sent
+    sparse: int  # (number << 8) + sparse_dim of a gradient that is unexpectedly sparse; 0: none
+    # Fields that must be equal on all ranks:
+    at_step: int  # 1: step() closes the round; 0: a backward pass or synchronize()
+    steps: int  # step() calls since the last join()
+    parameters: int  # a checksum of the parameters whose gradients this rank has sent
+    named: int  # optimizers that got their names together, if this one did in this round
+    # Compared, but not required to be equal; see Consensus.equal_models:
+    model: int  # a digest of this rank's model, not negative; 0: not compared now
 
 
-_LARGEST = 2  # so many fields, the first, are not compared at all
+_FREE = 2  # the first so many fields may differ
 _COUNT = len(RoundState._fields)
 _REMEDIES = {
     "at_step": "some ranks reduce in backward(), others in step(): do all ranks make equally many "
-    "backward passes? One that leaves a pass out calls optimizer.synchronize() in its place",
+    "backward passes? One that leaves a pass out calls optimizer.synchronize() instead",
     "steps": "do all ranks call step() and backward() equally often?",
-    "tensors": "do all ranks freeze or add the same parameters?",
     "named": "in the first backward pass after a restart the ranks have used different optimizers; "
     "remedy: make them attributes of the elastic state, or use the same in all ranks' first passes",
 }
 
 
 class Consensus:
-    """The call in which all ranks tell how they have closed a round: one optimizer's, by the name
-    of its calls, which is valid in one world."""
+    """The allreduce by which ranks agree how they have closed a round. An optimizer has one in each
+    world, named as its other calls."""
 
     def __init__(self, process_set: int, world: int) -> None:
-        """`world`: the present one; 0: it gets a name later."""
+        """`world`: number of the present world; 0: the calls get their name later."""
         self.scope = next_scope("optimizer", process_set) if world else "optimizer"
         self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
-        shape = (2 * _COUNT - _LARGEST,)
+        shape = (2 * _COUNT - _FREE,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
-        self._words = array("q")  # its memory; fields that must be equal are also sent negated
-        self.equal_models = True  # in the round that was heard last
-        self.left: list[int] = []  # handles of a failed round, which still use the names
+        # Memory of the call: all fields, then those that must be equal, negated. So the largest
+        # values of both halves are the largest and the smallest value of each field.
+        self._words = array("q")
+        self._own_part = ""
+        self.equal_models = True  # in the last round
+        self.left: list[int] = []  # handles of a failed round, whose names are still in use
 
     def begin(self) -> None:
-        """To be called before the first tensor of a round is sent."""
+        """Waits until a failed round has released its names. Call this before a round's first
+        gradient is sent."""
         left, self.left = self.left, []
         for handle in left:
             outcome((handle,))
 
-    def submit(self, state: RoundState) -> int:
-        """Submits it, after all tensors; returns the core's handle."""
-        self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
+    def submit(self, state: RoundState, own_part: str) -> int:
+        """Submits this rank's view, after all gradients. Returns the core's handle.
+
+        `own_part`: what this rank has sent, for the error text if another has sent something else.
+        """
+        self._own_part = own_part
+        self._words = words = array("q", [*state, *(-x for x in state[_FREE:])])
         address = words.buffer_info()[0]
         return leases.lend(self._prepared.start, address, address, words)
 
-    def hear(self, handle: int) -> RoundState | Exception:
-        """Waits; returns the result, or the error of all ranks."""
+    def wait(self, handle: int) -> RoundState | Exception:
+        """Waits. Returns the largest values, or the error, which all ranks get."""
         if failure := outcome((handle,)):
             return failure
         state = RoundState(*self._words[:_COUNT])
-        names = RoundState._fields[_LARGEST:]
-        for field, high, low in zip(names, state[_LARGEST:], self._words[_COUNT:], strict=True):
+        names = RoundState._fields[_FREE:]
+        for field, high, low in zip(names, state[_FREE:], self._words[_COUNT:], strict=True):
             if field == "model":
                 self.equal_models = high == -low
             elif high != -low:
-                return MismatchError(
-                    f"{self.scope}: ranks are not in the same optimizer step: {field} is {-low} on "
-                    f"one rank, {high} on another; {_REMEDIES[field]}"
-                )
+                return MismatchError(f"{self.scope}: {self._difference(field, -low, high)}")
         return state
+
+    def _difference(self, field: str, low: int, high: int) -> str:
+        if field == "parameters":
+            return (
+                "ranks have sent gradients of different parameters; this one has sent "
+                f"{self._own_part}: freeze and add the same parameters on all ranks"
+            )
+        return (
+            f"ranks are not in the same optimizer step: {field} is {low} on one rank, {high} on "
+            f"another; {_REMEDIES[field]}"
+        )
 
 
 def outcome(handles: Any) -> Exception | None:
-    """Waits for calls of a round; returns the error of one."""
+    """Waits for these calls. Returns the error of one of them."""
     code = wait_until(handles, None)
     return None if code == lib.FARANDOLE_OK else error(code)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes: which ones reduce gradients, and where the outermost one ends. The Reducer uses
+both classes, on autograd's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary, ref
+
+import torch
+
+from farandole.errors import without_frames
+
+if TYPE_CHECKING:
+    from farandole.torch.gradients.reducer import Reducer
+
+# Number of the autograd task that runs on this thread; -1 outside of a backward pass.
+task_id: Callable[[], int] = torch._C._current_graph_task_id
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_call_at_end: Callable[[Callable[[], None]], None]
+_call_at_end = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Accumulation:
+    """Decides which backward passes of an optimizer reduce; the others only accumulate.
+
+    Counting restarts at each reduction, step() and reset.
+    """
+
+    __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
+
+    def __init__(self, wanted: int) -> None:
+        """`wanted`: every so many passes outside of no_sync() one reduces."""
+        self.wanted = wanted
+        self.holding = False  # True in no_sync(): passes only accumulate
+        self.restart(reduced=False)
+
+    def restart(self, reduced: bool, complete: bool = False) -> None:
+        """Counts from 0. `reduced`: gradients have been reduced since the last step() or
+        zero_grad(); `complete`: and no gradient has been accumulated since."""
+        self.counted, self.reduced, self.complete = 0, reduced, complete
+
+    def begin_pass(self) -> bool:
+        """Counts a pass. Returns True if it reduces."""
+        self.complete = False
+        self.counted += not self.holding
+        return not self.holding and self.counted >= self.wanted
+
+
+class BackwardPass:
+    """An outermost backward pass, with the Reducers that take part in it.
+
+    Autograd runs each backward() as a task. A nested one (reentrant checkpointing) is a node of the
+    task around it, and autograd does not tell which. So when a task ends inside a node, the nodes
+    behind that node pass the reducers on to the task that runs them. If it has none, because a hook
+    of a leaf called backward(), the node itself does.
+
+    Autograd alone keeps this object alive, so it is collected with the task. An exception that
+    ends the pass is noticed by that.
+    """
+
+    __slots__ = ("__weakref__", "_reducers")
+
+    def __init__(self) -> None:
+        self._reducers: dict[Reducer, None] = {}
+
+    def add(self, reducer: Reducer) -> ref[BackwardPass]:
+        """Adds a reducer, which then ends with the pass. Returns a reference that tells the reducer
+        if the pass is collected before its end. (A `__del__` would swallow Ctrl-C.)"""
+        self._reducers[reducer] = None
+        return ref(self, reducer.on_pass_lost)
+
+    def on_task_end(self) -> None:
+        """Called by autograd when a task is over. Closes all rounds before it waits for one, in an
+        order that is equal on all ranks."""
+        node = _current_node()
+        if node is None:
+            self._end()
+            return
+        behind = [n for n, _ in node.next_functions if n is not None]
+        for register in [n.register_prehook for n in behind] or [node.register_hook]:
+            self._pass_on(register)
+
+    def _end(self) -> None:
+        reducers = sorted(self._reducers, key=attrgetter("serial"))
+        self._reducers = {}
+        unnamed = [r for r in reducers if r.round.closing and not r.has_name]
+        for reducer in unnamed:
+            reducer.choose_name(len(unnamed))
+        try:
+            for reducer in reducers:
+                reducer.end_pass()
+            for reducer in reducers:
+                if reducer.round.open:
+                    reducer.synchronize()
+        except Exception as reason:  # the other rounds of the pass fail with this one
+            for reducer in reducers:
+                if reducer.round.open:
+                    reducer.fail(reason)
+            raise without_frames(reason)  # noqa: B904  # the same one
+
+    def _pass_on(self, register: Callable[[Callable[..., None]], Any]) -> None:
+        def pass_on(*_gradients: Any) -> None:
+            hook.remove()
+            around = pass_of(task_id(), self)
+            if around is not self:
+                for reducer in self._reducers:
+                    reducer.round.inside = around.add(reducer)
+                self._reducers = {}
+
+        hook = register(pass_on)
+
+
+_passes: WeakValueDictionary[int, BackwardPass] = WeakValueDictionary()  # by autograd's task
+
+
+def pass_of(task: int, new: BackwardPass | None = None) -> BackwardPass:
+    """The outermost pass that a running task is known to belong to; else `new`, or a new one."""
+    found = _passes.get(task)
+    if found is None:
+        found = new or BackwardPass()
+        _call_at_end(found.on_task_end)
+        _passes[task] = found
+    return found
