@@ -28,8 +28,8 @@ _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
 # Tells autograd of a change in place: a backward pass through the old values raises.
 _count_a_change = torch.autograd.graph.increment_version
-# Remedies for tensors that have no memory themselves. Keys are class names, because the classes would
-# have to be imported. The first name among a tensor's base classes is used.
+# Remedies for tensors that have no memory themselves. Keys are class names, so that no class has to
+# be imported. The first name among a tensor's base classes is used.
 _INSTEAD = {
     "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
     "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
