@@ -4,7 +4,6 @@ at a time may step it."""
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_classes: dict[tuple[type, type], type] = {}  # by (class put before the user's, the user's)
+_classes: dict[tuple[type, type], type] = {}  # by (the user's class, the one put before it)
 
 
 def DistributedOptimizer(
@@ -195,19 +194,32 @@ def _adopt(
     return optimizer
 
 
+class _KindFirst(type):
+    """Metaclass that looks methods up in the second base class before the first one.
+
+    An object may only change to a class with the same memory layout, which the first base class
+    determines. So the user's class must come first there, and `kind` first for methods.
+    """
+
+    def mro(cls) -> list[type]:
+        own, kind = cls.__bases__
+        return [cls, *(c for c in kind.__mro__ if c not in own.__mro__), *own.__mro__]
+
+
 def _class_of(own: type, kind: type) -> type:
     """The class of optimizers of class `own` that have become of `kind`."""
-    bases = kind, own
+    bases = own, kind
     if bases not in _classes:
+        meta = type("_KindFirst", (_KindFirst, type(own)), {})
         names = {"__module__": __name__, "__qualname__": own.__qualname__}
-        _classes[bases] = types.new_class(own.__name__, bases, {}, lambda ns: ns.update(names))
+        _classes[bases] = meta(own.__name__, bases, names)
     return _classes[bases]
 
 
 def _own(optimizer: torch.optim.Optimizer) -> type:
     """The optimizer's class before DistributedOptimizer() changed it."""
     kind = type(optimizer)
-    return kind.__bases__[1] if kind in _classes.values() else kind
+    return kind.__bases__[0] if kind in _classes.values() else kind
 
 
 # Attributes of a step() that a scheduler has wrapped: of current torch, and of torch before 2.3.
