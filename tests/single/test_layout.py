@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 LIBRARY = ROOT / "build" / "release" / "libfarandole.so"
-MOST_LINES, MOST_HEADER_LINES = 680, 300
+MOST_LINES, MOST_HEADER_LINES = 600, 300
 SOURCES = {".h", ".cc", ".cu", ".py", ".toml", ".cmake"}
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
 

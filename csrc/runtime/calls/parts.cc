@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/calls/parts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/kernels.h"
@@ -73,6 +74,18 @@ std::vector<Item> items_of(const Run& run) {
   items.reserve(items.size() + run.plain.size());
   run.plain.for_each([&](uint32_t id) { items.push_back(Item{id}); });
   return items;
+}
+
+std::string label_of(uint64_t bucket, std::span<const Item> items, const PendingTable& pending) {
+  constexpr size_t kNames = 8;
+  std::string label = "bucket " + std::to_string(bucket);
+  const size_t shown = std::min(items.size(), kNames);
+  for (size_t i = 0; i < shown; ++i) {
+    const std::string& name = pending.request_of(items[i].id).name;
+    label += (i == 0 ? ": " : ", ") + (name.empty() ? "unnamed" : name);
+  }
+  const size_t left = items.size() - shown;
+  return left == 0 ? label : label + " and " + std::to_string(left) + " more";
 }
 
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "control/protocol/message.h"
@@ -24,6 +25,8 @@ void complete(const Part& part, const ProcessSet& set, const Cell& cell);
 Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,
              const Submission* mine);
 std::vector<Item> items_of(const Run& run);
+// Names the calls of a bucket, for a profiler.
+std::string label_of(uint64_t bucket, std::span<const Item> items, const PendingTable& pending);
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
                    const ProcessSet& set, Submission& mine,
                    const std::shared_ptr<GpuDevice>& device);

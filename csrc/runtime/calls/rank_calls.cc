@@ -52,19 +52,6 @@ Outcome valued(int64_t value) {
   return outcome;
 }
 
-// For a profiler.
-std::string label_of(uint64_t bucket, const std::vector<Item>& items, const PendingTable& pending) {
-  constexpr size_t kNames = 8;
-  std::string label = "bucket " + std::to_string(bucket);
-  const size_t shown = std::min(items.size(), kNames);
-  for (size_t i = 0; i < shown; ++i) {
-    const std::string& name = pending.request_of(items[i].id).name;
-    label += (i == 0 ? ": " : ", ") + (name.empty() ? "unnamed" : name);
-  }
-  const size_t left = items.size() - shown;
-  return left == 0 ? label : label + " and " + std::to_string(left) + " more";
-}
-
 }  // namespace
 
 // ---- Reports
@@ -141,7 +128,7 @@ void RankCalls::describe(CheckedCall& call) {
 void RankCalls::submit(std::span<PreparedSubmission> batch) {
   std::exception_ptr error;
   std::unique_lock lock(mutex_);
-  for_each_set(batch, [&](SetId set) { clear_cell(lock, set); });
+  for_each_set(batch, [&](SetId set) { direct_.clear(lock, set); });
   check_open();
   const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
@@ -149,7 +136,7 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
   } catch (...) {
     error = std::current_exception();
   }
-  for_each_set(batch, [this](SetId set) { tell(sets_.find(set)); });
+  for_each_set(batch, [this](SetId set) { DirectCalls::tell(sets_.find(set)); });
   reporter_.pass_batch();
   if (error) std::rethrow_exception(error);
 }
@@ -157,89 +144,25 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
 bool RankCalls::call(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   std::unique_lock lock(mutex_);
-  clear_cell(lock, request.set);
+  direct_.clear(lock, request.set);
   check_open();
   Submission mine = checked(prepared);
-  const uint64_t definition = pending_.definition_of(request, mine);
-  const std::shared_ptr<Cell> cell = cell_of(request, mine, definition);
+  std::optional<DirectCalls::Visit> visit = direct_.enter(request, mine);
   note(request, mine, prepared.handles);
-  if (!cell) {
-    pass_one(prepared, std::move(mine));
-    return false;
+  if (visit) {
+    lock.unlock();
+    const bool met = direct_.meet(*visit, request, mine);
+    lock.lock();
+    if (direct_.leave(request, mine, met)) return met;
   }
-  if (mine.named) mine.named->in_flight = true;
-  const ProcessSet set = sets_.own(request.set);
-  const uint64_t sequence = mine.named ? 0 : pending_.next_unnamed(request.set);
-  lock.unlock();
-  const bool met = meet(*cell, {definition, sequence}, request, mine, set);
-  lock.lock();
-  leave_cell(prepared, std::move(mine), met);
-  return met;
-}
-
-// In the cell, without the mutex. An error of this rank after all have met would leave it alone without the result, so it
-// ends the job.
-bool RankCalls::meet(Cell& cell, const Cell::Call& call, const Request& request, Submission& mine,
-                     const ProcessSet& set) {
-  bool met = false;
-  try {
-    const Part part = part_of({}, request.signature, set, &mine);
-    met = cell.meet(call, input_in_cell(part, set.member));
-    if (!met) return false;
-    // Readers match the calls of all ranks by it, and know it from a position in the log.
-    constexpr uint64_t kInCell = uint64_t{1} << 62;
-    setup_.recorder.negotiated(mine.recorded, 0, kInCell | cell.completed(), now_ns());
-    complete(part, set, cell);
-  } catch (const std::exception& error) {
-    if (met) job.fail({ErrorCode::kInternal, std::string("a result in a cell: ") + error.what()});
-    return false;
-  }
-  return true;
-}
-
-// Before a report of this rank about the set: a thread of it that is in the cell reports first, because it came first.
-void RankCalls::clear_cell(std::unique_lock<std::mutex>& lock, SetId id) {
-  for (;;) {
-    const ProcessSet* set = sets_.find(id);
-    if (!set || !set->meeting) return;
-    set->cell->disturb();
-    cell_left_.wait(lock);
-  }
-}
-
-// The cell in which this call may be completed, which is then occupied; null: it goes through the coordinator.
-std::shared_ptr<Cell> RankCalls::cell_of(const Request& request, const Submission& mine,
-                                         uint64_t definition) {
-  ProcessSet& set = sets_.own(request.set);
-  const bool ready = set.cell && definition != 0 && !set.meeting && set.under_way == 0;
-  if (!ready || request.parts() > 1 || !fits_cell(request.signature, mine, set)) return nullptr;
-  set.meeting = true;
-  return set.cell;
-}
-
-// `met`: it is completed.
-void RankCalls::leave_cell(PreparedSubmission& prepared, Submission mine, bool met) {
-  ProcessSet* set = sets_.find(prepared.call->request.set);
-  if (set) set->meeting = false;
-  cell_left_.notify_all();           // they go on when this thread has given the mutex back
-  if (!met && job.broken()) return;  // clear() fails all handles
-  if (!met && set) return pass_one(prepared, std::move(mine));
-  pending_.finish(mine);
-  if (met) {
-    if (set && !mine.named) ++set->unnamed_in_cell;
-    setup_.recorder.done(mine.recorded, now_ns());
-    return handles.cancel(mine.handle);
-  }
-  Outcome removed;
-  removed.failure = gone(prepared.call->request.set);
-  setup_.recorder.failed(mine.recorded, removed.failure);
-  handles.finish_all([&](auto&& end) { end(mine.handle, std::move(removed)); });
+  pass_one(prepared, std::move(mine));
+  return false;
 }
 
 void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine) {
   const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
   enter(prepared.call->request, std::move(mine), rides);
-  tell(sets_.find(prepared.call->request.set));
+  DirectCalls::tell(sets_.find(prepared.call->request.set));
   reporter_.pass_batch();
 }
 
@@ -299,10 +222,6 @@ void RankCalls::count(Submission& submission, SetId set) {
   ++sets_.own(set).under_way;
 }
 
-void RankCalls::tell(const ProcessSet* set) const {
-  if (set && set->cell) set->cell->tell(set->ended, set->under_way);
-}
-
 // `rides`: its inputs may travel in the report, all or none.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
@@ -339,7 +258,7 @@ void RankCalls::enter(const Request& request, Submission submission, bool rides)
 
 void RankCalls::refuse(const Request& request, const Failure& why) {
   std::unique_lock lock(mutex_);
-  clear_cell(lock, request.set);
+  direct_.clear(lock, request.set);
   check_open();
   tell_refusal(request, why);
 }
@@ -480,7 +399,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
     std::optional<Submission> mine = pending_.take(result.id, result.sequence);
     if (!mine) {
       ++set->ended;
-      return tell(set);
+      return DirectCalls::tell(set);
     }
     const Request& request = pending_.request_of(result.id);
     end(std::move(*mine));
@@ -627,7 +546,7 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
     ProcessSet* its = set ? sets_.find(*set) : nullptr;
     if (its) {
       its->ended += ended;
-      tell(its);
+      DirectCalls::tell(its);
     }
   }
   const int64_t now = now_ns();

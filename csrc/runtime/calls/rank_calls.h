@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "data/backend/backend.h"
+#include "runtime/calls/direct.h"
 #include "runtime/calls/handles.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
@@ -130,15 +130,8 @@ class RankCalls {
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
   void note(const Request& request, Submission& submission, std::span<Handle> made);
-  std::shared_ptr<Cell> cell_of(const Request& request, const Submission& mine,
-                                uint64_t definition);
-  bool meet(Cell& cell, const Cell::Call& call, const Request& request, Submission& mine,
-            const ProcessSet& set);
-  void clear_cell(std::unique_lock<std::mutex>& lock, SetId id);
-  void leave_cell(PreparedSubmission& prepared, Submission mine, bool met);
   void pass_one(PreparedSubmission& prepared, Submission mine);
   void count(Submission& submission, SetId set);
-  void tell(const ProcessSet* set) const;  // the peers, in its cell
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- The driver
@@ -150,11 +143,11 @@ class RankCalls {
   const Setup setup_;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards all below
-  std::condition_variable cell_left_;
   PendingTable pending_;
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;
   Reporter reporter_;
+  DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_}};
   std::optional<CallKey> find_key(Handle handle) const;  // under the mutex
 
   uint64_t asked_ = 0;                       // questions to the coordinator (Inquire)

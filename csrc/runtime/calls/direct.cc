@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calls/direct.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "runtime/calls/parts.h"
+
+namespace farandole {
+
+void DirectCalls::tell(const ProcessSet* set) {
+  if (set && set->cell) set->cell->tell(set->ended, set->under_way);
+}
+
+std::optional<DirectCalls::Visit> DirectCalls::enter(const Request& request,
+                                                     const Submission& mine) {
+  ProcessSet& set = setup_.sets.own(request.set);
+  const bool free = set.cell && !set.meeting && set.under_way == 0;
+  if (!free || request.parts() > 1 || !fits_cell(request.signature, mine, set)) return std::nullopt;
+  const uint64_t definition = setup_.pending.definition_of(request, mine);
+  if (definition == 0) return std::nullopt;
+  set.meeting = true;
+  if (mine.named) mine.named->in_flight = true;
+  const uint64_t sequence = mine.named ? 0 : setup_.pending.next_unnamed(request.set);
+  return Visit{set.cell, {definition, sequence}, set};
+}
+
+// An error of this rank after all have met would leave it alone without the result, so it ends the job.
+bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& mine) {
+  bool met = false;
+  try {
+    const Part part = part_of({}, request.signature, visit.set, &mine);
+    met = visit.cell->meet(visit.call, input_in_cell(part, visit.set.member));
+    if (!met) return false;
+    // Readers match the calls of all ranks by it, and know it from a position in the log.
+    constexpr uint64_t kInCell = uint64_t{1} << 62;
+    setup_.recorder.negotiated(mine.recorded, 0, kInCell | visit.cell->completed(), now_ns());
+    complete(part, visit.set, *visit.cell);
+  } catch (const std::exception& error) {
+    if (met) {
+      setup_.job.fail({ErrorCode::kInternal, std::string("a result in a cell: ") + error.what()});
+    }
+    return false;
+  }
+  return true;
+}
+
+bool DirectCalls::leave(const Request& request, const Submission& mine, bool met) {
+  ProcessSet* set = setup_.sets.find(request.set);
+  if (set) set->meeting = false;
+  left_.notify_all();  // they go on when this thread has given the mutex back
+  if (!met && setup_.job.broken()) return true;  // RankCalls::clear() fails all handles
+  if (!met && set) return false;
+  setup_.pending.finish(mine);
+  if (met) {
+    if (set && !mine.named) ++set->unnamed_in_cell;
+    setup_.recorder.done(mine.recorded, now_ns());
+    setup_.handles.cancel(mine.handle);
+    return true;
+  }
+  Outcome removed;
+  removed.failure = gone(request.set);
+  setup_.recorder.failed(mine.recorded, removed.failure);
+  setup_.handles.finish_all([&](auto&& end) { end(mine.handle, std::move(removed)); });
+  return true;
+}
+
+void DirectCalls::clear(std::unique_lock<std::mutex>& lock, SetId id) {
+  for (;;) {
+    const ProcessSet* set = setup_.sets.find(id);
+    if (!set || !set->meeting) return;
+    set->cell->disturb();
+    left_.wait(lock);
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of a rank that it completes with its peers in cells, each in the thread that makes it. Part of RankCalls.
+//
+// Threads: all but meet() is called under the mutex of RankCalls. From enter() to leave() one thread of this rank
+// occupies the cell of a set; between them, in meet(), it is without the mutex and touches only what it holds: its
+// visit, its request and its submission. Every other call of the set comes after it, and so waits in clear(). That
+// wait is short: clear() dissolves the round, and a thread that enters at this moment gives up after the cell's
+// patience.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "data/shm/cell.h"
+#include "runtime/calls/handles.h"
+#include "runtime/calls/tables.h"
+
+namespace farandole {
+
+class DirectCalls {
+ public:
+  struct Setup {
+    Handles& handles;
+    JobState& job;
+    Recorder& recorder;
+    PendingTable& pending;
+    ProcessSets& sets;
+  };
+  explicit DirectCalls(Setup setup) : setup_(setup) {}
+
+  // What a thread takes into the cell.
+  struct Visit {
+    std::shared_ptr<Cell> cell;
+    Cell::Call call;
+    ProcessSet set;
+  };
+
+  // Tells the peers in the cell how many calls of this rank the coordinator settles. null: there is no such set.
+  static void tell(const ProcessSet* set);
+
+  // Occupies the cell in which this call may be completed. nullopt: it goes through the coordinator.
+  std::optional<Visit> enter(const Request& request, const Submission& mine);
+  // True: all members have met, and this rank's output is written. The submission has its handle.
+  bool meet(const Visit& visit, const Request& request, Submission& mine);
+  // Ends the visit. True: the call has ended too, completed or failed; else it goes through the coordinator.
+  bool leave(const Request& request, const Submission& mine, bool met);
+  // Waits until no thread is in the set's cell; it reports first, because it came first.
+  void clear(std::unique_lock<std::mutex>& lock, SetId id);
+
+ private:
+  const Setup setup_;
+  std::condition_variable left_;
+};
+
+}  // namespace farandole
