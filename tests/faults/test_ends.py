@@ -359,7 +359,18 @@ child = os.fork()
 if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert fd.allreduce(np.ones(2), op=fd.Sum)[0] == fd.size()
+found = []
+def reduce():  # buckets of many blocks, whose memory the children have, too
+    for i in range(20):
+        found.append(fd.allreduce(np.full(300_000, rank + i), op=fd.Sum, name="large"))
+thread = threading.Thread(target=reduce)
+thread.start()
+while thread.is_alive():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert [set(x.tolist()) for x in found] == [{2 * i + 1} for i in range(20)]
 print('fine')
 """
 
@@ -381,9 +392,13 @@ fd.init()
 rank = fd.rank()
 folder = sys.argv[0] + ".d"
 dist.init_process_group("farandole", f"file://{folder}", rank=rank, world_size=fd.size())
+kept = fd.add_process_set([0, 2])
 if rank % 2 == 0:
     left = ""
     while "ranks 1, 3 finished normally" not in left:
+        for elements in (3, 50_000):
+            x = torch.full((elements,), 10.0**rank)
+            assert fd.allreduce(x, op=fd.Sum, process_set=kept).unique().tolist() == [101.0]
         try:
             fd.allreduce(torch.ones(2), name="of all")
         except fd.PeerError as error:
@@ -394,6 +409,7 @@ if rank % 2 == 0:
         dist.all_reduce(x, group=group)
         assert x.unique().tolist() == [101.0]
         dist.destroy_process_group(group)
+    assert fd.remove_process_set(kept)
     pair = fd.add_process_set([0, 2])
     assert fd.allreduce(torch.tensor([10.0**rank]), op=fd.Sum, process_set=pair)[0] == 101
     assert fd.remove_process_set(pair)
@@ -409,7 +425,7 @@ if rank % 2 == 0:
 """
 
 
-def test_those_who_stay_make_groups_without_those_who_left(fork_ranks):
+def test_those_who_stay_use_and_make_groups_without_those_who_left(fork_ranks):
     job = fork_ranks(GROUPS, 4)
     assert [r.returncode for r in job.finish()] == [0] * 4, job.output()
     assert job.output().count("fine") == 2

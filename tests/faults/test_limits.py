@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine may lack when init() is called: each is a typed error with the remedy."""
+"""What a machine may lack: cores cost time only; all else is a typed error with the remedy."""
 
 from __future__ import annotations
 
@@ -80,6 +80,30 @@ def test_no_proc() -> None:
     out = alone("", *shell, **place)
     assert "LibraryError: init(): farandole needs /proc" in out
     assert "mount -t proc proc /proc" in out
+
+
+# No rank can do anything while another one spins.
+ONE_CORE = """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+fd.init()
+rank, size = fd.rank(), fd.size()
+for i in range(100):
+    for n in (1, 40_000):
+        handle = fd.allreduce_async(np.full(n, rank + i), op=fd.Sum, name=f"of {n}")
+        got, to = np.zeros(n), (rank + 1) % size
+        received = fd.recv_async(got, (rank - 1) % size)
+        fd.send(np.full(n, 10.0 * rank + i), to)
+        assert received.wait() == (rank - 1) % size
+        assert (got == 10.0 * ((rank - 1) % size) + i).all()
+        assert (handle.wait() == size * i + size * (size - 1) // 2).all()
+        assert fd.allgather(np.full(1, rank + i)).tolist() == list(range(i, i + size))
+print(fd.metrics()["rescued_wakeups"], "fine", flush=True)
+"""
+
+
+def test_four_ranks_on_one_core(fork_ranks: Callable[..., ForkJob]) -> None:
+    for result in fork_ranks(HEAD + ONE_CORE, 4).finish():
+        assert result.check().out == "0 fine\n"
 
 
 # ---- on one rank of several: the same error on all of them
