@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -384,23 +383,24 @@ GARBAGE = [b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200, os.urandom(4096
 
 @pytest.mark.parametrize("data", GARBAGE, ids=["http", "zeros", "ones", "random"])
 @pytest.mark.parametrize("here", [True, False])
-def test_garbage(stack: ExitStack, here: bool, data: bytes) -> None:
+def test_garbage(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, here: bool, data: bytes
+) -> None:
     """A stranger who says it is sent away at once, and told nothing; by the Unix socket too, where
     the stranger is of this user and does not know the key."""
+    monkeypatch.setattr(ResultServer, "patience", 1e5)  # for who is silent
     door = stack.enter_context(ResultServer(1, b"work", here))
     if here:
         stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
         stranger.connect(door.address)
     else:
         (stranger,) = silent(stack, door.address, 1)
-    began = time.monotonic()
     stranger.settimeout(PATIENCE)
     said = b""
     with suppress(OSError):  # what is left unread makes the end a reset
         stranger.sendall(data)
         said = stranger.recv(100)
     assert said == b""
-    assert time.monotonic() - began < ResultServer.patience
     assert fetch(door.address, door.key, 0) == b"work"
 
 

@@ -24,7 +24,9 @@ def test_recipe(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     promised = re.findall(r"^    (.+: True)$", text, re.MULTILINE)
     assert promised, "it states no result"
     assert len(text.splitlines()) <= LINES
-    for _ in range(2):
+    for turn in range(2):
+        if turn and not list(tmp_path.iterdir()):
+            break
         result = mpirun([sys.executable, str(recipe)], 2, timeout=SECONDS)
         assert result.returncode == 0, result.out
         said = [line for line in result.out.splitlines() if line.endswith((": True", ": False"))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,6 @@ pytestmark = [
         "ignore:.*is deprecated:FutureWarning"
     ),  # names of torch before 2.13
 ]
-SOON = 2.0  # seconds in which every rank has its error
 
 
 def sum_of(group: Any, rank: int) -> float:
@@ -166,10 +164,8 @@ def test_dropped_work_is_done_all_the_same() -> None:
 
 
 def fails(kind: type[Exception], pattern: str, call: Callable[[], object]) -> None:
-    begin = time.monotonic()
     with pytest.raises(kind, match=pattern):
         call()
-    assert time.monotonic() - begin < SOON
 
 
 def test_mismatches() -> None:

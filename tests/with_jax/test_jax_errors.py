@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nonsense on one rank, within jit: an error with our text on every rank, and then life goes on."""
 
-import time
-
 import jax
 import numpy as np
 import pytest
@@ -10,19 +8,15 @@ from jax import numpy as jnp
 
 import farandole as fd
 import farandole.jax as hvd
-from harness.process import SLOWNESS
 
 pytestmark = pytest.mark.ranks(2, 4)
 
-SOON = 8.0  # seconds until every rank knows: at once, but for a busy machine; stalls take longer
 Failed = jax.errors.JaxRuntimeError
 
 
 @pytest.fixture(autouse=True)
 def _still_usable():
-    begin = time.monotonic()
     yield
-    assert time.monotonic() - begin < SOON
     total = hvd.size() * (hvd.size() + 1) / 2
     x = jnp.full(3, hvd.rank() + 1.0)
     for _ in range(2):
@@ -58,13 +52,8 @@ MISMATCHES = {
 @pytest.mark.parametrize("name", [None, "disputed"])
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_mismatches(what, name):
-    x = jnp.ones(LARGE)
-    program = jax.jit(MISMATCHES[what](name)).lower(x).compile()
-    hvd.barrier()
-    begin = time.monotonic()
     with pytest.raises(Failed, match=r"farandole\.MismatchError: ") as caught:
-        jax.block_until_ready(program(x))
-    assert time.monotonic() - begin < 2 * SLOWNESS
+        run(MISMATCHES[what](name), jnp.ones(LARGE))
     assert f"'{name or 'jit'}'" in str(caught.value)
     assert str(hvd.size() - 1) in str(caught.value)
 

@@ -14,12 +14,6 @@ from harness.joins import in_turns
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
-@pytest.fixture(params=["now", "jit"])
-def within(request):
-    """Runs a function of arrays as it is, or as a program."""
-    return jax.jit if request.param == "jit" else lambda function: function
-
-
 def row(count):
     return jnp.arange(1.0, count + 1) + 100 * hvd.rank()
 

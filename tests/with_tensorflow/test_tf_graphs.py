@@ -169,7 +169,6 @@ def test_the_first_collective_has_a_jacobian():
     assert step(mine(2)).numpy().tolist() == [[expected, 0.0], [0.0, expected]]
 
 
-@pytest.mark.parametrize("within", [lambda function: function, tf.function])
 def test_functions_of_datasets_are_refused(within):
     elements = tf.data.Dataset.from_tensor_slices(tf.fill([2, 3], hvd.rank() + 1.0))
     with pytest.raises(ValueError, match=r"tf\.data can't call .* on what the dataset yields"):

@@ -12,12 +12,6 @@ from harness.joins import in_turns
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
-@pytest.fixture(params=["eager", "function"])
-def within(request):
-    """Runs a function of tensors as it is, or as a graph."""
-    return tf.function if request.param == "function" else lambda function: function
-
-
 def leaf(rows):
     return tf.Variable(np.arange(3.0 * rows).reshape(rows, 3) + 100 * hvd.rank())
 

@@ -45,11 +45,6 @@ def loss_of(ws, x, y):
     return tf.reduce_mean(tf.square(hidden @ ws[2] - y))
 
 
-@pytest.fixture(params=["eager", "function"])
-def within(request):
-    return tf.function if request.param == "function" else lambda function: function
-
-
 def close(ours, expected, tolerance=1e-5):
     for one, other in zip(ours, expected, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), tolerance, tolerance)

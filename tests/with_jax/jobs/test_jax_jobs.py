@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from harness.mpirun import MpiJob
-from harness.process import SLOWNESS
 
 pytest.importorskip("jax", reason="needs jax: make test-jax")
 
@@ -72,26 +71,18 @@ step = jax.jit(lambda x: sum_(jnp.sin(x)))
 step(jnp.ones(1 << 16)).block_until_ready()
 hvd.barrier()
 if rank == 1:
-    print(f"dies at {time.time()}.", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     while True:
         step(jnp.ones(1 << 16)).block_until_ready()
 except jax.errors.JaxRuntimeError as error:
-    print(f"rank {rank} at {time.time()}: {error}".replace("\\n", " "), flush=True)
+    print(f"rank {rank} got {error}".replace("\\n", " "), flush=True)
     os._exit(3)
 """
     args = ("--continuous",)  # of PRRTE: the others go on
     result = mpi_ranks(HEAD + program, ranks, {"JAX_PLATFORMS": "cpu"}, args).finish(60)
-    died = float(re.findall(r"dies at ([\d.]+)\.", result.out)[0])
-    told = re.findall(r"rank (\d) at ([\d.]+): (.*)", result.out)
-    assert sorted(int(rank) for rank, _, _ in told) == [r for r in range(ranks) if r != 1], (
-        result.out
-    )
-    for _, when, text in told:
-        assert "farandole.PeerError" in text
-        assert "rank 1" in text
-        assert float(when) - died < 2 * SLOWNESS, text
+    told = re.findall(r"rank (\d) got .*farandole\.PeerError.*rank 1", result.out)
+    assert sorted(map(int, told)) == [r for r in range(ranks) if r != 1], result.out
 
 
 def test_programs_under_way_at_the_end(mpi_ranks: Start) -> None:

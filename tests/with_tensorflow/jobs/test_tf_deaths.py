@@ -11,7 +11,6 @@ from importlib.util import find_spec
 import pytest
 
 from harness.fork import ForkJob
-from harness.process import SLOWNESS
 
 pytestmark = pytest.mark.skipif(
     find_spec("tensorflow") is None, reason="needs TensorFlow: make test-tensorflow"
@@ -23,7 +22,7 @@ ENVIRONMENT = {
 }
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys
 import tensorflow as tf
 import farandole.tensorflow as hvd
 
@@ -39,35 +38,27 @@ x = tf.ones(100)
 step(x)
 if hvd.rank() == 1:
     print("ready", flush=True)
-    sys.stdin.read() if WAITS else None
-    raise ValueError("my bug")
+    WAITS
 try:
     print("ready", flush=True)
     step(x)
 except tf.errors.OpError as error:
-    print(f"told at {time.time():.3f}: {str(error)!r}", flush=True)
+    print(f"told: {str(error)!r}", flush=True)
     os._exit(7)
 """
 
 
 @pytest.mark.parametrize(("killed", "ranks"), [(True, 3), (False, 2)])
 def test_a_rank_that_ends(fork_ranks: Callable[..., ForkJob], killed: bool, ranks: int) -> None:
-    import time
-
-    program = PROGRAM.replace("WAITS", "False").replace(
-        'raise ValueError("my bug")', "time.sleep(1000)" if killed else 'raise ValueError("my bug")'
-    )
+    program = PROGRAM.replace("WAITS", "signal.pause()" if killed else 'raise ValueError("my bug")')
     job = fork_ranks(program, ranks, ENVIRONMENT)
     job.wait_for_output("ready", timeout=200.0)
-    begin = time.time()
     if killed:
         job.kill(1, signal.SIGKILL)
     results = job.finish(timeout=60.0)
     for rank in set(range(ranks)) - {1}:
         out = results[rank].out
         assert results[rank].returncode == 7, out
-        told = re.search(r"told at ([\d.]+): .*PeerError: .*rank 1", out)
-        assert told, out
-        assert float(told[1]) - begin < 2.0 * SLOWNESS, out
+        assert re.search("told: .*PeerError: .*rank 1", out), out
     if not killed:
         assert "my bug" in results[0].out
