@@ -59,14 +59,16 @@ class TensorFlowKind(Kind):
 
 
 def _view(x: Any) -> np.ndarray[Any, Any]:
-    """The values of an eager tensor or of a variable, without a copy."""
+    """The values of an eager tensor or of a variable; without a copy, but for a single one."""
     value = x.read_value() if isinstance(x, tf.Variable) else x
     if not hasattr(value, "numpy"):
         raise TypeError(
             "a tensor of a graph has no value yet: inside tf.function use the calls of "
             "farandole.tensorflow"
         )
-    return np.asarray(value)
+    # NumPy takes no single value of ml_dtypes from a tensor.
+    alone = value.shape.rank == 0 and value.dtype.is_floating
+    return np.asarray(value.numpy() if alone else value)
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> Any:

@@ -62,7 +62,7 @@ class Compiled:
 
     def get(self, x: Any) -> Array:
         assert isinstance(x, self._kind)
-        found = np.asarray(x)
+        found = np.asarray(x.numpy() if hasattr(x, "numpy") else x)
         return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
 
     def run(self, calls: list[Call], mine: list[Any]) -> list[Any]:
