@@ -3,8 +3,8 @@
 
 A number of ranks is worth its time where the product counts ranks. Adapters, names, handles and
 errors do not: a rank alone goes its own way, and three show all of the other one. Where a file runs
-at three ranks, only CI runs it at four, too. --ranks and --hosts run any file at any size that its
-own marks allow.
+at three ranks, only CI runs it at four, too. Each size of with_jax and with_tensorflow imports a
+framework. --ranks and --hosts run any file at any size that its own marks allow.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ _ANY = re.compile(r"pytest\.mark\.ranks\(([\d, ]+)\)")
 
 def sizes_of(path: Path) -> tuple[int, ...]:
     """Where none are asked for."""
+    own = own_sizes(path)
+    if path.parent.name.startswith("with_"):
+        return tuple(size for size in own if size in USUAL) or own
     if path.parent.name != "parallel":
-        return own_sizes(path)
+        return own
     name = path.stem.removeprefix("test_")
     sizes = next((sizes for sizes, files, _ in TABLE if name in files.split()), USUAL)
     if os.environ.get("CI") or 3 not in sizes or (4,) in marks(path):

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on torch.distributed, over the backend `farandole`: DDP, FSDP2 and others."""
+"""DDP over the backend `farandole`. tests/clients has FSDP2, DTensor, ZeRO and checkpoints."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,11 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
 import farandole.torch as hvd
-from harness.c10d import backend, since  # noqa: F401 (a fixture of all tests)
-from harness.toys import assert_same, batch, joined, loss_of, network, train, train_both
+from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
+from harness.toys import batch, joined, loss_of, network, train_both
 
 pytestmark = [
     pytest.mark.ranks(2, 4),
@@ -149,76 +146,3 @@ def test_a_rank_that_has_left_is_an_error_of_backward() -> None:
     with pytest.raises(RuntimeError, match=r"PeerError: ranks? [\d, ]*\b1\b"):
         loss_of(ddp, batch(hvd.rank(), 0)).backward()
     hvd.shutdown()
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_zero_redundancy_optimizer() -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model, reference = network(), network()
-    ddp = ddp_of(model)
-    own = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
-    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
-    train_both(ddp, own, reference, plain, range(3), clip=0.5)
-    own.consolidate_state_dict(to=0)
-    if hvd.rank() == 0:
-        assert len(own.state_dict()["state"]) == len(list(model.parameters()))
-
-
-@since(2, 6)
-@pytest.mark.parametrize("reshard", [True, False])
-def test_fsdp2(reshard: bool) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model, reference = network(), network()
-    mesh = init_device_mesh("cpu", (hvd.size(),))
-    for layer in model:
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    train(model, own, range(3), clip=0.5)
-    train(reference, plain, range(3), alone=True, clip=0.5)
-    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-11)
-
-
-@since(2, 5)
-def test_mesh_and_dtensor() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    if hvd.size() % 2:
-        return
-    mesh = init_device_mesh("cpu", (2, hvd.size() // 2), mesh_dim_names=("rows", "columns"))
-    assert mesh.get_local_rank("rows") == hvd.rank() // (hvd.size() // 2)
-    x = torch.arange(32.0).reshape(4, 8)
-    sharded = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
-    assert torch.equal((sharded @ sharded.T).full_tensor(), x @ x.T)
-    assert torch.equal(sharded.redistribute(placements=[Replicate(), Replicate()]).to_local(), x)
-
-
-@since(2, 3)
-def test_checkpoint() -> None:
-    import torch.distributed.checkpoint as dcp
-
-    model = network()
-    with TemporaryDirectory() as own:
-        folder = Path(hvd.broadcast_object(own, 0)) / "saved"
-        dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
-        other = network()
-        with torch.no_grad():
-            for p in other.parameters():
-                p.mul_(0).add_(hvd.rank())
-        state = {"model": other.state_dict()}
-        dcp.load(state, checkpoint_id=folder)
-        other.load_state_dict(state["model"])
-        assert_same(other, model)
-        dist.barrier()
-
-
-def test_sampler() -> None:
-    mine = list(DistributedSampler(range(10 * hvd.size()), shuffle=False))
-    assert mine == list(range(hvd.rank(), 10 * hvd.size(), hvd.size()))

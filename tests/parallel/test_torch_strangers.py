@@ -137,23 +137,6 @@ def test_one_tensor_as_the_gradient_of_two_parameters() -> None:
     grad_is(p, total(hvd.Average, [0]))
 
 
-@several
-def test_a_gradient_of_another_form() -> None:
-    """torch lets `.grad.data` alone have one."""
-    (p, q), optimizer = toys(2)
-    p.grad = torch.ones(4)
-    p.grad.data = torch.ones(6)
-    with pytest.raises((RuntimeError, ValueError)):
-        optimizer.step()
-    optimizer.zero_grad()
-    p.grad, q.grad = torch.ones(4), torch.ones(4)
-    p.grad.data = torch.ones(4, dtype=torch.float64) * (1.0 + hvd.rank())
-    optimizer.step()
-    assert p.grad.dtype is torch.float32
-    grad_is(p, (1.0 + hvd.size()) / 2)
-    grad_is(q, 1.0)
-
-
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch on what it can't collect
 def test_gradients_that_require_gradients() -> None:
     (p, q), optimizer = toys(2)
@@ -171,16 +154,6 @@ def test_gradients_that_require_gradients() -> None:
         loss.backward(create_graph=True)
         grad_is(p, total(hvd.Average, [k]))
         grad_is(q, total(hvd.Average, [k]))
-
-
-def test_step_without_any_pass() -> None:
-    (p,), optimizer = toys()
-    for _ in range(2):
-        optimizer.step()
-        optimizer.synchronize()
-        grad_is(p, None)
-    push(p)
-    grad_is(p, total(hvd.Average, [0]))
 
 
 # ---- torch's recipes

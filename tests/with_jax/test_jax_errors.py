@@ -9,7 +9,7 @@ from jax import numpy as jnp
 import farandole as fd
 import farandole.jax as hvd
 
-pytestmark = pytest.mark.ranks(2, 4)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 Failed = jax.errors.JaxRuntimeError
 

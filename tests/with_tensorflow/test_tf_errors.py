@@ -9,7 +9,7 @@ import tensorflow as tf
 import farandole.tensorflow as hvd
 from farandole.tensorflow.rows import table_like
 
-pytestmark = pytest.mark.ranks(2, 4)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,7 @@ ONE_THREAD = {
 Start = Callable[..., MpiJob]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_many_at_once_with_one_thread(mpi_ranks: Start, ranks: int) -> None:
+def test_many_at_once_with_one_thread(mpi_ranks: Start) -> None:
     program = """
 @jax.jit
 def step(xs):
@@ -58,14 +57,13 @@ names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/pr
 threads = sum("XLAEigen" in name for name in names)
 print(f"rank {rank} is right, with {threads} threads.", flush=True)
 """
-    result = mpi_ranks(HEAD + program, ranks, ONE_THREAD).finish(120)
+    result = mpi_ranks(HEAD + program, 3, ONE_THREAD).finish(120)
     assert result.returncode == 0, result.out
-    assert len(re.findall(r"rank \d is right", result.out)) == ranks, result.out
+    assert len(re.findall(r"rank \d is right", result.out)) == 3, result.out
     assert set(re.findall(r"(\d+) threads", result.out)) == {"1"}, result.out
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_dead_rank_within_jit(mpi_ranks: Start, ranks: int) -> None:
+def test_a_dead_rank_within_jit(mpi_ranks: Start) -> None:
     program = """
 step = jax.jit(lambda x: sum_(jnp.sin(x)))
 step(jnp.ones(1 << 16)).block_until_ready()
@@ -80,9 +78,9 @@ except jax.errors.JaxRuntimeError as error:
     os._exit(3)
 """
     args = ("--continuous",)  # of PRRTE: the others go on
-    result = mpi_ranks(HEAD + program, ranks, {"JAX_PLATFORMS": "cpu"}, args).finish(60)
+    result = mpi_ranks(HEAD + program, 3, {"JAX_PLATFORMS": "cpu"}, args).finish(60)
     told = re.findall(r"rank (\d) got .*farandole\.PeerError.*rank 1", result.out)
-    assert sorted(map(int, told)) == [r for r in range(ranks) if r != 1], result.out
+    assert sorted(told) == ["0", "2"], result.out
 
 
 def test_programs_under_way_at_the_end(mpi_ranks: Start) -> None:
