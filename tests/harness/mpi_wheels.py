@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI libraries from wheels, each in a folder of its own: in one environment they overwrite each
-other. What can't be had is a skip that says why."""
+other. What can't be had is a skip that says why. `python -m harness.mpi_wheels` makes CI's."""
 
 from __future__ import annotations
 
@@ -77,3 +77,7 @@ def _install(
         if done.returncode:
             pytest.skip(f"needs {requirement} from PyPI: {done.stderr.strip().splitlines()[-1:]}")
         _marker(folder).touch()
+
+
+if __name__ == "__main__":
+    mpi4py_of_the_standard_abi()
