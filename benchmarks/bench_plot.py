@@ -28,8 +28,7 @@ def plot(path: Path, results: Sequence[dict[str, Any]], title: str) -> None:
         ends = []
         for peer in dict.fromkeys(r["peer"] for r in rows):
             line = [(r["bytes"], r["busbw"] / 1e9) for r in rows if r["peer"] == peer]
-            style = "--" if peer == "numpy" else "o-"
-            (drawn,) = axes.plot(*zip(*line, strict=True), style)
+            (drawn,) = axes.plot(*zip(*line, strict=True), "o-")
             ends.append((*line[-1], peer, drawn.get_color()))
         label_ends(axes, ends)
         axes.set_title(f"{panel[0]} {panel[1]}, ranks: {title}")

@@ -19,7 +19,7 @@ from farandole.trust import write_file
 EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
-  mpirun -np 4 --bind-to none farandole bench -b 4 -e 64M -f 4096 --peers zerocopy,gloo,mpi,numpy
+  mpirun -np 4 --bind-to none farandole bench -b 4 -e 64M -f 4096 --peers zerocopy,gloo,mpi
   mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16
   mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json
 
@@ -27,8 +27,7 @@ Columns: size is that of a rank's largest buffer; times are of one blocking call
 ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
 nccl-tests; wrong counts elements of each turn's first call, and any makes the command fail. Peers
 take turns in one run, so that their ratios hold on a noisy machine. zerocopy is farandole on memory
-of farandole.empty(), numpy is NumPy's sum in place in memory that all ranks map, without a copy:
-what a simple loop reaches. mpi and numpy measure no 16-bit floats: they have none.
+of farandole.empty(). mpi measures no 16-bit floats: it has none.
 """
 
 
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
     add("-f", "--factor", type=whole(2), default=8, metavar="N", help="from size to size (8)")
     add("-n", "--calls", type=whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
-    peers = ["zerocopy", "gloo", "mpi", "numpy"]
+    peers = ["zerocopy", "gloo", "mpi"]
     text = "compared with farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -157,64 +156,4 @@ class Gloo(Peer):
             self._dist.destroy_process_group()
 
 
-class NumPy(Peer):
-    """NumPy sums stripes in place, in memory that all ranks of the host map.
-
-    No bytes have to be copied there; a runtime's extra time is the cost of private memory. Smaller
-    arrays tell nothing: their time is that of the ranks' meeting.
-    """
-
-    name = "numpy"
-    collectives = ("allreduce",)
-    dtypes = Mpi.dtypes
-    _BLOCK = 1 << 16  # bytes that stay in cache between the sum and its copies
-    _LEAST = 1 << 18  # bytes of an array
-
-    def supports(self, case: Case) -> bool:
-        """Whether prepare() works: on one host only, for arrays that take memory's time."""
-        large = case.nbytes >= self._LEAST
-        return large and farandole.cross_size() == 1 and super().supports(case)
-
-    def prepare(self, x: Operand) -> Run:
-        """Moves the operand's array into the shared memory; returns a function that sums there."""
-        from mpi4py import MPI
-
-        world, rank, size = MPI.COMM_WORLD, x.case.rank, x.case.size
-        stride = -(-x.array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = _mapped_by_all(rank, stride * size)
-        arrays = [
-            np.frombuffer(memory, x.array.dtype, x.array.size, r * stride) for r in range(size)
-        ]
-        x.array = arrays[rank]
-        step = self._BLOCK // x.array.itemsize
-        first, last = (x.array.size * r // size for r in (rank, rank + 1))
-
-        def call() -> Array:
-            world.Barrier()
-            with np.errstate(over="ignore"):
-                for start in range(first, last, step):
-                    blocks = [a[start : min(start + step, last)] for a in arrays]
-                    for block in blocks[1:]:
-                        np.add(blocks[0], block, out=blocks[0])
-                    for block in blocks[1:]:
-                        block[:] = blocks[0]
-            world.Barrier()
-            return arrays[rank]
-
-        return call
-
-
-def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
-    """Memory that all ranks of the host map, freed with the last of them. Collective."""
-    own = os.memfd_create("farandole-bench") if rank == 0 else -1
-    if rank == 0:
-        os.ftruncate(own, nbytes)
-    pid, number = farandole.broadcast_object((os.getpid(), own), 0)
-    shared = own if rank == 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    memory = mmap.mmap(shared, nbytes)
-    farandole.barrier()
-    os.close(shared)
-    return memory
-
-
-PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, NumPy)}
+PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi)}
