@@ -44,7 +44,7 @@ def main() -> None:
     mine = slice(hvd.rank(), SAMPLES, hvd.size())
     for _ in range(STEPS):
         _, gradients = loss_and_gradients(model, x[mine], y[mine])
-        hvd.average_gradients(gradients, name="gradients")
+        hvd.grouped_allreduce_(list(gradients.values()), name="gradients")  # averages in place
         for name, gradient in gradients.items():
             model[name] -= LEARNING_RATE * gradient
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as collections of arrays: broadcast before training, gradients averaged in each step.
-Public calls of farandole.numpy and farandole.cupy; torch's use parts of them.
+"""Models as collections of arrays, broadcast before training. Public in farandole.numpy and
+farandole.cupy; torch uses parts of it.
 
 A collection is an array, or a dict or list of collections, of any framework with an adapter.
 """
@@ -17,7 +17,7 @@ from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
-from farandole.ops import broadcast_async_, grouped_allreduce_
+from farandole.ops import broadcast_async_
 
 PARAMETERS = "broadcast_parameters"  # its calls' name, unless one is given
 
@@ -77,37 +77,6 @@ def wait_for_all(handles: Sequence[Handle[Any]]) -> None:
             failure = failure or reason
     if failure is not None:
         raise failure
-
-
-@collective(Op.ALLREDUCE)
-def average_gradients(
-    grads: Any,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    timeout: float | None = None,
-) -> None:
-    """Replaces each gradient by its mean over the ranks, in place and all together.
-
-    Names, shapes and dtypes are equal on all ranks; the arrays are contiguous and writable.
-
-    - grads: dicts and lists of arrays, nested at will.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
-
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-
-    Examples:
-        >>> gradients = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
-        >>> hvd.average_gradients(gradients)
-    """
-    arrays = [array for _, array in items(grads)]
-
-    def meet() -> None:
-        common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
-        grouped_allreduce_(arrays, **common)
-
-    return then(meet)
 
 
 @collective(Op.ALLGATHER, unnamed=PARAMETERS)

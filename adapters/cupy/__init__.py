@@ -16,9 +16,9 @@ from farandole import *  # noqa: F403
 from farandole import __all__ as __all__  # for mypy, as the list below is for others
 from farandole import __version__ as __version__
 from farandole.cupy.kind import CupyKind as CupyKind
-from farandole.parameters import average_gradients, broadcast_parameters
+from farandole.parameters import broadcast_parameters
 
-__all__ = [*_farandole.__all__, "average_gradients", "broadcast_parameters"]  # noqa: F811
+__all__ = [*_farandole.__all__, "broadcast_parameters"]  # noqa: F811
 
 
 def __dir__() -> list[str]:

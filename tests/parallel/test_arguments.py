@@ -85,7 +85,6 @@ def _goods() -> dict[str, Good]:
     goods["hvd.broadcast_parameters"] = lambda: {"params": params(), "root_rank": 0}
     goods["hvd.broadcast_optimizer_state"] = lambda: {"optimizer": trained(), "root_rank": last()}
     goods["fnp.broadcast_parameters"] = lambda: {"params": arrays(), "root_rank": 0}
-    goods["fnp.average_gradients"] = lambda: {"grads": arrays()}
     return {call: good for call, good in goods.items() if hasattr(*_split(call))}
 
 

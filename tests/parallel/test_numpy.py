@@ -42,15 +42,6 @@ def test_nested_parameters():
     assert [name for name, _ in items(mine)][::3] == ["head.0", "layers.1.weight"]
 
 
-def test_average_gradients():
-    for name in (None, "gradients"):
-        grads = [np.full((10, 3), hvd.rank(), np.float32), np.full(5, 2.0 * hvd.rank())]
-        hvd.average_gradients(grads, name=name)
-        mean = (hvd.size() - 1) / 2
-        assert grads[0].tolist() == [[mean] * 3] * 10
-        assert grads[1].tolist() == [2 * mean] * 5
-
-
 @pytest.mark.ranks(2, 3, 4)
 def test_models_that_differ():
     model = {"weight": np.ones(3 + hvd.rank() % 2)}
