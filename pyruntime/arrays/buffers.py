@@ -4,7 +4,6 @@ Every call is made from them; any thread."""
 
 from __future__ import annotations
 
-import array
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,7 +156,7 @@ class NumpyKind(Kind):
             return 0, None
         try:
             pointer = _from_buffer(x, in_place)
-        except ValueError:  # not contiguous, or read-only, or no type of the buffer protocol
+        except ValueError:  # not contiguous, or read-only, or a dtype that no buffer has
             return 0, None
         return pointer, pointer
 
@@ -178,25 +177,5 @@ class _InterfaceKind(NumpyKind):
         return hasattr(x, "__array_interface__")
 
 
-class _BytesKind(NumpyKind):
-    """The buffer protocol: results are array.array or bytearray as the input, else memoryviews."""
-
-    def matches(self, x: Any) -> bool:
-        try:
-            memoryview(x).release()
-        except TypeError:
-            return False
-        return True
-
-    def view(self, x: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(memoryview(x))
-
-    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
-        if isinstance(like, array.array):
-            return array.array(like.typecode, result.tobytes())
-        exporter: Any = result
-        return bytearray(exporter) if isinstance(like, bytearray) else memoryview(exporter)
-
-
-for _place, _kind in enumerate((NumpyKind(), _InterfaceKind(), _BytesKind())):
+for _place, _kind in enumerate((NumpyKind(), _InterfaceKind())):
     register(_kind, _place)

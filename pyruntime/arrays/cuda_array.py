@@ -299,4 +299,4 @@ def _contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-register(_DeviceKind(), -1)  # before the buffer protocol
+register(_DeviceKind(), 1_000)  # after all others

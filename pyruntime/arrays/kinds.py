@@ -128,8 +128,8 @@ def _find(x: Any) -> Kind:
         if kind.matches(x):
             return kind
     raise TypeError(
-        f"{type(x).__name__} is not an array: pass a NumPy array, a tensor, or an object with the "
-        f"buffer protocol, __array_interface__ or DLPack (for numbers: {_of_numbers()})"
+        f"{type(x).__name__} is not an array: pass a NumPy array, a tensor, or an object with "
+        f"__array_interface__ or DLPack (for numbers: {_of_numbers()}; for bytes: numpy.frombuffer)"
     )
 
 

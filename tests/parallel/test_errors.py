@@ -155,7 +155,11 @@ WRONG = {
     "a sum of bool": (lambda: fd.reducescatter(np.ones(4, bool), op=fd.Sum), TypeError, "bool"),
     "uneven rows": (lambda: fd.alltoall(np.ones(fd.size() + 1)), ValueError, "multiple of"),
     "strided": (lambda: fd.allreduce_(np.ones((4, 4)).T[1:], name="x"), ValueError, "contiguous"),
-    "read-only": (lambda: fd.allreduce_(b"bytes", name="x"), ValueError, "read-only"),
+    "read-only": (
+        lambda: fd.allreduce_(np.frombuffer(b"bytes", np.uint8), name="x"),
+        ValueError,
+        "read-only",
+    ),
 }
 
 

@@ -156,7 +156,7 @@ def test_what_cannot_be_sent(x: Any, says: str) -> None:
             call(x)
 
 
-@pytest.mark.parametrize("x", [np.ones((3, 3)).T[1:], b"abc", np.float64(1), np.ones(4)[::2]])
+@pytest.mark.parametrize("x", [np.ones((3, 3)).T[1:], np.float64(1), np.ones(4)[::2]])
 def test_what_cannot_be_changed_in_place(x: Any) -> None:
     with pytest.raises(ValueError, match="in place"):
         fd.allreduce_(x)

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A world of one: arrays of every kind go in and come back."""
 
-import array
-import ctypes
 import gc
-import mmap
 import sys
 import time
 
@@ -56,18 +53,12 @@ class WithNamespace(WithDlpack):
 
 
 def plain(x):
-    return np.asarray(x.x if hasattr(x, "x") else memoryview(x) if isinstance(x, bytes) else x)
+    return np.asarray(x.x if hasattr(x, "x") else x)
 
 
 KINDS = [
     (np.arange(4.0), np.ndarray),
     (np.float32(3), np.ndarray),
-    (array.array("h", [1, 2, 3]), array.array),
-    (bytearray(b"abc"), bytearray),
-    (b"abc", memoryview),
-    (memoryview(np.ones((2, 3), "i2")), memoryview),
-    (mmap.mmap(-1, 10), memoryview),
-    ((ctypes.c_double * 3)(1, 2, 3), memoryview),
     (WithInterface(np.arange(3)), np.ndarray),
     (WithDlpack(np.arange(3)), np.ndarray),
     (WithNamespace(np.arange(3)), WithNamespace),
