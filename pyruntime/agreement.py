@@ -70,10 +70,7 @@ def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
         return
     with heard_by_all(process_set, name):
         mine = dict(_leaves(value, root))
-        text = repr(sorted(mine.items())).encode(errors="surrogatepass")
-        digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
-    digests = allgather(digest[None], name=name, process_set=process_set)
-    if (digests == digests[:1]).all():
+    if equal_on_all_ranks(sorted(mine.items()), name, process_set):
         return
     told = allgather_object(mine, name=f"{name}.values", process_set=process_set)
     known = {r: one for r, one in zip(process_set.ranks or [], told, strict=True) if one}
@@ -85,6 +82,16 @@ def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
             values = ", ".join(f"{one:.120} on {ranks_text(who)}" for one, who in ranks.items())
             differs = printable(f"{path} is {values}")
             raise MismatchError(f"'{name}' differs between ranks: {differs}")
+
+
+def equal_on_all_ranks(
+    value: Any, name: str, process_set: ProcessSet, timeout: float | None = None
+) -> bool:
+    """True if all ranks have values with equal reprs; one small allgather, of digests."""
+    text = repr(value).encode(errors="surrogatepass")
+    digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
+    digests = allgather(digest[None], name=name, process_set=process_set, timeout=timeout)
+    return bool((digests == digests[:1]).all())
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -124,9 +131,18 @@ def _array_text(value: Any) -> str | None:
         return f"{flat[:6].tolist()} ({told})"
     if isinstance(value, np.generic) or not hasattr(value, "__array__"):
         return None
-    array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)
+    kind, source = getattr(value, "dtype", None), value
+    if str(kind).startswith("key<"):  # of jax.random.key(); NumPy has no such dtype
+        source = sys.modules["jax"].random.key_data(value)
+    try:
+        array = np.asarray(source.get() if hasattr(source, "__cuda_array_interface__") else source)
+    except (TypeError, NotImplementedError) as reason:
+        raise TypeError(
+            f"same_on_all_ranks: this {type(value).__name__} has no values yet; remedy: compare "
+            "outside of jit and tf.function"
+        ) from reason
     if array.dtype.hasobject:  # it holds addresses
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
     whole = np.ascontiguousarray(array)
-    told = f"{array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
+    told = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
     return f"{array.reshape(-1)[:6].tolist()} ({told})"
