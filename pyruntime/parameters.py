@@ -11,15 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
+from farandole.agreement import equal_on_all_ranks
 from farandole.arrays.kinds import kind_of
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
+from farandole.errors import ranks_text
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_
 
 PARAMETERS = "broadcast_parameters"  # its calls' name, unless one is given
+_MOST_NAMES = 5  # of parameters in an error
 
 
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -54,17 +57,34 @@ def agree_on_parameters(
 ) -> None:
     """Raises ValueError on all ranks if names or roots differ; collective."""
     mine = list(names), root_rank
-    places = enumerate(allgather_object(mine, call, process_set, timeout=timeout))
-    told = {place: brought for place, brought in places if brought}  # without who has joined
-    lowest = min(told)
-    for place, (theirs, root) in told.items():
-        first, first_root = told[lowest]
-        who = f"members {lowest} and {place} of the process set"
-        if root != first_root:
-            raise ValueError(f"root_rank is {first_root} and {root} on {who}: pass the same")
-        if theirs != first:
-            different = sorted(set(theirs) ^ set(first)) or "their order"
-            raise ValueError(f"params: ranks have different parameters: {different}, {who}")
+    if equal_on_all_ranks(mine, call, process_set, timeout):
+        return
+    told = allgather_object(mine, f"{call}.names", process_set, timeout=timeout)
+    known = {r: one for r, one in zip(process_set.ranks or [], told, strict=True) if one}
+    roots = {rank: root for rank, (_, root) in known.items()}
+    if len(set(roots.values())) > 1:
+        texts = ", ".join(f"{root} on rank {rank}" for rank, root in roots.items())
+        raise ValueError(f"root_rank is {texts}: pass the same")
+    different = _differences({rank: theirs for rank, (theirs, _) in known.items()})
+    raise ValueError(f"params: ranks have different parameters: {different}")
+
+
+def _differences(told: dict[int, list[str]]) -> str:
+    """Who lacks which of the names; if nobody does, who has them in a different order."""
+    lacking: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for names in told.values() for name in names):
+        ranks = [rank for rank, names in told.items() if name not in names]
+        if ranks:
+            lacking.setdefault(ranks_text(ranks), []).append(repr(name))
+    if not lacking:
+        first, *others = told
+        rank = next(rank for rank in others if told[rank] != told[first])
+        return f"their order on {ranks_text([first, rank])} differs"
+    texts = []
+    for who, names in lacking.items():
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        texts.append(f"missing on {who}: {', '.join(names[:_MOST_NAMES])}{more}")
+    return "; ".join(texts)
 
 
 def wait_for_all(handles: Sequence[Handle[Any]]) -> None:

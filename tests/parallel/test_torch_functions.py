@@ -65,8 +65,19 @@ def test_lists_and_layouts() -> None:
 @pytest.mark.ranks(2, 4)
 def test_different_names_are_an_error_on_all_ranks() -> None:
     params = {"same": torch.zeros(1), f"own {hvd.rank() % 2}": torch.zeros(1)}
-    with pytest.raises(ValueError, match=r"different parameters: .'own 0', 'own 1'"):
+    odd, even = ("ranks 1, 3", "ranks 0, 2") if hvd.size() == 4 else ("rank 1", "rank 0")
+    told = f"different parameters: missing on {odd}: 'own 0'; missing on {even}: 'own 1'$"
+    with pytest.raises(ValueError, match=told):
         hvd.broadcast_parameters(params, root_rank=0)
+    many = {f"layer.{i}": torch.zeros(1) for i in range(7 if hvd.rank() else 0)}
+    told = r"missing on rank 0: 'layer.0', .*'layer.4' and 2 more$"
+    with pytest.raises(ValueError, match=told):
+        hvd.broadcast_parameters(many, root_rank=0)
+    names = ["a", "b"] if hvd.rank() else ["b", "a"]
+    with pytest.raises(ValueError, match="their order on ranks 0, 1 differs"):
+        hvd.broadcast_parameters([(name, torch.zeros(1)) for name in names], root_rank=0)
+    with pytest.raises(ValueError, match="root_rank is 0 on rank 0, 1 on rank 1"):
+        hvd.broadcast_parameters({"a": torch.zeros(1)}, root_rank=min(hvd.rank(), 1))
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
