@@ -7,8 +7,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -256,8 +258,31 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     sys.stdout.flush()
+    if sys.stderr.isatty():
+        _answer_interrupts(launcher.name)
     with home_for_mpi():
         return os.execve(command[0], command, launcher.environment(job))
+
+
+def _answer_interrupts(launcher: str) -> None:
+    """Starts a process that says what Ctrl-C does, because launchers end all ranks in silence. It
+    is not the launcher's child, which would count it as a rank, and ends with it."""
+    try:
+        whole = os.pidfd_open(os.getpid())
+    except OSError:  # an old kernel
+        return
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os.close(whole)
+        return
+    if os.fork():
+        os._exit(0)
+    text = f"farandole run: Ctrl-C: {launcher} ends all ranks\r\n".encode()
+    signal.signal(signal.SIGINT, lambda *_: os.write(2, text))
+    ended = select.poll()
+    ended.register(whole, select.POLLIN)
+    ended.poll()
+    os._exit(0)
 
 
 def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:

@@ -2,11 +2,14 @@
 """`farandole run`: what it composes for each launcher; the one of this machine starts it."""
 
 import ast
+import contextlib
 import dataclasses
+import fcntl
 import os
 import shlex
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from farandole.launch.commands import Hydra, IntelMpi, OpenMpi, Srun, find
 from farandole.launch.job import Host, Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.tools import cli
+from harness.process import PATIENCE
 
 FIVE, FOUR = OpenMpi("mpirun", (5, 0, 11)), OpenMpi("mpirun", (4, 1, 4))
 TWO_HOSTS = (Host("a", 4), Host("b", 4))
@@ -327,6 +331,36 @@ def test_it_starts_ranks_here(tmp_path):
 
 def test_its_exit_code_is_that_of_the_job():
     assert farandole_run("-np", "2", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_ctrl_c_says_what_it_does(tmp_path):
+    """In a terminal; it says so once, and nothing is left of the process that says it."""
+    path = tmp_path / "x.py"
+    path.write_text(
+        "import numpy as np, farandole as fd\n"
+        "fd.init()\n"
+        "fd.barrier()\n"
+        "print('up', flush=True)\n"
+        "while True: fd.allreduce(np.full(3, fd.rank()), name='x')\n"
+    )
+    ours, theirs = os.openpty()
+    job = subprocess.Popen(
+        [Path(sys.executable).with_name("farandole"), "run", "-np", "2", sys.executable, path],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    out = b""
+    with contextlib.suppress(OSError):  # EIO: the last process that had the terminal has ended
+        while part := os.read(ours, 1 << 16):
+            was, out = out.count(b"up"), out + part
+            if was < 2 <= out.count(b"up"):
+                os.write(ours, b"\x03")
+    os.close(ours)
+    assert job.wait(PATIENCE) != 0
+    assert out.count(b"farandole run: Ctrl-C: ") == 1, out
+    assert b" ends all ranks" in out
 
 
 def test_a_dry_run_shows_what_would_run(capsys):
