@@ -284,6 +284,10 @@ docs: venv build/docs/.stamp ## the site of docs/ in build/site; fails on a brok
 	NO_MKDOCS_2_WARNING=1 LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/docs/bin/python -m mkdocs build --strict
 	$(PYTEST) tests/site
 
+.PHONY: faults
+faults: venv ## docs/faults.md: what each program of examples/faults prints
+	PATH=$(BIN):$$PATH python tools/faults.py
+
 .PHONY: captures
 captures: venv ## the pictures of docs/hangs.md, from a job that hangs
 	$(BIN)/python tools/captures.py
@@ -327,7 +331,7 @@ lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes noth
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules -p simulation
 	MYPYPATH=build/mypy:tests $(BIN)/mypy benchmarks/*.py tools/*.py
-	$(MYPY_OF_EXAMPLES) examples/*.py
+	$(MYPY_OF_EXAMPLES) examples/*.py examples/faults/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile
 	$(PYTEST) -q $(LINTS) -n $(JOBS)
