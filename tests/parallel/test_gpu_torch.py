@@ -23,7 +23,7 @@ pretend()
 _OF_TORCH = (
     *("torch_adasum", "torch_amp", "torch_arrivals", "torch_changes", "torch_functions"),
     *("torch_gradients", "torch_ops", "torch_optimizer", "torch_sparse", "torch_sync_batch_norm"),
-    *("torch_timeout", "torch_wrapping"),
+    *("torch_scenarios", "torch_timeout", "torch_wrapping"),
 )
 _LEFT_OUT = ("test_cost_of_hooks",)  # of the CPU's path
 

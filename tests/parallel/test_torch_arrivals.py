@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that arrive once, twice, not at all, or on some ranks only."""
+"""Gradients that arrive several times in a pass, or on some ranks only; test_torch_scenarios.py has
+the simple ways."""
 
 from __future__ import annotations
 
@@ -14,42 +15,6 @@ import farandole.torch as hvd
 from harness.toys import grad_is, push, push_each, total, toys, value
 
 BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
-
-
-# ---- missing gradients
-
-
-def test_none_on_all_ranks_stays_none() -> None:
-    (p, q), optimizer = toys(2)
-    push(p)
-    grad_is(p, total(hvd.Average, [0]))
-    grad_is(q, None)
-    optimizer.step()
-    grad_is(q, None)
-
-
-@BOTH
-def test_missing_on_some_ranks_counts_as_zeros(op: Any) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    push_each((p, 0), *([(q, 1)] if hvd.rank() == 0 else []))
-    grad_is(p, total(op, [0]))
-    grad_is(q, total(op, [1], [0]))
-    optimizer.step()
-    optimizer.zero_grad()
-    if hvd.rank() == hvd.size() - 1:  # nothing at all elsewhere
-        push(q, 2)
-    else:
-        optimizer.synchronize()
-    grad_is(p, None)
-    grad_is(q, total(op, [2], [hvd.size() - 1]))
-
-
-def test_a_partly_filled_group_completes_at_the_end_of_the_pass() -> None:
-    (p, q, r), _ = toys(3, groups=1)
-    push_each((p, 0), *([(q, 0)] if hvd.rank() == 0 else []))
-    grad_is(p, total(hvd.Average, [0]))
-    grad_is(q, total(hvd.Average, [0], [0]))
-    grad_is(r, None)
 
 
 # ---- several arrivals in one pass
@@ -103,41 +68,6 @@ def test_a_second_arrival_with_an_op_that_can_not_be_added() -> None:
 # ---- several passes in one step
 
 
-@pytest.mark.parametrize("times", [2, 3])
-def test_each_pass_adds_an_average(times: int) -> None:
-    (p, q), optimizer = toys(2)
-    for _ in range(2):
-        optimizer.zero_grad()
-        push(q)
-        for k in range(times):
-            push(p, k)
-            grad_is(p, total(hvd.Average, range(k + 1)))
-        grad_is(q, total(hvd.Average, [0]))  # as often as it is sent again
-        optimizer.step()
-
-
-def test_without_zero_grad() -> None:
-    (p, q), optimizer = toys(2)
-    for k in range(3):
-        push_each((p, k), *([(q, 0)] if k == 0 else []))
-        optimizer.step()
-        grad_is(p, total(hvd.Average, range(k + 1)))
-        grad_is(q, total(hvd.Average, [0]))
-
-
-@BOTH
-def test_step_and_synchronize_reduce_nothing_again(op: Any) -> None:
-    (p,), optimizer = toys(op=op)
-    push(p)
-    for _ in range(2):
-        optimizer.synchronize()
-        grad_is(p, total(op, [0]))
-    assert p.grad is not None
-    p.grad.mul_(0.5 if hvd.rank() == 0 else 2.0)  # nobody watches
-    optimizer.step()
-    assert p.tolist() == [-total(op, [0]) * (0.5 if hvd.rank() == 0 else 2.0)] * 4
-
-
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("end", ["zero_grad", "step", "model"])
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Min], ids=["sum", "minimum"])
@@ -171,63 +101,6 @@ def test_set_to_none_false_keeps_the_tensor() -> None:
         push(p, k)
         assert flat.tolist() == [0.0] * 2 + [total(hvd.Average, [k])] * 4 + [0.0] * 2
         optimizer.step()
-
-
-# ---- accumulation by plan
-
-
-def test_no_sync() -> None:
-    (p, q), optimizer = toys(2)
-    with optimizer.no_sync():
-        push_each((p, 0), (q, 0))
-        push(p, 1)
-        grad_is(p, value(hvd.rank()) + value(hvd.rank(), 1))
-    push(p, 2)
-    grad_is(p, total(hvd.Average, [0, 1, 2]))
-    grad_is(q, total(hvd.Average, [0]))  # sent with the others, though it has not arrived
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0, 1, 2]))
-
-
-@BOTH
-def test_partial_last_window(op: Any) -> None:
-    (p,), optimizer = toys(backward_passes_per_step=4, op=op)
-    push(p)
-    push(p, 1)
-    grad_is(p, value(hvd.rank()) + value(hvd.rank(), 1))
-    optimizer.step()
-    grad_is(p, total(op, [0, 1]))
-    optimizer.zero_grad()
-    for k in range(4):
-        push(p, k)
-    grad_is(p, total(op, range(4)))
-    optimizer.step()
-
-
-def test_set_backward_passes_per_step() -> None:
-    (p,), optimizer = toys()
-    assert optimizer.backward_passes_per_step == 1
-    optimizer.set_backward_passes_per_step(2)
-    assert optimizer.backward_passes_per_step == 2
-    push(p)
-    grad_is(p, value(hvd.rank()))  # still local
-    push(p, 1)
-    grad_is(p, total(hvd.Average, [0, 1]))
-    optimizer.step()
-
-
-@BOTH
-def test_a_gradient_written_by_hand_is_reduced(op: Any) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    push(p)
-    optimizer.step()
-    for k in range(3):
-        assert p.grad is not None
-        p.grad.copy_(torch.full((4,), value(hvd.rank(), k)))
-        q.grad = torch.full((4,), value(hvd.rank(), k + 1))
-        optimizer.step()
-        grad_is(p, total(op, [k]))
-        grad_is(q, total(op, [k + 1]))
 
 
 # ---- fewer batches on some ranks

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,24 +15,6 @@ import farandole.torch as hvd
 from harness.toys import grad_is, push, push_each, total, toys, value
 
 # ---- resets and edits
-
-
-@pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("whose", ["optimizer", "model"])
-def test_resets_between_steps_and_between_passes(whose: str, to_none: bool) -> None:
-    (p, q), optimizer = toys(2)
-    model = nn.ParameterList([p, q])
-    for k in range(3):
-        push_each((p, 3), *([(q, 3)] if hvd.rank() == 0 else []))
-        if whose == "optimizer":
-            optimizer.zero_grad(set_to_none=to_none)
-        else:
-            model.zero_grad(set_to_none=to_none)
-        push(p, k)
-        optimizer.step()
-        grad_is(p, total(hvd.Average, [k]))
-        grad_is(q, None if to_none else 0.0)
-        model.zero_grad(set_to_none=to_none)
 
 
 def test_gradients_may_be_changed_by_any_means() -> None:
@@ -88,66 +69,6 @@ def test_different_shapes_are_an_error_on_all() -> None:
 
 
 # ---- parameters come and go
-
-
-def test_freeze_and_unfreeze() -> None:
-    (p, q), optimizer = toys(2)
-    q.requires_grad_(False)
-    late = nn.Parameter(torch.zeros(4), requires_grad=False)
-    optimizer.add_param_group({"params": [late]})
-    for frozen in (True, False, True, False):
-        q.requires_grad_(not frozen)
-        late.requires_grad_(not frozen)
-        optimizer.zero_grad()
-        push(p)
-        if not frozen:
-            push(q, 1)
-            push(late, 2)
-        optimizer.step()
-        grad_is(p, total(hvd.Average, [0]))
-        grad_is(q, None if frozen else total(hvd.Average, [1]))
-        grad_is(late, None if frozen else total(hvd.Average, [2]))
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
-@pytest.mark.parametrize("way", ["passes", "no_sync", "by hand"])
-def test_frozen_with_a_gradient(way: str, op: Any) -> None:
-    """torch steps such a parameter: with what all ranks have, once reduced."""
-    (p, q), optimizer = toys(2, op=op, backward_passes_per_step=1 + (way == "passes"))
-    with optimizer.no_sync() if way == "no_sync" else nullcontext():
-        if way != "by hand":
-            push_each((p, 1), (q, 0))
-    q.requires_grad_(False)
-    if way == "by hand":
-        q.grad = torch.full((4,), value(hvd.rank()))
-    push(p, 2)
-    optimizer.step()
-    assert p.tolist() == [-total(op, [2] if way == "by hand" else [1, 2])] * 4
-    assert q.tolist() == [-total(op, [0])] * 4
-
-
-def test_frozen_at_construction() -> None:
-    p, q = (nn.Parameter(torch.zeros(4), requires_grad=False) for _ in range(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0))
-    p.requires_grad_(True)
-    push(p)  # before zero_grad() or step() could notice: reduced in step()
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]))
-    optimizer.zero_grad()
-    push(p, 1)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [1]))
-
-
-def test_add_param_group() -> None:
-    (p,), optimizer = toys()
-    q = nn.Parameter(torch.zeros(4))
-    optimizer.add_param_group({"params": [q], "lr": 0.5})
-    push(p)
-    push(q, 1)
-    optimizer.step()
-    grad_is(q, total(hvd.Average, [1]))
-    assert q.tolist() == [-0.5 * total(hvd.Average, [1])] * 4
 
 
 def test_another_dtype_between_backward_and_step() -> None:
