@@ -104,7 +104,7 @@ test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, ot
 # Tests run side by side, more than there are cores where they wait more than they compute, and worlds of one size
 # beside those of another.
 test-cpp: venv programs ## the C++ tests
-	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) $(ARGS)
+	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) --dist worksteal $(ARGS)
 
 # These read the text alone: make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
@@ -161,7 +161,7 @@ sanitized: $(VENV)/.build-stamp
 test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
 	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
 	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
-	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ARGS); \
+	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) --dist worksteal $(ARGS); \
 	done
 
 # Their loader is named by its path: with qemu's -L, `/` would be another folder for tests of files.
@@ -256,7 +256,7 @@ test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI
 	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-recipes: venv build/recipes/.stamp ## the examples for Accelerate, Lightning and Hugging Face's Trainer
-	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) -n $(JOBS) $(ARGS)
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) -n $(JOBS) --dist worksteal $(ARGS)
 
 test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" picks
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest -o timeout=900 $(call paths,tests/with_jax) -n $(JOBS) --dist loadgroup $(ARGS)
@@ -267,7 +267,7 @@ test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an env
 	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_tensorflow) -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
-	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) -n $(JOBS) $(ARGS)
+	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) -n $(JOBS) --dist worksteal $(ARGS)
 
 test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="torch --ranks 2" picks
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib $(BIN)/python tests/clients/run.py $(ARGS)

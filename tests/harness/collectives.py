@@ -221,13 +221,9 @@ def narrow(library: Compiled, name: str) -> None:
     dtype = getattr(ml_dtypes, name)
     every = [np.arange(24, dtype="f4").reshape(4, 6) / 4 + rank for rank in range(fd.size())]
     rounded = [x.astype(dtype) for x in every]
+    total = np.sum([x.astype("f4") for x in rounded], axis=0).astype(dtype)
     calls = [
-        Call(
-            "allreduce",
-            rounded,
-            sum(x.astype("f4") for x in rounded).astype(dtype),
-            options={"op": fd.Sum},
-        ),  # type: ignore[attr-defined]
+        Call("allreduce", rounded, total, options={"op": fd.Sum}),
         Call("allgather", rounded, np.concatenate(rounded)),
     ]
     mine = [library.put(rounded[fd.rank()], dtype)] * 2
