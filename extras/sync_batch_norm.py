@@ -136,16 +136,6 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
-    @classmethod
-    def convert_sync_batchnorm(
-        cls,
-        module: torch.nn.Module,
-        process_set: ProcessSet = global_process_set,
-        name: str | None = None,
-    ) -> torch.nn.Module:
-        """`module` with every batch normalisation in it replaced, by convert_sync_batchnorm()."""
-        return convert_sync_batchnorm(module, process_set, name)
-
 
 def convert_sync_batchnorm(
     module: torch.nn.Module,
