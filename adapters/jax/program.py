@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives as instructions of JAX's programs: how they are compiled, differentiated and batched.
+"""Collectives as instructions of JAX's programs: how they are compiled and differentiated.
 collectives.py makes them while JAX traces; XLA calls the core on its own threads.
 
 An ordered effect keeps them in the order in which they were traced: within a program, and from one
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.extend.core import Primitive, Token
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from farandole import ops, topology
 from farandole.arrays.buffers import code_of
@@ -314,17 +314,3 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: i
 
 ad.primitive_jvps[collective_p] = _jvp
 ad.primitive_transposes[collective_p] = _transposed
-
-
-def _batched(arrays: Any, axes: Any, *, call: Call, place: Place, rows: int) -> Any:
-    """vmap: the new dimension goes along; where rows have a meaning, as the second one."""
-    if call.op in MIRRORED:
-        return bind(call, arrays, place, rows), axes
-    pairs = list(zip(arrays, axes, strict=True))
-    if any(axis is not None and x.ndim < 2 for x, axis in pairs):
-        raise ValueError(_SCALAR)
-    moved = [x if axis is None else jnp.moveaxis(x, axis, 1) for x, axis in pairs]
-    return bind(call, moved, place, rows), [None if axis is None else 1 for axis in axes]
-
-
-batching.primitive_batchers[collective_p] = _batched

@@ -134,16 +134,3 @@ def test_a_largest_value_has_no_derivative():
         jax.grad(lambda x: jnp.sum(x * hvd.allreduce(jax.lax.stop_gradient(x), op=hvd.Max)))
     )
     assert largest(jnp.full(2, 1.0 + hvd.rank())).tolist() == [hvd.size()] * 2
-
-
-def test_gradients_of_vmap_and_vmap_of_gradients(within):
-    xs, own = all_inputs(), hvd.rank()
-
-    def each(x):
-        return jnp.sum(jnp.sin(hvd.allreduce(x, op=hvd.Sum)))
-
-    expected = jnp.cos(sum(xs)) * hvd.size()
-    found = within(jax.grad(lambda x: jnp.sum(jax.vmap(each)(x))))(xs[own])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    found = within(jax.vmap(jax.grad(each)))(xs[own])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
