@@ -8,10 +8,12 @@ A collection is an array, or a dict or list of collections, of any framework wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import index
 from typing import Any
 
 from farandole.agreement import equal_on_all_ranks
+from farandole.arrays.buffers import sharing
 from farandole.arrays.kinds import kind_of
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, then
@@ -87,7 +89,22 @@ def _differences(told: dict[int, list[str]]) -> str:
     return "; ".join(texts)
 
 
-def wait_for_all(handles: Sequence[Handle[Any]]) -> None:
+def broadcast_all(
+    named: Sequence[tuple[str, Any]], root: int, process_set: ProcessSet, timeout: float | None
+) -> None:
+    """Broadcasts arrays in place, under these names, and waits. All are sent at once, but for those
+    that share memory with another one (tied weights): these follow one by one."""
+
+    def start(which: tuple[str, Any]) -> Handle[Any]:
+        name, array = which
+        return broadcast_async_(array, root, name, process_set, timeout=timeout)
+
+    late = sharing([kind_of(array).describe(array) for _, array in named])
+    at_once = [start(one) for i, one in enumerate(named) if i not in late]
+    wait_for_all(chain(at_once, (start(named[i]) for i in sorted(late))))
+
+
+def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
     """Waits for all even if some fail, so that their names are free. Raises the first failure."""
     failure: Exception | None = None
     for handle in handles:
@@ -138,11 +155,7 @@ def broadcast_parameters(
     def meet() -> None:
         names = [way for way, _ in pairs]
         agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set, timeout)
-        wait_for_all(
-            [
-                broadcast_async_(array, root, f"{prefix}.{way}", process_set, timeout=timeout)
-                for way, array in pairs
-            ]
-        )
+        named = [(f"{prefix}.{way}", array) for way, array in pairs]
+        broadcast_all(named, root, process_set, timeout)
 
     return then(meet)

@@ -67,6 +67,10 @@ class Plan:
     finish: Finish
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
+    def writes(self) -> list[Tensor]:
+        """All tensors that it writes, by the core or by `finish`."""
+        return [*(y for y in self.outputs if y is not None), *self.results]
+
     def is_in_place(self) -> bool:
         """True if it sums one tensor where that lies, without a copy."""
         if self.op is not Op.ALLREDUCE or len(self.inputs) != 1 or self.outputs is not self.inputs:
@@ -107,6 +111,14 @@ def room_of(x: Tensor) -> Tensor:
     check(x)
     dense = x.is_contiguous() and not is_lazy(x)
     return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
+    """`x`, or, if it shares memory with others, new memory; `copy`: with its values."""
+    begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
+    if not any(y.data_ptr() < end and begin < y.data_ptr() + y.nbytes for y in others):
+        return x
+    return x.clone() if copy else torch.empty_like(x)
 
 
 def check_writable(plan: Plan) -> None:
@@ -241,7 +253,7 @@ def _reduce_scatter_single(group: Any, output: Any, input: Any, options: Options
 
 def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Plan:
     wires = [_parted("input", whole, y, group.size()) for y, whole in zip(ys, wholes, strict=True)]
-    targets = [room_of(y) for y in ys]
+    targets = [_apart(room_of(y), wires) for y in ys]
     finish = partial(_write, ys, targets)
     return Plan(Op.REDUCESCATTER, wires, targets, ys, finish, _terms(options.op))
 
@@ -275,6 +287,10 @@ def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
     for room, part in zip(rooms, parts, strict=True):
         _parted("output", room, part, group.size())
     rows = [_dense(x).unsqueeze(0) for x in parts]
+    for i, row in enumerate(rows):  # it may lie at its place in the result, and nowhere else there
+        own = rooms[i].data_ptr() + group.rank() * row.nbytes
+        if row.data_ptr() != own:
+            rows[i] = _apart(row, rooms, copy=True)
     return Plan(Op.ALLGATHER, rows, rooms, wholes, partial(_write, wholes, rooms))
 
 

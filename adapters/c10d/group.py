@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from farandole._library import is_of_core
 from farandole.arrays.buffers import check_apart
-from farandole.c10d import messages
+from farandole.c10d import messages, under_way
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.work import Futures, GroupWork
 from farandole.calls import part
@@ -81,6 +81,7 @@ class FarandoleGroup(ProcessGroup):
             args, options = _options(names, args, kwargs, count)
             plan = plan_of(self, *args, options)
             check_writable(plan)
+            under_way.wait_for_users(plan.inputs, plan.writes())
             return self._submit(kind, plan, options, form)
         except Exception as reason:
             if not is_told(reason):
@@ -93,6 +94,7 @@ class FarandoleGroup(ProcessGroup):
     def _again(self, form: Hashable, tensors: list[Tensor], options: Any) -> GroupWork | None:
         """Submits a call as an equal one was prepared; None if its tensor has another layout."""
         waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
+        under_way.wait_for_users((), tensors)
         try:
             handle = self._prepared[form].start(tensors[0], self._text("allreduce"), waits=waits)
         except Exception as reason:
@@ -102,7 +104,10 @@ class FarandoleGroup(ProcessGroup):
         if handle is None:
             return None
         self._numbers.extend(handle.numbers or ())
-        return GroupWork(handle, tensors, self._futures, [])
+        work = GroupWork(handle, tensors, self._futures, [])
+        if not waits:
+            under_way.add(work, (), tensors)
+        return work
 
     def _submit(self, kind: str, plan: Plan, options: Options, form: Hashable = None) -> GroupWork:
         """`form`: to find the call again, if it is one that can be repeated as it is."""
@@ -134,7 +139,9 @@ class FarandoleGroup(ProcessGroup):
             if len(self._prepared) >= _MOST_FORMS:
                 self._prepared.clear()
             self._prepared[form] = RepeatedCall(call, plan.results[0], inputs[0], True, seconds)
-        return GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
+        work = GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
+        under_way.add(work, plan.inputs, plan.writes())
+        return work
 
     def _text(self, kind: str) -> str:
         """The present call's, for errors."""

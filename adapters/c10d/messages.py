@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.c10d import under_way
 from farandole.c10d.calls import Tensors, one, room_of
 from farandole.c10d.work import Futures, GroupWork
 from farandole.messages import recv_async, send_async
@@ -46,14 +47,18 @@ class MessageWork(GroupWork):
 def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
     """Begins to send a tensor to that rank of the group; `terms`: further ones of send_async."""
     tensor = one(tensors)
-    handle = send_async(tensor.detach(), destination, **terms)
-    return MessageWork(handle, tensor)
+    under_way.wait_for_users([tensor], ())
+    work = MessageWork(send_async(tensor.detach(), destination, **terms), tensor)
+    under_way.add(work, [tensor], ())
+    return work
 
 
 def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:
     """Begins to receive into a tensor from that rank of the group, None: from any."""
     tensor = one(tensors)
     room = tensor if overlaps(tensor) else room_of(tensor)  # recv_async() refuses it on both ranks
+    under_way.wait_for_users((), [tensor])
     handle = recv_async(room, source, **terms)
     work = MessageWork(handle.map(lambda rank: work.arrived(tensor, room, rank)), tensor)
+    under_way.add(work, (), [tensor])
     return work

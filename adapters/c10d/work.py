@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from farandole.c10d import under_way
 from farandole.calls.handles import Handle
 
 __all__ = ["Futures", "GroupWork"]
@@ -130,7 +131,13 @@ class GroupWork(Work):
         _kept.pop(id(self), None)
         seconds = timeout.total_seconds()
         self._handle.wait(seconds if seconds > 0 else None)
+        under_way.remove(self)
         return True
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The core's numbers of its calls; none once it has ended."""
+        return tuple(self._handle.numbers or ())
 
     def synchronize(self) -> None:
         """Blocks until done; raises the call's error. The same as wait() without a time-out."""
@@ -157,11 +164,13 @@ class GroupWork(Work):
             self._handle.wait()
         except Exception as reason:
             return reason
+        under_way.remove(self)
         return None
 
     def result(self) -> list[Tensor]:
         """The output tensors; waits for them."""
         self._handle.wait()
+        under_way.remove(self)
         return self._results
 
     def get_future(self) -> Future[list[Tensor]]:

@@ -16,8 +16,8 @@ from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
-from farandole.ops import Max, allreduce_, broadcast_async_
-from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
+from farandole.ops import Max, allreduce_
+from farandole.parameters import PARAMETERS, agree_on_parameters, broadcast_all, root_in
 from farandole.torch.kind import check, device_and_stream
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart, write
@@ -104,13 +104,8 @@ def broadcast_tensors(
 ) -> None:
     """Broadcasts tensors in place, all at once, and waits. Writes no tensor of the root."""
     wholes = [x.detach().resolve_conj().resolve_neg().contiguous() for x in tensors.values()]
-    pairs = zip(tensors, wholes, strict=True)
-    wait_for_all(
-        [
-            broadcast_async_(x, root_rank, f"{what}.{name}", process_set, timeout=timeout)
-            for name, x in pairs
-        ]
-    )
+    named = [(f"{what}.{name}", x) for name, x in zip(tensors, wholes, strict=True)]
+    broadcast_all(named, root_rank, process_set, timeout)
 
     def store() -> None:
         for x, whole in zip(tensors.values(), wholes, strict=True):

@@ -5,7 +5,7 @@ Every call is made from them; any thread."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,21 +57,32 @@ class Buffer:
     stream: int = 0
 
 
-def check_apart(buffers: Sequence[Buffer]) -> None:
-    """Raises ValueError where two tensors to be reduced in place share memory.
-
-    Parts of it would be reduced twice, others once, on each rank other ones.
-    """
+def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
+    """(i, j) of each buffer j that shares memory with one at a lower address, i."""
     end = last = 0
     for i, buffer in sorted(enumerate(buffers), key=lambda pair: pair[1].pointer):
         nbytes = math.prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
         if nbytes and buffer.pointer < end:
-            raise ValueError(
-                f"tensors[{min(i, last)}] and tensors[{max(i, last)}] share memory, which would be "
-                "reduced twice in place: pass it once, or use the call that is not in place"
-            )
+            yield last, i
         if buffer.pointer + nbytes > end:
             end, last = buffer.pointer + nbytes, i
+
+
+def check_apart(buffers: Sequence[Buffer]) -> None:
+    """Raises ValueError if two tensors that are to be reduced in place share memory.
+
+    Some of their elements would be reduced twice, and others once, depending on the rank.
+    """
+    for i, j in _sharing(buffers):
+        raise ValueError(
+            f"tensors[{min(i, j)}] and tensors[{max(i, j)}] share memory, which would be reduced "
+            "twice in place: pass it once, or use the call that is not in place"
+        )
+
+
+def sharing(buffers: Sequence[Buffer]) -> set[int]:
+    """Numbers of buffers without which none shares memory with another."""
+    return {j for _, j in _sharing(buffers)}
 
 
 class Memory:

@@ -184,12 +184,25 @@ Submission RankCalls::checked(PreparedSubmission& prepared) {
   try {
     for (size_t i = 0; i < request.parts(); ++i) {
       check_buffers(request, i, submission.part(i), set);
+      check_memory(request, i, submission.part(i), set);
     }
   } catch (const Error& e) {
     tell_refusal(request, {e.code(), e.what()});
     throw;
   }
   return submission;
+}
+
+void RankCalls::check_memory(const Request& request, size_t part, const Submission& mine,
+                             const ProcessSet& set) const {
+  const Handle user = memory_.user_of(request.part(part), mine, set);
+  if (user == 0) return;
+  const std::optional<CallKey> key = find_key(user);
+  const std::string other = key && !key->name.empty() ? "'" + key->name + "'" : "an unnamed call";
+  throw Error(ErrorCode::kInvalidArgument, title_of(request) + ": its memory is in use by " +
+                                               other +
+                                               ", an earlier call of this rank that has not ended; "
+                                               "wait for that one first, or give a copy");
 }
 
 void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
@@ -226,6 +239,9 @@ void RankCalls::count(Submission& submission, SetId set) {
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   if (!paired) count(submission, request.set);
+  const ProcessSet& its = sets_.own(request.set);
+  for (size_t i = 0; i < request.parts(); ++i)
+    memory_.add(request.part(i), submission.part(i), its);
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = sets_.own(request.set);
     set.join = submission.recorded;
@@ -528,6 +544,7 @@ void RankCalls::fail(Submission mine, const Failure& failure) {
 
 void RankCalls::free_name(const Submission& submission) {
   riders_ -= submission.rider;
+  memory_.remove(submission);
   pending_.finish(submission);
   if (!submission.counted) return;
   if (ProcessSet* set = sets_.find(submission.recorded.set)) --set->under_way;
@@ -588,6 +605,7 @@ void RankCalls::clear(const Failure& failure) {
   std::lock_guard lock(mutex_);
   pending_.clear();
   posted_.waiting.clear();
+  memory_.clear();
   riders_ = 0;
   sets_.clear_under_way();
   handles.fail_all(failure);

@@ -17,6 +17,7 @@
 #include "data/backend/backend.h"
 #include "runtime/calls/direct.h"
 #include "runtime/calls/handles.h"
+#include "runtime/calls/memory_in_use.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
 
@@ -127,6 +128,8 @@ class RankCalls {
   void describe(CheckedCall& call);  // fills in what the recorder shows
   // Throws the error of a call that cannot be made, and tells the peers unless its name is in flight.
   Submission checked(PreparedSubmission& prepared);
+  void check_memory(const Request& request, size_t part, const Submission& mine,
+                    const ProcessSet& set) const;
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
   void note(const Request& request, Submission& submission, std::span<Handle> made);
@@ -147,6 +150,7 @@ class RankCalls {
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;
   Reporter reporter_;
+  MemoryInUse memory_{setup_.own};
   DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_}};
   std::optional<CallKey> find_key(Handle handle) const;  // under the mutex
 

@@ -10,18 +10,19 @@
 #include "base/error.h"
 #include "data/backend/backend.h"
 #include "kernels/kernels.h"
+#include "runtime/calls/memory_in_use.h"
 
 namespace farandole {
-namespace {
 
-constexpr int32_t kMaxDimensions = 64;
-constexpr size_t kMaxName = 4096;
-
-// "allreduce 'x'"
 std::string title_of(const Request& request) {
   const std::string name = request.name.empty() ? "unnamed" : "'" + request.name + "'";
   return std::string(name_of(request.signature.op)) + " " + name;
 }
+
+namespace {
+
+constexpr int32_t kMaxDimensions = 64;
+constexpr size_t kMaxName = 4096;
 
 [[noreturn]] void refuse(const Request& request, const std::string& why,
                          ErrorCode code = ErrorCode::kInvalidArgument) {
@@ -281,16 +282,7 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   if (!traits.moves_bytes() || !mine.input || !mine.output) return;
   if (traits.splits() && mine.splits.empty()) return;  // this input is not read
   if (traits.in_place() && mine.input == mine.output) return;
-  const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
-  int64_t result_rows = rows;  // the least possible
-  if (traits.rows == Rows::kKept) {
-    result_rows = kept_rows(rows, set.member, set.members());
-  } else if (traits.rows == Rows::kPairs) {
-    result_rows = mine.splits[static_cast<size_t>(set.member)];
-  }
-  const size_t row = s.row_bytes();
-  const size_t brought = static_cast<size_t>(rows) * row;
-  const size_t kept = static_cast<size_t>(result_rows) * row;
+  const auto [brought, kept] = sizes_of(s, mine, set);
   if (!overlap(mine.input, brought, mine.output, kept)) return;
   // allgather: a rank's input may already lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;

@@ -22,6 +22,9 @@ struct CheckedCall {
 // The names by which peers know the request, even if the rest of it is invalid.
 Request name_of_request(const farandole_request& raw);
 
+// "allreduce 'x'"
+std::string title_of(const Request& request);
+
 // The set of a request. Throws Error(kInvalidArgument) if this rank is no member or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that calls under way read and write.
+#include "runtime/calls/memory_in_use.h"
+
+#include <array>
+#include <utility>
+
+#include "check.h"
+
+namespace farandole {
+namespace {
+
+struct Calls {
+  Calls() {
+    set.ranks = {0, 1};
+    set.member = 0;
+    sum.op = Op::kAllreduce;
+    sum.dtype = DType::kUInt8;
+  }
+
+  // A call on `bytes` bytes; -1: no such buffer.
+  Submission call(int input, int output, int64_t bytes) {
+    Submission made;
+    made.handle = ++calls;
+    if (input >= 0) made.input = &memory[static_cast<size_t>(input)];
+    if (output >= 0) made.output = &memory[static_cast<size_t>(output)];
+    made.shape = {bytes};
+    return made;
+  }
+  Handle user_of(const Submission& one) { return in_use.user_of(sum, one, set); }
+  Submission add(const Submission& one) {
+    in_use.add(sum, one, set);
+    return one;
+  }
+
+  std::array<std::byte, 100> memory{};
+  ProcessSet set;
+  Signature sum;
+  MemoryInUse in_use{0};
+  Handle calls = 0;
+};
+
+TEST(a_writer_has_its_memory_to_itself) {
+  Calls t;
+  const Submission first = t.add(t.call(10, 10, 10));
+  for (const auto& [begin, bytes] : {std::pair{10, 10}, {0, 11}, {19, 5}, {12, 3}, {0, 100}}) {
+    CHECK_EQ(t.user_of(t.call(begin, begin, bytes)), first.handle);
+    CHECK_EQ(t.user_of(t.call(begin, -1, bytes)), first.handle);
+    CHECK_EQ(t.user_of(t.call(-1, begin, bytes)), first.handle);
+  }
+  for (const auto& [begin, bytes] : {std::pair{0, 10}, {20, 80}, {15, 0}}) {
+    CHECK_EQ(t.user_of(t.call(begin, begin, bytes)), 0);
+  }
+  t.in_use.remove(first);
+  CHECK_EQ(t.user_of(t.call(10, 10, 10)), 0);
+}
+
+TEST(readers_share_memory_that_none_writes) {
+  Calls t;
+  const Submission far = t.add(t.call(0, 90, 5));
+  const Submission longest = t.add(t.call(0, 50, 40));
+  const Submission inner = t.add(t.call(5, 95, 2));
+  CHECK_EQ(t.user_of(t.call(0, -1, 40)), 0);
+  CHECK_EQ(t.user_of(t.call(-1, 39, 1)), longest.handle);
+  CHECK_EQ(t.user_of(t.call(-1, 40, 5)), 0);
+  t.in_use.remove(longest);
+  CHECK_EQ(t.user_of(t.call(-1, 39, 1)), 0);
+  CHECK_EQ(t.user_of(t.call(-1, 6, 1)), inner.handle);
+  t.in_use.remove(inner);
+  CHECK_EQ(t.user_of(t.call(-1, 4, 3)), far.handle);
+  t.in_use.remove(far);
+  CHECK_EQ(t.user_of(t.call(0, 0, 100)), 0);
+}
+
+TEST(only_the_root_of_a_reduction_writes) {
+  Calls t;
+  t.sum.op = Op::kReduce;
+  for (const Rank root : {0, 1}) {
+    t.in_use.clear();
+    t.sum.root = root;
+    t.add(t.call(0, 0, 10));
+    CHECK_EQ(t.user_of(t.call(0, -1, 10)) == 0, root == 1);
+  }
+}
+
+TEST(memory_of_gpus_is_not_tracked) {
+  Calls t;
+  Submission one = t.call(0, 0, 10);
+  one.device = 0;
+  t.add(one);
+  CHECK_EQ(t.user_of(one), 0);
+}
+
+}  // namespace
+}  // namespace farandole
