@@ -32,7 +32,7 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 _GROUPS = (
     ("Start and stop", "runtime launch topology"),
     ("Training", "optimizer sync_batch_norm"),
-    ("Collectives", "ops collectives mpi_ops objects calls"),
+    ("Collectives", "ops collectives mpi_ops objects calls agreement"),
     ("State and parameters", "elastic functions parameters parameter_server sampler"),
     ("Compression", "compression"),
     ("Messages", "messages"),
@@ -42,6 +42,7 @@ _GROUPS = (
     ("Errors", "errors"),
     ("What is built in", "features"),
 )
+_VALUES = "Values and second names"
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -58,8 +59,8 @@ def on_files(files: Any, config: Any) -> Any:
         **{name: _at_top(name) for name in TOP[1:]},
         "settings.md": "\n".join(_settings()),
         "commands.md": "\n".join(_commands()),
-        "api.md": "\n".join(_reference(farandole)),
-        "api-torch.md": "\n".join(_reference(farandole.torch, farandole)),
+        **_by_group("api", farandole),
+        **_by_group("api-torch", farandole.torch, farandole),
         "api-numpy.md": "\n".join(_reference(farandole.numpy, farandole)) + _CUPY,
         "api-elastic.md": "\n".join(
             x
@@ -118,30 +119,71 @@ def _commands() -> Iterator[str]:
         yield f"## farandole {name}\n\n```text\n{text}```\n"
 
 
+def _by_group(page: str, package: Any, same_as: Any = None) -> dict[str, str]:
+    """A page of all names, and one per group with their entries."""
+    first = f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
+    pages = {}
+    for title, names in _groups(package, same_as).items():
+        first += f"\n## {title}\n\n"
+        if title == _VALUES:
+            first += "".join(f"- `{name}`: {_value(one)}\n" for name, one in names.items())
+            continue
+        at = f"{page}-{_slug(title)}.md"
+        pages[at] = f"# {package.__name__}: {title.lower()}\n\n" + "".join(
+            f"::: {_place(one)}\n    options:\n      heading_level: 2\n\n" for one in names.values()
+        )
+        for name, one in names.items():
+            words = " ".join(_first_sentence(inspect.getdoc(one)).split())
+            first += f"- [`{name}`]({at}#{_place(one)}): {words}\n"
+    return {f"{page}.md": f"{first}\n{_same(package, same_as)}", **pages}
+
+
 def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
-    """The public names, by what they are for; a link for those that `same_as` has too."""
+    """One page of the public names, by what they are for."""
     yield f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
-    found = {name: getattr(package, name) for name in sorted(package.__all__)}
-    same = [n for n, x in found.items() if same_as and getattr(same_as, n, None) is x]
-    if same:
-        page = "api.md" if same_as is farandole else ""
-        links = [
-            f"[`{n}`]({page}#{_place(found[n])})" if _has_entry(found[n]) else f"`{n}`"
-            for n in same
-        ]
-        yield f"The same as in `{same_as.__name__}`: {', '.join(links)}.\n"
-    groups: dict[str, list[str]] = {title: [] for title, _ in _GROUPS}
-    for name, one in found.items():
-        if name in same:
-            continue
-        if not _has_entry(one) or name != one.__name__:  # a value, a module, a second name
-            groups.setdefault("Values and second names", []).append(f"- `{name}`: {_value(one)}\n")
-            continue
-        groups[_group(one.__module__)].append(f"::: {_place(one)}\n")
-    for title, entries in groups.items():
-        if entries:
-            yield f"## {title}\n"
-            yield from entries
+    yield _same(package, same_as)
+    for title, names in _groups(package, same_as).items():
+        yield f"## {title}\n"
+        for name, one in names.items():
+            yield f"- `{name}`: {_value(one)}\n" if title == _VALUES else f"::: {_place(one)}\n"
+
+
+def _groups(package: Any, same_as: Any) -> dict[str, dict[str, Any]]:
+    """The names that the package has for itself, below their headings."""
+    groups: dict[str, dict[str, Any]] = {title: {} for title, _ in _GROUPS}
+    groups[_VALUES] = {}  # values, modules, second names
+    for name in sorted(set(package.__all__) - set(_shared(package, same_as))):
+        one = getattr(package, name)
+        entry = _has_entry(one) and name == one.__name__
+        groups[_group(one.__module__) if entry else _VALUES][name] = one
+    return {title: names for title, names in groups.items() if names}
+
+
+def _shared(package: Any, same_as: Any) -> list[str]:
+    return [
+        name
+        for name in sorted(package.__all__)
+        if same_as and getattr(same_as, name, None) is getattr(package, name)
+    ]
+
+
+def _same(package: Any, same_as: Any) -> str:
+    """A line with links to the names that `same_as` has too."""
+    links = []
+    for name in _shared(package, same_as):
+        one = getattr(package, name)
+        links.append(f"[`{name}`]({_address(one)})" if _has_entry(one) else f"`{name}`")
+    return f"The same as in `{same_as.__name__}`: {', '.join(links)}.\n" if links else ""
+
+
+def _address(one: Any) -> str:
+    """The entry of one of farandole's names; an elastic one's is on the page that links to it."""
+    elastic = one.__module__ == farandole.elastic.__name__
+    return ("" if elastic else f"api-{_slug(_group(one.__module__))}.md") + f"#{_place(one)}"
+
+
+def _slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def _first_sentence(document: str | None) -> str:
@@ -163,7 +205,7 @@ def _value(one: Any) -> str:
     if inspect.isclass(one):
         return f"`{one.__name__}`"
     if isinstance(one, farandole.ReduceOp):
-        return "a [`ReduceOp`](api.md#farandole.calls.arguments.ReduceOp)"
+        return f"a [`ReduceOp`]({_address(farandole.ReduceOp)})"
     return f"`{type(one).__name__.strip('_')}`"
 
 

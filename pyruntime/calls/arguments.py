@@ -36,6 +36,9 @@ class ReduceOp(IntEnum):
 
     __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
 
+    def __repr__(self) -> str:  # as signatures in help() show it
+        return f"farandole.{self.name.title()}"
+
 
 def divisor_of(op: int, process_set: int) -> int:
     """What the core divides a reduction of this set by: for Average all members, whether they have

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import subprocess
 from pathlib import Path
@@ -52,3 +53,25 @@ def test_every_public_name_is_on_a_page(file: str, page: str) -> None:
     )
     text = (SITE / f"{page}.html").read_text()
     assert not [n for n in names if not re.search(rf"[>.\"]{re.escape(n)}[<\"]", text)]
+
+
+def test_torchs_page_opens_with_the_optimizer() -> None:
+    """It lists all names; their entries are on a page per group."""
+    text = (SITE / "api-torch.html").read_text()
+    article = text[text.index("<article") :]
+    links = re.findall(r'<a href="([^"#]+)#[^"]+"><code>(\w+)</code>', article)
+    assert links[0] == ("api-torch-training.html", "DistributedOptimizer")
+    assert len({page for page, _ in links}) >= 5
+    for page in {page for page, _ in links}:
+        assert len((SITE / page).read_text()) < 500_000, page
+
+
+MOST_COLUMNS = 80  # of code of 13.6 pixels in a column of 688
+
+
+@pytest.mark.parametrize("page", sorted(SITE.glob("api*.html")), ids=lambda page: page.stem)
+def test_signatures_fit_the_page(page: Path) -> None:
+    blocks = re.findall(r"<pre[^>]*>(.*?)</pre>", page.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in re.sub(r"<[^>]+>", "", block).splitlines()]
+    # One example may have a line of the source's width.
+    assert not [line for line in map(html.unescape, lines) if len(line) > MOST_COLUMNS + 8]
