@@ -141,12 +141,15 @@ def allreduce_in_place(dtype: str, _fixed: bool) -> Iterator[Call]:
 
 @_check
 def scaled(dtype: str, _fixed: bool) -> Iterator[Call]:
-    """prescale and postscale, of the dtypes that have fractions."""
+    """prescale and postscale, of the dtypes that have fractions; and of int32, without any."""
+    every = everyone((1000,), dtype)
+    rows = [("Sum", 2.0, 0.5)] if dtype == "int32" else []
     if dtype in ("bfloat16", *arrays.FLOATS):
-        every = everyone((1000,), dtype)
-        right = np.asarray(2 * arrays.reduced("Sum", every), every[0].dtype)
-        options = {"op": fd.Sum, "prescale_factor": 0.5, "postscale_factor": 4.0}
-        yield Call("allreduce", every, right, True, (), options)
+        rows = [("Sum", 0.5, 4.0), ("Average", 0.25, 2.0), ("Max", 1.0, 4.0)]
+    for op, pre, post in rows:
+        right = np.asarray(pre * post * arrays.reduced(op, every), every[0].dtype)
+        options = {"op": getattr(fd, op), "prescale_factor": pre, "postscale_factor": post}
+        yield Call("allreduce", every, right, op != "Average", (), options)
 
 
 def grouped_allreduce(library: Arrays, dtype: str) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from harness.arrays import DTYPES, FLOATS, assert_same, reduced
-from harness.collectives import CHECKS, everyone
+from harness.arrays import DTYPES
+from harness.collectives import CHECKS
 from harness.gpu_arrays import Torch
 
 
@@ -39,25 +39,6 @@ def test_in_mapped_memory(check, dtype):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(check, dtype):
     check(Torch("cpu") if dtype == "bfloat16" else NumPy(), dtype)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("op", ["Sum", "Average", "Max"])
-def test_factors_of_floats(dtype, op):
-    inputs = everyone((1000,), dtype)
-    for pre, post in [(0.5, 1.0), (1.0, 4.0), (0.25, 2.0)]:
-        result = fd.allreduce(
-            inputs[fd.rank()], op=getattr(fd, op), prescale_factor=pre, postscale_factor=post
-        )
-        scaled = [x * np.array(pre, dtype) for x in inputs]
-        expected = reduced(op, scaled) * np.array(post, dtype)
-        assert_same(result, expected, exact=op != "Average")
-
-
-def test_factors_of_integers():
-    inputs = everyone((1000,), "int32")
-    result = fd.allreduce(inputs[fd.rank()], op=fd.Sum, prescale_factor=2.0, postscale_factor=0.5)
-    np.testing.assert_array_equal(result, reduced("Sum", inputs))
 
 
 def test_random_floats_agree_with_float64_and_between_ranks():
