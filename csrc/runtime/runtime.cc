@@ -156,6 +156,7 @@ void Runtime::report_stacks() {
     const std::optional<CallKey> call = calls_->key_of(before);
     report.blocked = call && stacks.main_alone && driver_->main_waits_for() == before;
     if (report.blocked) report.call = *call;
+    report.direct_ago_ns = calls_->direct_ago_ns();
     calls_->report(report);
   });
 }

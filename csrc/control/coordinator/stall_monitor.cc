@@ -323,6 +323,9 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   if (state.asked_ns < 0) return;
   state.answered_ns = now_ns;
   state.answer = stack_report;
+  if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
+    state.heard_ns = std::max(state.heard_ns, now_ns - ago);
+  }
   if (question_open_ && all_answered()) conclude(now_ns);
 }
 

@@ -133,7 +133,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Leave>) {
     v(x.failed), v(x.text);
   } else if constexpr (std::is_same_v<T, StackReport>) {
-    v(x.stopped), v(x.text), v(x.blocked), visit(v, x.call);
+    v(x.stopped), v(x.text), v(x.blocked), visit(v, x.call), v(x.direct_ago_ns);
   } else if constexpr (std::is_same_v<T, Inquire>) {
     v(x.number), visit(v, x.key), v(x.join);
   } else if constexpr (std::is_same_v<T, CollectStacks>) {

@@ -130,6 +130,8 @@ struct StackReport {     // answer to CollectStacks: what this process is doing,
   // The main thread waits for this call, without a limit of its own, and no other thread can make calls.
   bool blocked = false;
   CallKey call = {};
+  // Since its last call that the coordinator does not know; -1: it has made none.
+  int64_t direct_ago_ns = -1;
 };
 struct Inquire {        // asks whom this call waits for; answered by Inform
   uint64_t number = 0;  // of the question; each rank counts its own

@@ -63,9 +63,8 @@ std::byte* Cell::place(int member, uint32_t parity) const {
 bool Cell::all_make(const Call& call) const {
   for (int member = 0; member < setup_.members; ++member) {
     const Line& its = line(member);
-    if (its.definition.load() != call.definition || its.sequence.load() != call.sequence) {
-      return false;
-    }
+    const Call made{its.definition.load(), its.sequence.load(), its.rows.load()};
+    if (made != call) return false;
   }
   return true;
 }
@@ -88,6 +87,7 @@ cell_protocol::End Cell::come(const Call& call, std::span<const std::byte> input
   Line& own = line(setup_.member);
   own.definition.store(call.definition, std::memory_order_relaxed);
   own.sequence.store(call.sequence, std::memory_order_relaxed);
+  own.rows.store(call.rows, std::memory_order_relaxed);
   kernels::copy(place(setup_.member, parity_), input.data(), input.size());
   uint32_t round = 0;
   End end = cell_protocol::arrive(word(), static_cast<uint32_t>(setup_.members), round,

@@ -41,6 +41,7 @@ class Cell {
   struct Call {
     uint64_t definition = 0;  // number of the call's definition in the log
     uint64_t sequence = 0;    // of an unnamed call
+    int64_t rows = 0;         // of the input, if the definition leaves them open
     bool operator==(const Call&) const = default;
   };
 
@@ -69,6 +70,7 @@ class Cell {
   struct alignas(64) Line {
     std::atomic<uint64_t> definition;
     std::atomic<uint64_t> sequence;
+    std::atomic<int64_t> rows;
     std::atomic<uint64_t> elsewhere;  // calls that have ended << kCountBits | those under way
   };
   static constexpr int kCountBits = 24;

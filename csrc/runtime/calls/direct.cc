@@ -14,17 +14,19 @@ void DirectCalls::tell(const ProcessSet* set) {
   if (set && set->cell) set->cell->tell(set->ended, set->under_way);
 }
 
-std::optional<DirectCalls::Visit> DirectCalls::enter(const Request& request,
+std::optional<DirectCalls::Visit> DirectCalls::enter(const CheckedCall& call,
                                                      const Submission& mine) {
+  const Request& request = call.request;
   ProcessSet& set = setup_.sets.own(request.set);
   const bool free = set.cell && !set.meeting && set.under_way == 0;
   if (!free || request.parts() > 1 || !fits_cell(request.signature, mine, set)) return std::nullopt;
-  const uint64_t definition = setup_.pending.definition_of(request, mine);
+  const uint64_t definition = setup_.pending.definition_of(request, mine, call.found);
   if (definition == 0) return std::nullopt;
   set.meeting = true;
   if (mine.named) mine.named->in_flight = true;
   const uint64_t sequence = mine.named ? 0 : setup_.pending.next_unnamed(request.set);
-  return Visit{set.cell, {definition, sequence}, set};
+  const int64_t rows = request.signature.traits().ragged() ? mine.shape[0] : 0;
+  return Visit{set.cell, {definition, sequence, rows}, set};
 }
 
 // An error of this rank after all have met would leave it alone without the result, so it ends the job.
@@ -56,7 +58,9 @@ bool DirectCalls::leave(const Request& request, const Submission& mine, bool met
   setup_.pending.finish(mine);
   if (met) {
     if (set && !mine.named) ++set->unnamed_in_cell;
-    setup_.recorder.done(mine.recorded, now_ns());
+    const int64_t now = now_ns();
+    last_ns_ = now;
+    setup_.recorder.done(mine.recorded, now);
     setup_.handles.cancel(mine.handle);
     return true;
   }
@@ -74,6 +78,10 @@ void DirectCalls::clear(std::unique_lock<std::mutex>& lock, SetId id) {
     set->cell->disturb();
     left_.wait(lock);
   }
+}
+
+void DirectCalls::clear(std::unique_lock<std::mutex>& lock) {
+  while (const std::optional<SetId> id = setup_.sets.meeting()) clear(lock, *id);
 }
 
 }  // namespace farandole

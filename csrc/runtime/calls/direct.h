@@ -8,13 +8,17 @@
 // patience.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "base/clock.h"
 #include "data/shm/cell.h"
 #include "runtime/calls/handles.h"
+#include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
 
 namespace farandole {
@@ -41,17 +45,25 @@ class DirectCalls {
   static void tell(const ProcessSet* set);
 
   // Occupies the cell in which this call may be completed. nullopt: it goes through the coordinator.
-  std::optional<Visit> enter(const Request& request, const Submission& mine);
+  std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
   // True: all members have met, and this rank's output is written. The submission has its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   // Ends the visit. True: the call has ended too, completed or failed; else it goes through the coordinator.
   bool leave(const Request& request, const Submission& mine, bool met);
   // Waits until no thread is in the set's cell; it reports first, because it came first.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
+  // The same for all sets.
+  void clear(std::unique_lock<std::mutex>& lock);
+  // Any thread: how long ago the last call was completed here; -1: none was.
+  int64_t ago_ns() const {
+    const int64_t last = last_ns_;
+    return last < 0 ? -1 : now_ns() - last;
+  }
 
  private:
   const Setup setup_;
   std::condition_variable left_;
+  std::atomic<int64_t> last_ns_{-1};
 };
 
 }  // namespace farandole

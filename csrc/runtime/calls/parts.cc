@@ -11,8 +11,7 @@ namespace farandole {
 bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set) {
   const CollectiveTraits& traits = signature.traits();
   if (traits.pattern == Pattern::kMeet) return true;
-  const bool known =
-      traits.pattern == Pattern::kReduceToAll || traits.pattern == Pattern::kOneToAll;
+  const bool known = traits.pattern != Pattern::kNone && traits.pattern != Pattern::kEachToEach;
   const bool sends = !traits.from_root() || set.member_of(signature.root) == set.member;
   const bool receives = !traits.to_root() || set.member_of(signature.root) == set.member;
   const uint64_t bytes = mine.recorded.bytes;
@@ -29,22 +28,32 @@ std::span<const std::byte> input_in_cell(const Part& part, int member) {
 
 void complete(const Part& part, const ProcessSet& set, const Cell& cell) {
   const Signature& signature = part.signature;
-  if (part.output == nullptr || !signature.traits().moves_bytes()) return;
-  if (signature.traits().from_root()) {
-    if (signature.root != set.member) {
-      kernels::copy(part.output, cell.input_of(static_cast<int>(signature.root)),
-                    signature.bytes());
-    } else if (part.output != part.input) {
-      kernels::copy(part.output, part.input, signature.bytes());
+  const Pattern pattern = signature.traits().pattern;
+  const size_t bytes = signature.bytes();  // of each input
+  if (part.output == nullptr || pattern == Pattern::kMeet) return;
+  if (pattern == Pattern::kEachToAll) {
+    for (int member = 0; member < set.members(); ++member) {
+      kernels::copy(part.output + static_cast<size_t>(member) * bytes, cell.input_of(member),
+                    bytes);
     }
     return;
   }
+  if (pattern == Pattern::kOneToAll) {
+    const auto root = static_cast<int>(signature.root);
+    const std::byte* input = root == set.member ? part.input : cell.input_of(root);
+    if (part.output != input) kernels::copy(part.output, input, bytes);
+    return;
+  }
+  const bool shared = pattern == Pattern::kReduceToOwners;
+  const PartLayout layout(part, set.members());
+  const size_t start = shared ? layout.share_start(set.member) : 0;
+  const size_t reduced = shared ? layout.share_bytes(set.member) : bytes;
   std::vector<const void*> inputs;
   for (int member = 0; member < set.members(); ++member) {
-    inputs.push_back(member == set.member ? part.input : cell.input_of(member));
+    inputs.push_back((member == set.member ? part.input : cell.input_of(member)) + start);
   }
   kernels::reduce(signature.dtype, signature.reduce_op, part.output, inputs.data(), set.members(),
-                  signature.bytes() / size_of(signature.dtype), factors_of(part));
+                  reduced / size_of(signature.dtype), factors_of(part));
 }
 
 Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,

@@ -147,7 +147,7 @@ bool RankCalls::call(PreparedSubmission& prepared) {
   direct_.clear(lock, request.set);
   check_open();
   Submission mine = checked(prepared);
-  std::optional<DirectCalls::Visit> visit = direct_.enter(request, mine);
+  std::optional<DirectCalls::Visit> visit = direct_.enter(*prepared.call, mine);
   note(request, mine, prepared.handles);
   if (visit) {
     lock.unlock();
@@ -229,17 +229,12 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
   }
 }
 
-// Calls through the coordinator count as under way until the log has settled them.
-void RankCalls::count(Submission& submission, SetId set) {
-  submission.counted = true;
-  ++sets_.own(set).under_way;
-}
-
 // `rides`: its inputs may travel in the report, all or none.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
-  if (!paired) count(submission, request.set);
-  const ProcessSet& its = sets_.own(request.set);
+  ProcessSet& its = sets_.own(request.set);
+  submission.counted = !paired;  // it is under way until the log has settled it
+  its.under_way += submission.counted;
   for (size_t i = 0; i < request.parts(); ++i)
     memory_.add(request.part(i), submission.part(i), its);
   if (request.signature.op == Op::kJoin) {
@@ -297,6 +292,12 @@ void RankCalls::tell_refusal(const Request& request, const Failure& why) {
     reporter_.pass(pending_.refuse(request, std::move(failure)));
     if (set->cell) set->cell->disturb();
   }
+}
+
+void RankCalls::close() {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  direct_.clear(lock);
 }
 
 uint64_t RankCalls::count_unnamed(SetId set) {

@@ -2,7 +2,6 @@
 // The calls of one rank, from submission to outcome: the state that submitting threads and the driver share.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -81,13 +80,15 @@ class RankCalls {
   // The number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
   // This rank leaves: there are no more calls.
-  void close() { closed_ = true; }
+  void close();
   // Asks the coordinator whom the call waits for; the number of the question. 0: all ranks have submitted it.
   uint64_t ask(Handle handle);
   // The call that others may lack; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   // nullopt: no answer yet.
   std::optional<std::string> answer(uint64_t number);
+  // How long ago this rank completed its last call without the coordinator; -1: it has made none.
+  int64_t direct_ago_ns() const { return direct_.ago_ns(); }
   // See Reporter. Skips the mutex when there is nothing to do.
   void expedite();
 
@@ -134,7 +135,6 @@ class RankCalls {
   void enter(const Request& request, Submission submission, bool rides);
   void note(const Request& request, Submission& submission, std::span<Handle> made);
   void pass_one(PreparedSubmission& prepared, Submission mine);
-  void count(Submission& submission, SetId set);
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- The driver
@@ -144,8 +144,8 @@ class RankCalls {
   void end(Submission call);
 
   const Setup setup_;
-  std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards all below
+  bool closed_ = false;
   PendingTable pending_;
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;

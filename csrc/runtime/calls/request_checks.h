@@ -15,8 +15,9 @@ struct CheckedCall {
   Request request;
   Submission submission;  // without a handle yet
   std::string site = {};  // where the program makes it; empty: not known
-  // Of a prepared call: cache for PendingTable::check_free(). Under RankCalls::mutex_.
+  // Caches of a prepared call for PendingTable::check_free() and definition_of(). Under RankCalls::mutex_.
   mutable std::shared_ptr<NamedRequest> record = {};
+  mutable FoundId found = {};
 };
 
 // The names by which peers know the request, even if the rest of it is invalid.

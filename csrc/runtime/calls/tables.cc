@@ -43,6 +43,11 @@ std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
   return std::nullopt;
 }
 
+std::optional<SetId> ProcessSets::meeting() const {
+  auto found = std::ranges::find_if(sets_, [](const auto& one) { return one.second.meeting; });
+  return found == sets_.end() ? std::nullopt : std::optional(found->first);
+}
+
 void ProcessSets::clear_under_way() {
   for (auto& [id, set] : sets_) {
     set.join = {};
@@ -105,15 +110,22 @@ uint32_t PendingTable::submit_known(const Request& request, Submission& submissi
   return record->id;
 }
 
-uint64_t PendingTable::definition_of(const Request& request, const Submission& submission) const {
-  uint32_t id = 0;
-  if (request.name.empty()) {
-    auto known = interned_.find(bytes_of(request));
-    if (known != interned_.end()) id = known->second;
-  } else if (NamedRequest* record = submission.named; record && record->idle()) {
-    if (stands_for(*record, request, submission.prepared)) id = record->id;
+uint64_t PendingTable::definition_of(const Request& request, const Submission& submission,
+                                     FoundId& found) const {
+  if (!request.name.empty()) {
+    NamedRequest* record = submission.named;
+    const bool known =
+        record && record->idle() && stands_for(*record, request, submission.prepared);
+    return known ? by_id_[record->id]->definition : 0;
   }
-  return id == 0 ? 0 : by_id_[id]->definition;
+  const bool still = found.id < by_id_.size() && by_id_[found.id] &&
+                     by_id_[found.id]->definition == found.definition;
+  if (!still) {
+    auto known = interned_.find(bytes_of(request));
+    if (known == interned_.end()) return 0;
+    found = {known->second, by_id_[known->second]->definition};
+  }
+  return found.definition;
 }
 
 // Caches the result of comparing a prepared call's request.

@@ -51,6 +51,8 @@ class ProcessSets {
   ProcessSet& own(SetId id);
   // The set whose join has this handle; nullopt: none.
   std::optional<SetId> joined_by(Handle handle) const;
+  // A set in whose cell a thread of this rank is; nullopt: there is none.
+  std::optional<SetId> meeting() const;
   // The job has failed: no call will be answered.
   void clear_under_way();
 
@@ -84,6 +86,12 @@ struct Submission {
   bool holds(Handle one) const {
     return handle == one || std::ranges::count(more, one, &Submission::handle) > 0;
   }
+};
+
+// The id of a prepared call without a name, as it was found last.
+struct FoundId {
+  uint32_t id = 0;
+  uint64_t definition = 0;
 };
 
 // A name that this rank uses.
@@ -134,7 +142,8 @@ class PendingTable {
   void submit(const Request& request, Submission submission, Ready& ready);
   // The number of the definition that describes this call, the same on all ranks; 0: none does, or this rank has
   // refused a call of the name and waits for the answer. After check_free().
-  uint64_t definition_of(const Request& request, const Submission& submission) const;
+  uint64_t definition_of(const Request& request, const Submission& submission,
+                         FoundId& found) const;
   // The same for a call that its id describes, all but the contributions: returns the id. 0: it does not, and
   // `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);

@@ -185,6 +185,41 @@ TEST(a_rank_may_leave_while_threads_submit) {
   });
 }
 
+// The call of the thread came first, so the coordinator hears of it first, and it ends as every call under way does.
+TEST(a_rank_may_leave_while_a_thread_is_in_a_cell) {
+  run_jobs({2}, [](TestRank& self) {
+    Floats data(3);
+    const CheckedCall call = self.prepare(allreduce(data, "met"));
+    auto make = [&] {
+      data = values_of(self.rank, 3);
+      const uintptr_t at = address(data.data());
+      Handle handle = 0;
+      PreparedSubmission one{&call, {&at, 1}, {&at, 1}, {}, {&handle, 1}};
+      return self.runtime()->call(one) ? Failure{} : self.wait({handle});
+    };
+    auto make_and_fail = [&] {
+      const Failure failure = make();
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank 0 finished normally"));
+    };
+    for (int i = 0; i < 3; ++i) {
+      CHECK(!make());
+      CHECK(data == sum_over(self.size, 3));
+    }
+    if (self.rank == 1) {
+      self.bootstrap.await(0, 1);
+      return make_and_fail();
+    }
+    const Tally& tally = self.runtime()->watch().recorder().memory().page(0).tally;
+    const uint64_t before = tally.submitted;
+    std::thread thread(make_and_fail);
+    while (tally.submitted == before) std::this_thread::yield();
+    CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
+    thread.join();
+    self.bootstrap.tell(0);
+  });
+}
+
 TEST(two_threads_may_leave_at_once) {
   run_jobs({1, 2}, [](TestRank& self) {
     self.check_usable();

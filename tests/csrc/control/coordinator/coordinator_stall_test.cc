@@ -148,6 +148,26 @@ TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
            "this one");
 }
 
+// These calls come to know only by its answer.
+TEST(a_notice_counts_calls_without_the_coordinator) {
+  Job job(watchful(3));
+  job.submit_all(tensor("x"));
+  job.publish();
+  job.report(0, Done{kWorldSet, 1});
+  job.at(2);
+  job.submit(0, tensor("x"));
+  job.at(20);
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2}));
+  StackReport before{}, since{};
+  before.direct_ago_ns = 19'000'000'000;
+  since.direct_ago_ns = 4'000'000'000;
+  job.report(1, before);
+  job.report(2, since);
+  const std::string notice = job.coordinator().take_notices().at(0);
+  contains(notice, "rank 1 has made no call for 19.0 s");
+  contains(notice, "rank 2 has made other calls since, the last 4.0 s ago");
+}
+
 TEST(a_notice_says_that_a_rank_is_out_of_data) {
   Job job(watchful(2));
   job.submit_all(tensor("x"));
