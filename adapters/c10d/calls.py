@@ -71,13 +71,6 @@ class Plan:
         """All tensors that it writes, by the core or by `finish`."""
         return [*(y for y in self.outputs if y is not None), *self.results]
 
-    def is_in_place(self) -> bool:
-        """True if it sums one tensor where that lies, without a copy."""
-        if self.op is not Op.ALLREDUCE or len(self.inputs) != 1 or self.outputs is not self.inputs:
-            return False
-        x, wire = self.results[0], self.inputs[0]
-        return x.is_contiguous() and x.data_ptr() == wire.data_ptr()
-
 
 def one(x: Tensor | Tensors) -> Tensor:
     """c10d's lists of tensors are of one each: it had several GPUs in a process once."""

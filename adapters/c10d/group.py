@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 from farandole._library import is_of_core
-from farandole.arrays.buffers import check_apart
+from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import messages, under_way
+from farandole.c10d.again import RepeatedPlan, form_of, repeated
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
-from farandole.c10d.work import Futures, GroupWork
+from farandole.c10d.work import DONE, Futures, GroupWork
 from farandole.calls import part
-from farandole.calls.handles import take, wait_until
+from farandole.calls.handles import OneHandle, take, wait_until
 from farandole.calls.leases import in_flight
-from farandole.calls.prepared import RepeatedCall
 from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
 from farandole.errors import ShutdownError
 from farandole.ops.starts import describe, handle_of
@@ -59,30 +59,39 @@ class FarandoleGroup(ProcessGroup):
         self._futures = Futures()
         self._calls = 0
         self._numbers: list[int] = []  # the core's, of calls that may be under way
-        self._prepared: dict[Hashable, RepeatedCall] = {}  # all_reduce, by _form()
+        self._prepared: dict[Hashable, RepeatedPlan] = {}  # by form_of()
         self._name = self._description = ""
         self._end = weakref.finalize(self, _end, members, label, self._futures)
         self._end.atexit = False
 
     # ---- calls
 
-    def start(self, kind: str, *args: Any, **kwargs: Any) -> GroupWork:
+    def start(self, kind: str, *args: Any, **kwargs: Any) -> Work:
         """Begins the collective of that name in c10d. An error is told to the others, too."""
         op, plan_of, names = PLANS[kind]
         number = self._number_of_set(kind)
         self._calls += 1
         if len(self._numbers) > _MANY:
             self._in_flight()
-        form = _form(kind, args, kwargs)
+        form, x, y, given = form_of(kind, args, kwargs)
         try:
-            if form in self._prepared and (work := self._again(form, *args)):
+            known = self._prepared.get(form)
+            if known and kind == "barrier" and self._numbers and self._in_flight():
+                known = None  # it waits for them, too
+            if known and (work := self._again(known, kind, x, y, given)) is not None:
                 return work
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
             plan = plan_of(self, *args, options)
             check_writable(plan)
             under_way.wait_for_users(plan.inputs, plan.writes())
-            return self._submit(kind, plan, options, form)
+            work, call, buffer = self._submit(kind, plan, options)
+            again = form and repeated(kind, self.rank(), plan, call, buffer, x, y)
+            if again:
+                if len(self._prepared) >= _MOST_FORMS:
+                    self._prepared.clear()
+                self._prepared[form] = again
+            return work
         except Exception as reason:
             if not is_told(reason):
                 refuse(Call(op, process_set=number), reason)
@@ -91,26 +100,33 @@ class FarandoleGroup(ProcessGroup):
             part.end(reason)
             raise
 
-    def _again(self, form: Hashable, tensors: list[Tensor], options: Any) -> GroupWork | None:
-        """Submits a call as an equal one was prepared; None if its tensor has another layout."""
+    def _again(
+        self, known: RepeatedPlan, kind: str, x: Tensor | None, y: Tensor | None, options: Any
+    ) -> Work | None:
+        """Submits a call as an equal one was prepared; None if a tensor has another layout."""
         waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
-        under_way.wait_for_users((), tensors)
+        reads = () if x is None or x is y else (x,)
+        results = [] if y is None else [y]
+        under_way.wait_for_users(reads, results)
         try:
-            handle = self._prepared[form].start(tensors[0], self._text("allreduce"), waits=waits)
+            number = known.start(x, y, waits)
         except Exception as reason:
             if is_of_core(reason):  # the core has told the peers
                 told(reason)
             raise
-        if handle is None:
-            return None
-        self._numbers.extend(handle.numbers or ())
-        work = GroupWork(handle, tensors, self._futures, [])
+        if number is None or number == 0:
+            return None if number is None else DONE
+        self._numbers.append(number)
+        seconds = options.timeout.total_seconds()
+        seconds = seconds if seconds > 0 else self._timeout.total_seconds()
+        handle = OneHandle(number, results, self._text(kind), seconds)
+        work = GroupWork(handle, results, self._futures, [])
         if not waits:
-            under_way.add(work, (), tensors)
+            under_way.add(work, reads, results)
         return work
 
-    def _submit(self, kind: str, plan: Plan, options: Options, form: Hashable = None) -> GroupWork:
-        """`form`: to find the call again, if it is one that can be repeated as it is."""
+    def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
+        """Returns what repeated() needs, too."""
         call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
@@ -135,13 +151,9 @@ class FarandoleGroup(ProcessGroup):
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
-        if form is not None and not devices and plan.is_in_place() and "prescale" not in plan.terms:
-            if len(self._prepared) >= _MOST_FORMS:
-                self._prepared.clear()
-            self._prepared[form] = RepeatedCall(call, plan.results[0], inputs[0], True, seconds)
         work = GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
         under_way.add(work, plan.inputs, plan.writes())
-        return work
+        return work, call, (inputs or [NOTHING])[0]
 
     def _text(self, kind: str) -> str:
         """The present call's, for errors."""
@@ -281,24 +293,13 @@ def _options(
     return (*args, *kwargs.values()), options
 
 
-def _form(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """All that an all_reduce of one dense tensor shares with its repetitions; None for others."""
-    if kind != "allreduce" or kwargs or len(args) != 2 or len(args[0]) != 1:
-        return None
-    x, options = args[0][0], args[1]
-    if not isinstance(x, Tensor) or x.layout is not torch.strided:
-        return None
-    reduction = getattr(getattr(options, "reduceOp", None), "op", None)
-    return reduction and (reduction, x.dtype, x.shape, options.timeout)
-
-
 def _end(members: ProcessSet, label: str, futures: Futures) -> None:
     futures.close()
     disband_process_set(members, f"end of {label}")
 
 
-def _method(kind: str) -> Callable[..., GroupWork]:
-    def method(self: FarandoleGroup, *args: Any, **kwargs: Any) -> GroupWork:
+def _method(kind: str) -> Callable[..., Work]:
+    def method(self: FarandoleGroup, *args: Any, **kwargs: Any) -> Work:
         return self.start(kind, *args, **kwargs)
 
     method.__name__ = method.__qualname__ = kind

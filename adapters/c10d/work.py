@@ -16,7 +16,7 @@ from torch.futures import Future
 from farandole.c10d import under_way
 from farandole.calls.handles import Handle
 
-__all__ = ["Futures", "GroupWork"]
+__all__ = ["DONE", "Futures", "GroupWork"]
 
 _NONE = timedelta(0)  # c10d's word for no time-out of its own
 
@@ -186,3 +186,21 @@ class GroupWork(Work):
         else:
             self._futures.add(self, future)
         return future
+
+
+class _DoneWork(Work):
+    """The work of a call that has succeeded before its caller, which only waits, has seen it."""
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+
+DONE = _DoneWork()

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a group that are made again on tensors of the same form: the core prepares them once.
+Used by group.py, in any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farandole.arrays.buffers import EMPTY, Buffer
+from farandole.arrays.kinds import kind_of
+from farandole.c10d.calls import Plan
+from farandole.calls.leases import lend
+from farandole.calls.requests import Call, Op, PreparedCall
+from farandole.calls.sites import Site, here
+
+__all__ = ["RepeatedPlan", "form_of", "repeated"]
+
+
+def _reduction(options: Any) -> Hashable:
+    return options.reduceOp.op  # type: ignore[no-any-return]
+
+
+def _root(options: Any) -> Hashable:
+    return options.rootRank  # type: ignore[no-any-return]
+
+
+def _no_terms(_: Any) -> Hashable:
+    return None
+
+
+# By c10d's name of a method: the core's call, if that needs no copies, and what the options say.
+_KINDS: dict[str, tuple[Op, Callable[[Any], Hashable]]] = {
+    "allreduce": (Op.ALLREDUCE, _reduction),
+    "broadcast": (Op.BROADCAST, _root),
+    "all_gather_single": (Op.ALLGATHER, _no_terms),
+    "_allgather_base": (Op.ALLGATHER, _no_terms),
+    "reduce_scatter_single": (Op.REDUCESCATTER, _reduction),
+    "_reduce_scatter_base": (Op.REDUCESCATTER, _reduction),
+    "barrier": (Op.BARRIER, _no_terms),
+}
+# The form; the tensors that are read and written, None: the call has none; c10d's options.
+Form = tuple[Hashable, Tensor | None, Tensor | None, Any]
+_NO_FORM: Form = None, None, None, None
+
+
+def form_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
+    """What a call shares with its repetitions. The form is None if there can be none."""
+    if kind not in _KINDS:
+        return _NO_FORM
+    if kwargs:
+        if len(kwargs) > 1 or "opts" not in kwargs:
+            return _NO_FORM
+        args = *args, kwargs["opts"]
+    try:
+        *tensors, options = args
+        terms = kind, _KINDS[kind][1](options), options.timeout
+        if kind == "barrier":
+            return _NO_FORM if tensors else (terms, None, None, options)
+        if len(tensors) == 1:
+            (x,) = tensors[0]
+            if x.layout is not torch.strided:
+                return _NO_FORM
+            return (terms, x.dtype, x.shape), x, x, options
+        y, x = tensors
+        if y.layout is not torch.strided or x.layout is not torch.strided:
+            return _NO_FORM
+        return (terms, x.dtype, x.shape, y.dtype, y.shape), x, y, options
+    except (AttributeError, TypeError, ValueError):  # options one by one, lists of tensors
+        return _NO_FORM
+
+
+def repeated(
+    kind: str, rank: int, plan: Plan, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
+) -> RepeatedPlan | None:
+    """To make this call again; None if it needs copies. `buffer`: of the core's input; `rank`: in
+    the group."""
+    op, _ = _KINDS[kind]
+    if plan.op is not op or "prescale" in plan.terms:
+        return None
+    if x is not None and y is not None:
+        ((wire,), (room,)) = plan.inputs, plan.outputs
+        if x.device.type != "cpu" or not (_is_at(wire, x) and _is_at(room, y)):
+            return None
+    return RepeatedPlan(rank, call, buffer, x, y)
+
+
+def _is_at(wire: Tensor | None, x: Tensor) -> bool:
+    return wire is not None and x.is_contiguous() and wire.data_ptr() == x.data_ptr()
+
+
+class RepeatedPlan:
+    """A call whose tensors the core reads and writes where they are."""
+
+    __slots__ = ("_buffer", "_call", "_input", "_lent", "_output", "_place", "_prepared")
+
+    def __init__(
+        self, rank: int, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
+    ) -> None:
+        """As repeated(), whose tensors are not kept alive."""
+        self._call = call
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)
+        self._lent: Any = None if x is None else kind_of(x).lent
+        self._input = x is not None and (x.dtype, x.shape)
+        self._output = y is not None and y is not x and (y.dtype, y.shape)
+        # Where in the output the input may lie, in bytes.
+        self._place = rank * x.nbytes if x is not None and call.op is Op.ALLGATHER else None
+        self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
+
+    def start(self, x: Tensor | None, y: Tensor | None, waits: bool) -> int | None:
+        """Submits it; returns the core's handle, or 0 if it is done. None: a tensor lies in another
+        way, so nothing is submitted. `waits`: the caller waits for it at once."""
+        pointer = output = 0
+        memory: object = None
+        if self._input:
+            pointer, memory = self._lent(x, *self._input, x is y)
+            output = pointer
+            if self._output:
+                output, written = self._lent(y, *self._output, True)
+                memory = memory, written
+            if not pointer or not output:
+                return None
+            if self._output and not self._may_lie(pointer, x, output, y):
+                return None
+        site = here(5)  # called by _again(), that by start(), and that by a method of c10d's name
+        call = self._prepared.get(site.text) or self._prepare(site)
+        return lend(call.call if waits else call.start, pointer, output, memory)
+
+    def _may_lie(self, pointer: int, x: Any, output: int, y: Any) -> bool:
+        """False: they share memory, so the call needs a copy."""
+        apart: bool = pointer + x.nbytes <= output or output + y.nbytes <= pointer
+        return apart or (self._place is not None and pointer == output + self._place)
+
+    def _prepare(self, site: Site) -> PreparedCall:
+        call = PreparedCall(self._call, self._buffer, site=site)
+        return self._prepared.setdefault(site.text, call)  # another thread may have prepared it
