@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cffi
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
@@ -24,6 +26,7 @@ from setuptools.command.egg_info import egg_info
 ROOT = Path(__file__).resolve().parent
 DEVELOPMENT = ROOT / "build" / "release"  # the Makefile's build, which an editable install links to
 HEADER = ROOT / "csrc" / "farandole.h"
+PARSED = "abi"  # Python, read by pyruntime/_library.py
 OLDEST_GLIBC = (2, 28)
 
 
@@ -85,6 +88,7 @@ class BuildCore(Command):
                 target.symlink_to(os.path.relpath(source, folder))
             else:
                 shutil.copy(source, target)
+        parse_header(folder / PARSED)
 
     @property
     def core(self) -> Path:
@@ -102,7 +106,7 @@ class BuildCore(Command):
         return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file())
 
     def get_outputs(self) -> list[str]:
-        names = (self.library.name, HEADER.name)
+        names = (self.library.name, HEADER.name, PARSED)
         return [] if self.editable_mode else [str(self._lib_folder() / name) for name in names]
 
     def get_output_mapping(self) -> dict[str, str]:
@@ -157,6 +161,16 @@ class BdistWheel(bdist_wheel):
 def cmake(*arguments: str) -> None:
     """Output goes where pip's does; a failure ends the build."""
     subprocess.check_call(["cmake", *arguments])
+
+
+def parse_header(target: Path) -> None:
+    """Writes cffi's form of the header, which is imported faster than the header is parsed."""
+    ffi = cffi.FFI()
+    ffi.set_source(target.stem, None)
+    ffi.cdef(HEADER.read_text())
+    ffi.emit_python_code(str(target))
+    with target.open("a") as file:
+        file.write(f"header = {zlib.crc32(HEADER.read_bytes())}\n")
 
 
 def needed_glibc(library: Path) -> tuple[int, int]:

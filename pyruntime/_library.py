@@ -5,25 +5,49 @@ any thread."""
 from __future__ import annotations
 
 import os
+import zlib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
-
-import cffi
 
 from farandole.errors import from_code
 
 _FOLDER = Path(__file__).resolve().parent / "lib"
 _LIBRARY = _FOLDER / "libfarandole.so"
 _HEADER = _FOLDER / "farandole.h"
+_PARSED = _FOLDER / "abi"  # Python: the header as setup.py has parsed it
+
+
+def _parsed(header: bytes) -> Any:
+    """The header's declarations as setup.py has parsed them; None if it has changed since."""
+    loader = SourceFileLoader("_farandole_abi", str(_PARSED))
+    module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
+    try:
+        loader.exec_module(module)
+    except OSError:
+        return None
+    return module.ffi if module.header == zlib.crc32(header) else None
+
+
+def _parse(header: bytes) -> Any:
+    import cffi
+
+    ffi = cffi.FFI()
+    try:
+        ffi.cdef(header.decode())
+    except cffi.CDefError as reason:
+        raise ValueError(reason) from reason
+    return ffi
 
 
 def _load() -> tuple[Any, Any]:
     """Opens the library. Raises ImportError with the reason and the remedy."""
-    ffi = cffi.FFI()
     try:
-        ffi.cdef(_HEADER.read_text())
+        header = _HEADER.read_bytes()
+        ffi = _parsed(header) or _parse(header)
         return ffi, ffi.dlopen(str(_LIBRARY))
-    except (OSError, cffi.CDefError) as reason:
+    except (OSError, ValueError) as reason:
         raise ImportError(
             f"farandole cannot load its core {_LIBRARY}: {reason}. Remedy: in a checkout run "
             "`make venv` (it builds the core); else install its wheel with --force-reinstall. "
