@@ -46,6 +46,12 @@ def test_clipping_is_as_in_one_process() -> None:
     assert "equal to one process with all data: yes" in result.out
 
 
+def test_tensor_parallel() -> None:
+    result = mpirun([sys.executable, str(EXAMPLES / "torch_tensor_parallel.py")], 2, timeout=150)
+    assert result.returncode == 0, result.out
+    assert "the outputs equal those of the whole model: yes" in result.out
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_parameter_server(ranks: int) -> None:
     result = mpirun([sys.executable, str(EXAMPLES / "parameter_server.py")], ranks, timeout=150)

@@ -63,7 +63,7 @@ def test_the_backend_of_the_readme(tmp_path: Path) -> None:
 def test_programs_of_pages_run(tmp_path: Path) -> None:
     """One page after the other, each with names of its own."""
     runner = "import runpy, sys\nfor page in sys.argv[1:]: runpy.run_path(page)"
-    names = ("quickstart", "recipes", "parameter-server")
+    names = ("quickstart", "recipes", "parameter-server", "tensor-parallel")
     pages = [tmp_path / f"{page}.py" for page in names]
     for page in pages:
         page.write_text("\n".join(programs(f"docs/{page.stem}.md")))
