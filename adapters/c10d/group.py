@@ -86,8 +86,9 @@ class FarandoleGroup(ProcessGroup):
             check_writable(plan)
             under_way.wait_for_users(plan.inputs, plan.writes())
             work, call, buffer = self._submit(kind, plan, options)
-            again = form and repeated(kind, self.rank(), plan, call, buffer, x, y)
-            if again:
+            if form is not None and (
+                again := repeated(kind, self.rank(), plan, call, buffer, x, y)
+            ):
                 if len(self._prepared) >= _MOST_FORMS:
                     self._prepared.clear()
                 self._prepared[form] = again
@@ -105,7 +106,7 @@ class FarandoleGroup(ProcessGroup):
     ) -> Work | None:
         """Submits a call as an equal one was prepared; None if a tensor has another layout."""
         waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
-        reads = () if x is None or x is y else (x,)
+        reads: list[Tensor] = [] if x is None or x is y else [x]
         results = [] if y is None else [y]
         under_way.wait_for_users(reads, results)
         try:

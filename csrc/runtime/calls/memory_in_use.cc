@@ -2,6 +2,9 @@
 #include "runtime/calls/memory_in_use.h"
 
 #include <algorithm>
+#include <string>
+
+#include "runtime/calls/request_checks.h"
 
 namespace farandole {
 namespace {
@@ -21,6 +24,14 @@ BufferSizes sizes_of(const Signature& signature, const Submission& mine, const P
   }
   const size_t row = signature.row_bytes();
   return {static_cast<size_t>(rows) * row, static_cast<size_t>(result_rows) * row};
+}
+
+void refuse_in_use(const Request& request, const std::optional<CallKey>& by) {
+  const std::string other = by && !by->name.empty() ? "'" + by->name + "'" : "an unnamed call";
+  throw Error(ErrorCode::kInvalidArgument, title_of(request) + ": its memory is in use by " +
+                                               other +
+                                               ", an earlier call of this rank that has not ended; "
+                                               "wait for that one first, or give a copy");
 }
 
 MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const Submission& mine,

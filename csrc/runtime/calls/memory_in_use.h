@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "runtime/calls/tables.h"
@@ -16,6 +17,8 @@ struct BufferSizes {
   size_t input;
   size_t output;
 };
+// Throws the error of a call whose memory is in use by this one.
+[[noreturn]] void refuse_in_use(const Request& request, const std::optional<CallKey>& by);
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
 // Memory that a call writes must not be read or written by another call before that one has ended: what it then holds

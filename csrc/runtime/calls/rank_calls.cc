@@ -39,13 +39,6 @@ void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
 
 constexpr size_t kMaxAnswers = 64;
 
-// Belongs to a result that the log carries.
-size_t bytes_of(const Ending& ending) {
-  size_t bytes = size_of(ending.submission.recorded.dtype);
-  for (int64_t n : ending.outcome.shape) bytes *= static_cast<size_t>(n);
-  return bytes;
-}
-
 Outcome valued(int64_t value) {
   Outcome outcome;
   outcome.value = value;
@@ -150,9 +143,11 @@ bool RankCalls::call(PreparedSubmission& prepared) {
   std::optional<DirectCalls::Visit> visit = direct_.enter(*prepared.call, mine);
   note(request, mine, prepared.handles);
   if (visit) {
+    memory_.add(request.signature, mine, visit->set);
     lock.unlock();
     const bool met = direct_.meet(*visit, request, mine);
     lock.lock();
+    memory_.remove(mine);
     if (direct_.leave(request, mine, met)) return met;
   }
   pass_one(prepared, std::move(mine));
@@ -184,25 +179,14 @@ Submission RankCalls::checked(PreparedSubmission& prepared) {
   try {
     for (size_t i = 0; i < request.parts(); ++i) {
       check_buffers(request, i, submission.part(i), set);
-      check_memory(request, i, submission.part(i), set);
+      const Handle user = memory_.user_of(request.part(i), submission.part(i), set);
+      if (user != 0) refuse_in_use(request, find_key(user));
     }
   } catch (const Error& e) {
     tell_refusal(request, {e.code(), e.what()});
     throw;
   }
   return submission;
-}
-
-void RankCalls::check_memory(const Request& request, size_t part, const Submission& mine,
-                             const ProcessSet& set) const {
-  const Handle user = memory_.user_of(request.part(part), mine, set);
-  if (user == 0) return;
-  const std::optional<CallKey> key = find_key(user);
-  const std::string other = key && !key->name.empty() ? "'" + key->name + "'" : "an unnamed call";
-  throw Error(ErrorCode::kInvalidArgument, title_of(request) + ": its memory is in use by " +
-                                               other +
-                                               ", an earlier call of this rank that has not ended; "
-                                               "wait for that one first, or give a copy");
 }
 
 void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
@@ -238,9 +222,8 @@ void RankCalls::enter(const Request& request, Submission submission, bool rides)
   for (size_t i = 0; i < request.parts(); ++i)
     memory_.add(request.part(i), submission.part(i), its);
   if (request.signature.op == Op::kJoin) {
-    ProcessSet& set = sets_.own(request.set);
-    set.join = submission.recorded;
-    return reporter_.send(Join{request.set, std::exchange(set.join_failure, {})});
+    its.join = submission.recorded;
+    return reporter_.send(Join{request.set, std::exchange(its.join_failure, {})});
   }
   Contribution given = contribution_of(request.signature, submission, setup_.own);
   std::vector<Contribution> more;
@@ -435,7 +418,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
   const std::byte* payload = result.payload.data();
   for (Ending& ending : endings_) {
     if (result.payload.empty()) break;
-    const size_t bytes = bytes_of(ending);
+    const size_t bytes = ending.bytes();
     if (ending.outcome.output) std::memcpy(ending.outcome.output, payload, bytes);
     payload += bytes;
   }

@@ -38,6 +38,12 @@ struct Ending {
   Submission submission;
   Outcome outcome;
   bool launched = false;  // on a GPU: the outcome was published already
+  // Of a result that the log carries.
+  size_t bytes() const {
+    size_t bytes = size_of(submission.recorded.dtype);
+    for (int64_t n : outcome.shape) bytes *= static_cast<size_t>(n);
+    return bytes;
+  }
 };
 
 // A Run entry as this rank's buffers. When the bucket ends, its calls end, and the coordinator hears of it.
@@ -129,8 +135,6 @@ class RankCalls {
   void describe(CheckedCall& call);  // fills in what the recorder shows
   // Throws the error of a call that cannot be made, and tells the peers unless its name is in flight.
   Submission checked(PreparedSubmission& prepared);
-  void check_memory(const Request& request, size_t part, const Submission& mine,
-                    const ProcessSet& set) const;
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
   void note(const Request& request, Submission& submission, std::span<Handle> made);
