@@ -113,7 +113,7 @@ class Job:
 
     def agent(self) -> int | None:
         """Of the last host; None: it has none now."""
-        words = "\0-m\0farandole\0agent\0"
+        words = "\0farandole.launch.agent\0"
         found = [x.pid for x in processes_of_sessions(self.sessions) if words in x.command]
         return max(found, default=None)
 
