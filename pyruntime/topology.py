@@ -55,7 +55,11 @@ def not_initialized() -> ValueError:
     """The error of a call before init(). It names what the program has imported: tests of Horovod's
     users compare the text."""
     name = "Horovod" if "horovod" in sys.modules else "farandole"
-    return ValueError(f"{name} has not been initialized: call init() first")
+    text = f"{name} has not been initialized: call init() first"
+    started = sys.modules.get("multiprocessing.process")
+    if started is not None and started.parent_process() is not None:
+        text += "; a worker that a rank has spawned is no rank: hand it rank() and size()"
+    return ValueError(text)
 
 
 def rank() -> int:

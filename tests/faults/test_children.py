@@ -181,6 +181,34 @@ if len(sys.argv) == 1:
 
 
 @once
+def test_a_spawned_worker_that_asks_for_its_rank(mpi_ranks):
+    """A forked one gets its rank's answer; this one hears that it needs an argument."""
+    source = """
+import multiprocessing
+import farandole as fd
+
+def ask(queue):
+    try:
+        queue.put(fd.rank())
+    except ValueError as error:
+        queue.put(str(error))
+
+if __name__ == "__main__":
+    fd.init()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=ask, args=(queue,))
+    child.start()
+    print(f"rank {fd.rank()}: {queue.get()}", flush=True)
+    child.join()
+    fd.barrier()
+"""
+    out = mpi_ranks(source, 2).finish().check().out
+    for rank in range(2):
+        assert f"rank {rank}: farandole has not been initialized: call init() first; a " in out, out
+    assert out.count("worker that a rank has spawned is no rank: hand it rank() and size()") == 2
+
+
 def test_a_process_that_becomes_another_program(mpi_ranks):
     out = mpi_ranks(AGAIN, 2).finish(60).out
     assert out.count("round 1") == out.count("round 2") == 2, out
