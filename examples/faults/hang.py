@@ -18,6 +18,7 @@ os.environ.setdefault("FARANDOLE_STALL_WARN", "2")  # 10 by default
 os.environ.setdefault("FARANDOLE_STALL_ABORT", "4")  # 300 by default
 hvd.init()
 for step in range(10):
+    time.sleep(0.1)  # computes
     if hvd.rank() == 1 and step == 5:  # the mistake
         time.sleep(3600)
     hvd.allreduce(np.ones(4), name="loss")

@@ -17,6 +17,7 @@ import farandole as hvd
 os.environ.setdefault("FARANDOLE_STALL_WARN", "2")  # 10 by default
 hvd.init()
 for step in range(10):
+    time.sleep(0.1)  # computes
     if hvd.rank() == 1 and step == 5:  # the mistake: one rank loads, evaluates or saves for long
         time.sleep(4)
     hvd.allreduce(np.ones(4), name="loss")
