@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("elements", [1, 100, 3000, 8192, 20000])
+@pytest.mark.parametrize("elements", [1, 100, 3000, 20000, 131072, 131073])
 @pytest.mark.parametrize("form", CALLS)
 def test_results(form: str, elements: int) -> None:
     for turn in range(TURNS):
