@@ -52,10 +52,12 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
                                              std::to_string(world_size_ - 1) + "; got " +
                                              text_of_ranks(ranks)};
   }
+  const SetState& world = *sets_.at(kWorldSet);
   std::vector<Rank> gone, joined;
   for (Rank rank : ranks) {
     if (has_left(rank)) gone.push_back(rank);
-    if (sets_.at(kWorldSet)->joined.contains(rank)) joined.push_back(rank);
+    const bool waits = world.left.empty() && world.joined.contains(rank);  // else its join ends now
+    if (waits) joined.push_back(rank);
   }
   if (!gone.empty()) {
     return {ErrorCode::kPeer, text_of_ranks(gone) +

@@ -27,6 +27,17 @@ TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
   CHECK_EQ(only<Run>(job.publish()).set, others);
 }
 
+// The first leave ends joins, also that of a rank that has not read it yet: so it counts as joined for nothing.
+TEST(a_join_that_crosses_a_leave_keeps_its_rank_out_of_no_set) {
+  Job job(3);
+  job.report(0, Join{kWorldSet});
+  job.report(2, Leave{false, ""});
+  CHECK_EQ(only<Joined>(job.publish()).last, 0);
+  job.report(1, Join{kWorldSet});  // which the entry above has ended there
+  for (Rank r : {0, 1}) job.submit(r, form_set_of({0, 1}, "set"), no_input());
+  CHECK(only<OpenSet>(job.publish()).ranks == std::vector<Rank>{0, 1});
+}
+
 TEST(what_a_rank_refused_before_it_left_is_told) {
   for (const char* name : {"x", ""}) {
     Job job(3);

@@ -124,10 +124,9 @@ void foresee_leave(Program& program, const Departure& early) {
     const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
     if (refused) call.allowed |= kRefused;  // where it is refused, and to those that wait
   }
-  // A set whose removal fails stays: there may be no room for another. A join that comes as the leave ends those
-  // before it counts for the next round, though its rank goes on: no new set may contain it.
+  // A set whose removal fails stays: there may be no room for another.
   const bool stays = std::ranges::any_of(program.calls, [](const PlannedCall& call) {
-    return call.joins || (call.removes >= 0 && (call.allowed & kPeerGone) != 0);
+    return call.removes >= 0 && (call.allowed & kPeerGone) != 0;
   });
   for (PlannedCall& call : program.calls) {
     if (stays && call.request.signature.op == Op::kAddSet) call.allowed |= kInvalid;
