@@ -462,11 +462,11 @@ FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events
 }
 
 FARANDOLE_API int32_t farandole_story(const char* text) {
-  return guarded([&] { runtime()->watch().tell_story(text); });
+  return guarded([&] { runtime()->watch().recorder().tell_story(text); });
 }
 
 FARANDOLE_API int32_t farandole_finding(const char* text) {
-  return guarded([&] { runtime()->watch().tell_finding(text); });
+  return guarded([&] { runtime()->watch().recorder().tell_finding(text); });
 }
 
 FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char* reason) {

@@ -85,13 +85,13 @@ std::vector<std::string> BackendFactory::names_of(const ProcessSet& set) const {
   return names;
 }
 
-std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set, Segment& staging,
-                                                Feeds feeds) const {
+std::unique_ptr<Backend> BackendFactory::open_backend(SetId id, const ProcessSet& set,
+                                                      Segment& staging, Feeds feeds) const {
   std::vector<int> locals = topology_.locals_among(set.ranks);
   std::vector<EventCount*> wakeups;
   for (int local : locals) wakeups.push_back(fabric_.wakeups()[static_cast<size_t>(local)]);
   if (wakeups.size() < set.ranks.size()) {
-    return lane_across_hosts(id, set, staging, feeds, std::move(wakeups));
+    return backend_across_hosts(id, set, staging, feeds, std::move(wakeups));
   }
   ShmSetup setup;
   setup.member = set.member;
@@ -105,7 +105,7 @@ std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set,
   setup.locals = std::move(locals);
   if (is_pair(id)) setup.fd = staging.fd();
   setup.watch = phases_of_(id);
-  return std::make_unique<Lane>(std::make_unique<ShmBackend>(setup));
+  return std::make_unique<ShmBackend>(setup);
 }
 
 // The end of the memory.
@@ -119,9 +119,9 @@ std::shared_ptr<Cell> BackendFactory::open_cell(SetId id, const ProcessSet& set,
       Cell::Setup{set.member, set.members(), staging, staging->size() - bytes, spin});
 }
 
-std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessSet& set,
-                                                        Segment& staging, Feeds feeds,
-                                                        std::vector<EventCount*> wakeups) const {
+std::unique_ptr<Backend> BackendFactory::backend_across_hosts(
+    SetId id, const ProcessSet& set, Segment& staging, Feeds feeds,
+    std::vector<EventCount*> wakeups) const {
   HierarchicalBackend::Setup setup{host_map(topology_, set.ranks)};
   setup.member = set.member;
   setup.memory = staging.data();
@@ -135,7 +135,7 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
   setup.silence = config_.stall_abort;
   setup.names = names_of(set);
   setup.watch = phases_of_(id);
-  return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));
+  return std::make_unique<HierarchicalBackend>(std::move(setup));
 }
 
 }  // namespace farandole

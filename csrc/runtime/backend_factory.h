@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the lane and backend of a process set on host memory (shared-memory or hierarchical backend).
+// Creates the backend of a process set on host memory (shared-memory or hierarchical).
 #pragma once
 
 #include <functional>
@@ -23,16 +23,17 @@ class BackendFactory {
   // The shared memory that a set of these ranks needs on this host. A pair's is allocated as it is used.
   SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
   // For a set of which this rank is a member; `staging` is the memory that its members share.
-  std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging,
-                                  Feeds feeds) const;
+  std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
+                                        Feeds feeds) const;
   // For the same; null if its members are not all on this host.
   std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
                                   const std::shared_ptr<Segment>& staging, Spin spin) const;
 
  private:
   std::vector<std::string> names_of(const ProcessSet& set) const;
-  std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                          Feeds feeds, std::vector<EventCount*> wakeups) const;
+  std::unique_ptr<Backend> backend_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
+                                                Feeds feeds,
+                                                std::vector<EventCount*> wakeups) const;
 
   const Config& config_;
   const Topology& topology_;

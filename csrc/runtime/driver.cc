@@ -13,17 +13,6 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kFirstProbe{100};  // before a wait thinks of its leader
-
-// A question to rank 0, which a wait asks when it lasts; rank 0 need only answer. Kept while an interrupted wait is
-// repeated.
-struct Probe {
-  Handle handle = 0;
-  Deadline until = Deadline::never();  // of the pause before it, then of the answer
-  uint64_t number = 0;                 // 0: not asked
-};
-thread_local Probe probe;
-
 // Records how long a caller blocks; a wait that was interrupted and repeated counts once.
 struct Waiting {
   Recorder& recorder;
@@ -86,7 +75,6 @@ bool Driver::guarded(Step&& step) {
   } catch (const std::exception& error) {
     failure = {ErrorCode::kInternal, std::string("out of control: ") + error.what()};
   }
-  if (!setup_.calls.job.broken()) setup_.calls.report(Leave{true, failure.text});
   setup_.engine.give_up(failure);
   return true;
 }
@@ -128,34 +116,34 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// A stopped leader can't report itself, so its waiting ranks have to notice.
-void Driver::look_at_leader() {
-  const StoppedProcess::Verdict verdict = setup_.watch.leader_process().look();
-  if (verdict == StoppedProcess::Verdict::kMoves) return;
-  const std::string text = setup_.watch.leader_process().text();
-  if (verdict == StoppedProcess::Verdict::kWarn)
-    return log(LogLevel::kWarning, "no progress: " + text);
-  give_up({ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
-}
-
-void Driver::give_up(Failure failure) {
-  setup_.calls.report(Leave{true, failure.text});  // for when the leader runs again
-  setup_.calls.job.fail(std::move(failure));
-  ring();
-}
-
-// No process of another host is in sight, and its kernel answers for it as long as it only stands still.
-Deadline Driver::probe_job_leader(Handle handle) {
-  const Deadline until = setup_.watch.job_leader_answers();
-  if (probe.handle != handle) {
-    probe = {handle, until};
-  } else if (probe.until.expired()) {
-    if (probe.number != 0 && !setup_.calls.answer(probe.number)) {
-      give_up(setup_.watch.job_leader_silent());
+// Asks rank 0 for a sign of life, through this host's leader, if no call has ended for a while: they can't report that
+// they are stopped.
+void Driver::probe() {
+  const RankWatch::Patience& patience = setup_.watch.patience();
+  std::lock_guard lock(probe_.mutex);
+  const int64_t now = now_ns();
+  if (now < probe_.next_ns) return;
+  probe_.next_ns = now + patience.pause_ns;
+  const uint32_t ended = setup_.calls.handles.prepare();
+  if (std::exchange(probe_.ended, ended) != ended) {
+    probe_.question = 0;
+  } else if (probe_.question == 0 || setup_.calls.answer(probe_.question)) {
+    probe_.question = setup_.calls.ping();
+    probe_.asked_ns = now;
+    probe_.warned = false;
+    after_submit();
+  } else if (const std::string why = setup_.watch.why_standing(); !why.empty()) {
+    const std::string text = "no progress: " + why;
+    const int64_t silent_ns = now - probe_.asked_ns;
+    if (patience.abort_ns > 0 && silent_ns >= patience.abort_ns) {
+      const std::string limit = " (FARANDOLE_STALL_ABORT sets this limit)";
+      setup_.calls.job.fail({ErrorCode::kStall, text + limit});
+      ring();
+    } else if (patience.warn_ns > 0 && silent_ns >= patience.warn_ns &&
+               !std::exchange(probe_.warned, true)) {
+      log(LogLevel::kWarning, text);
     }
-    probe = {handle, until, ask(handle)};
   }
-  return probe.until;
 }
 
 WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure,
@@ -166,30 +154,25 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   setup_.calls.expedite();
   const Wanted held(setup_.engine.gpu(), wanted);
   const Handle first = wanted[ready];
-  if (endless && is_main_thread()) main_waits_for_ = first;
+  if (endless && is_main_thread()) setup_.engine.main_waits_for = first;
   Waiting waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
-  const bool probes = !setup_.watch.job_leader_answers().is_never();
-  Deadline next_probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();
+  const bool probes = setup_.watch.patience().pause_ns > 0;
   for (;;) {
-    const Deadline look = std::min(setup_.watch.leader_process().next_look(), next_probe);
+    const Deadline look = probes ? Deadline::at(probe_.next_ns) : Deadline::never();
     if (await(done, std::min(deadline, look))) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
-    look_at_leader();
-    if (probes) next_probe = probe_job_leader(first);
-    if (!deadline.expired() && look.expired()) continue;
+    if (look.expired()) {
+      probe();
+      if (!deadline.expired()) continue;
+    }
     waiting.over = false;
     return WaitEnd::kTimeIsUp;  // or a signal
   }
 }
 
-uint64_t Driver::ask(Handle handle) {
-  const uint64_t number = setup_.calls.ask(handle);
-  if (number != 0) after_submit();
-  return number;
-}
-
 std::string Driver::explain(Handle handle, Deadline deadline) {
-  const uint64_t number = ask(handle);
+  const uint64_t number = setup_.calls.ask(handle);
   if (number == 0) return "all ranks have submitted it, and its bytes are under way";
+  after_submit();
   std::optional<std::string> text;
   auto answered = [&] {
     if (!text) text = setup_.calls.answer(number);
@@ -199,8 +182,7 @@ std::string Driver::explain(Handle handle, Deadline deadline) {
   }
   if (text) return *text;
   if (setup_.calls.job.broken()) return setup_.calls.job.failure().text;
-  return setup_.watch.leader_process().stands() ? setup_.watch.leader_process().text()
-                                                : "rank 0, which leads the job, does not answer";
+  return setup_.watch.why_silent();
 }
 
 bool Driver::done(Handle handle) {

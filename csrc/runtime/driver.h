@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <latch>
+#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -54,8 +55,6 @@ class Driver {
   // `endless`: the caller repeats the wait until it is over.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
                bool endless = false);
-  // The last call that the main thread began to wait for without end; it may be over.
-  Handle main_waits_for() const { return main_waits_for_; }
   bool done(Handle handle);
   // Which ranks the call waits for, asked from the coordinator.
   std::string explain(Handle handle, Deadline deadline);
@@ -76,17 +75,19 @@ class Driver {
   bool drive(Predicate&& done, Deadline deadline);
   void background();
   void ask_scheduler();
-  void look_at_leader();
-  // When to call it again; the caller waits for `handle`, about which it asks.
-  Deadline probe_job_leader(Handle handle);
-  void give_up(Failure failure);
-  // See RankCalls::ask().
-  uint64_t ask(Handle handle);
+  void probe();
 
   Setup setup_;
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
-  std::atomic<Handle> main_waits_for_{0};
+  struct {
+    std::atomic<int64_t> next_ns{0};  // when a caller that waits has to look
+    std::mutex mutex;                 // guards all below
+    uint32_t ended = 0;               // calls, by Handles::prepare()
+    uint64_t question = 0;            // to rank 0, which need only answer; 0: none
+    int64_t asked_ns = 0;
+    bool warned = false;
+  } probe_;
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
   std::thread thread_;

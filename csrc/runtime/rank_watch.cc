@@ -9,9 +9,26 @@
 #include "base/error.h"
 #include "base/logging.h"
 #include "lib/os/process.h"
-#include "watch/flight_text.h"
 
 namespace farandole {
+namespace {
+
+// Rank 0 asks nobody. The others ask four times before a limit.
+RankWatch::Patience patience_of(const Config& config, const Topology& topology) {
+  RankWatch::Patience patience{nanoseconds(config.stall_warn).count(),
+                               nanoseconds(config.stall_abort).count(), 0};
+  if (topology.rank == 0) return patience;
+  for (const int64_t limit : {patience.warn_ns, patience.abort_ns}) {
+    constexpr int64_t kShortest = 10'000'000;
+    const int64_t pause = std::max(limit / 4, kShortest);
+    if (limit > 0 && (patience.pause_ns == 0 || pause < patience.pause_ns)) {
+      patience.pause_ns = pause;
+    }
+  }
+  return patience;
+}
+
+}  // namespace
 
 RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
                      std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns)
@@ -20,13 +37,9 @@ RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fab
       fabric_(fabric),
       pids_(pids_in_sight(peer_infos)),
       job_leader_("rank 0 on " + peer_infos[0].host),
+      patience_(patience_of(config, topology)),
       stack_reporter_(std::make_unique<StackReporter>(stacks)) {
   open_recorder(began_ns);
-  const Rank leader = topology_.leader();
-  const pid_t pid = fabric_.leads() ? 0 : pids_[static_cast<size_t>(leader)];
-  leader_process_ =
-      std::make_unique<StoppedProcess>(leader, pid, nanoseconds(config_.stall_warn).count(),
-                                       nanoseconds(config_.stall_abort).count());
 }
 
 void RankWatch::start(std::span<const PeerInfo> peer_infos, OnDeath on_death) {
@@ -45,24 +58,24 @@ void RankWatch::stop() {
   stack_reporter_.reset();
 }
 
-Deadline RankWatch::job_leader_answers() const {
-  if (config_.stall_abort <= 0 || topology_.rank == 0 || pids_[0] != 0) return Deadline::never();
-  return Deadline::in(nanoseconds(config_.stall_abort));
+std::string RankWatch::why_standing() const {
+  for (Rank leader : {topology_.leader(), 0}) {
+    const pid_t pid = pids_[static_cast<size_t>(leader)];
+    if (pid == 0 || !is_stopped(pid)) continue;
+    return "rank " + std::to_string(leader) + " (pid " + std::to_string(pid) +
+           "), which leads the " + (leader == 0 ? "job" : "ranks of this host") +
+           ", is stopped by a signal or a debugger; `kill -CONT " + std::to_string(pid) +
+           "` lets it go on";
+  }
+  if (pids_[0] != 0) return {};
+  return job_leader_ +
+         ", which leads the job, does not answer: its process is stopped by a signal or a debugger "
+         "(`kill -CONT` there resumes it), or gets no time on that machine";
 }
 
-Failure RankWatch::job_leader_silent() const {
-  return {ErrorCode::kStall,
-          "no progress: " + job_leader_ +
-              ", which leads the job, does not answer: its process is stopped by a signal or a "
-              "debugger "
-              "(`kill -CONT` there resumes it), or gets no time on that machine "
-              "(FARANDOLE_STALL_ABORT sets this limit)"};
-}
-
-std::string RankWatch::why_standing(Rank rank) const {
-  const pid_t pid = pids_[static_cast<size_t>(rank)];
-  if (pid == 0 || !is_stopped(pid)) return {};
-  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` resumes it";
+std::string RankWatch::why_silent() const {
+  const std::string why = why_standing();
+  return why.empty() ? "rank 0, which leads the job, does not answer" : why;
 }
 
 // Process numbers by rank; 0: on another host, or in a PID namespace where the number means another process.
@@ -117,7 +130,9 @@ void RankWatch::open_recorder(int64_t began_ns) {
   identity.pid = ::getpid();
   identity.start_time = process_start_time(::getpid()).value_or(0);
   identity.began_ns = began_ns;
-  recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
+  std::string folder = config_.flight_dir;
+  if (!folder.empty() && topology_.world > 1) folder += "/world-" + std::to_string(topology_.world);
+  recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity, std::move(folder));
 }
 
 void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
@@ -130,45 +145,6 @@ PhaseWatch RankWatch::phases_of(SetId set) {
                                             EventKind::kConsume};
             recorder_->worked(kKinds[static_cast<size_t>(phase)], set, begin, end);
           }};
-}
-
-void RankWatch::dump(std::span<const int> locals, const std::string& reason) {
-  if (config_.flight_dir.empty()) return;
-  std::string folder = config_.flight_dir;
-  if (topology_.world > 1) folder += "/world-" + std::to_string(topology_.world);
-  try {
-    dump_flights(recorder_->memory(), locals, folder, reason);
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
-  }
-}
-
-void RankWatch::dump_host(const std::string& reason) {
-  dump(numbers_below(topology_.local_size()), reason);
-}
-
-void RankWatch::tell(Stamped<FlightText> FlightPage::* lines, const std::string& text,
-                     const std::string& reason) {
-  {
-    std::lock_guard lock(lines_mutex_);
-    add_line(recorder_->memory().page(topology_.local_rank).*lines, text);
-  }
-  const int own[] = {topology_.local_rank};
-  dump(own, reason);
-}
-
-// The first living rank of the host also dumps the dead ones.
-void RankWatch::dump_own(const std::string& reason) {
-  std::vector<int> locals{topology_.local_rank};
-  std::vector<int> dead;
-  bool first = true;
-  for (int local = 0; local < topology_.local_size(); ++local) {
-    const bool died = recorder_->memory().page(local).state == LifeState::kDied;
-    if (died) dead.push_back(local);
-    if (!died && local < topology_.local_rank) first = false;
-  }
-  if (first) locals.insert(locals.end(), dead.begin(), dead.end());
-  dump(locals, reason);
 }
 
 }  // namespace farandole

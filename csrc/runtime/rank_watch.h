@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,7 +14,6 @@
 #include "watch/deaths.h"
 #include "watch/recorder.h"
 #include "watch/stack_reporter.h"
-#include "watch/stopped_process.h"
 
 namespace farandole {
 
@@ -31,48 +29,40 @@ class RankWatch {
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  StoppedProcess& leader_process() { return *leader_process_; }
-  // Until when rank 0 has to answer a question of a rank that waits. Never: it is this one, or on this host,
-  // where it is seen to be stopped, or FARANDOLE_STALL_ABORT is 0.
-  Deadline job_leader_answers() const;
-  // The failure of a rank whose question rank 0 has not answered by then.
-  Failure job_leader_silent() const;
+  // How long rank 0 may leave a question of a rank that waits unanswered; 0: for ever.
+  struct Patience {
+    int64_t warn_ns, abort_ns;
+    int64_t pause_ns;  // between two questions; 0: there are none
+  };
+  const Patience& patience() const { return patience_; }
+  // Why rank 0 does not answer: it, or the leader of this host, is seen to be stopped, or it is out of sight. Empty: it
+  // is seen to run.
+  std::string why_standing() const;
+  std::string why_silent() const;  // the same, never empty
+  // Process numbers by rank; 0: on another host, or not visible.
+  const std::vector<pid_t>& pids() const { return pids_; }
   // See StackReporter::ask().
   void ask_for_stacks(bool with_loops, std::function<void(StackReporter::Stacks)> tell) {
     stack_reporter_->ask(with_loops, std::move(tell));
   }
-  // Why a rank of this host is stopped, seen from outside; empty: it is not.
-  std::string why_standing(Rank rank) const;
   PhaseWatch phases_of(SetId set);
   int flight_fd() const { return fabric_.flight().fd(); }
   // Writes to this rank's own file beside `path`. Throws as Timeline::start().
   void start_timeline(const std::string& path, bool mark_cycles);
-  // Any thread; never throw. Write flight recorders to FARANDOLE_FLIGHT_DIR, if set: of all ranks of this
-  // host; or of this rank and of dead ones that nobody else would dump.
-  void dump_host(const std::string& reason);
-  void dump_own(const std::string& reason);
-  // Keeps in the recorder how this world came about, and dumps it.
-  void tell_story(const std::string& text) { tell(&FlightPage::story, text, "a new world"); }
-  // Keeps in the recorder that something looks wrong though nothing has failed, and dumps it.
-  void tell_finding(const std::string& text) { tell(&FlightPage::findings, text, text); }
 
  private:
   std::vector<pid_t> pids_in_sight(std::span<const PeerInfo> peer_infos) const;
   std::vector<DeathWatch::Peer> peers_of(std::span<const PeerInfo> peer_infos) const;
   void open_recorder(int64_t began_ns);
   void tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death);
-  void dump(std::span<const int> locals, const std::string& reason);
-  void tell(Stamped<FlightText> FlightPage::* lines, const std::string& text,
-            const std::string& reason);
 
   const Config& config_;
   const Topology& topology_;
   Fabric& fabric_;
-  const std::vector<pid_t> pids_;  // by rank; 0: on another host, or not visible
-  const std::string job_leader_;   // rank 0 and its host
+  const std::vector<pid_t> pids_;
+  const std::string job_leader_;  // rank 0 and its host
+  const Patience patience_;
   std::unique_ptr<Recorder> recorder_;
-  std::mutex lines_mutex_;
-  std::unique_ptr<StoppedProcess> leader_process_;
   std::unique_ptr<StackReporter> stack_reporter_;
   std::unique_ptr<DeathWatch> deaths_;
 };

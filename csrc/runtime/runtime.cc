@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -102,12 +101,10 @@ void Runtime::open_leader() {
                               [this](SetId set, const std::vector<Rank>& ranks) {
                                 return backends_->staging_size(set, ranks);
                               },
-                              [this](Rank rank) { return watch_->why_standing(rank); }};
+                              watch_->pids()};
   if (topology_.rank == 0) {
-    leader_ = std::make_unique<RootController>(
-        coordinator_settings(config_, topology_), std::move(setup),
-        [this](const std::string& notice) { watch_->dump_host(notice); },
-        [this](Rank rank, int64_t ns) { watch_->recorder().late(rank, ns); });
+    leader_ = std::make_unique<RootController>(coordinator_settings(config_, topology_),
+                                               std::move(setup));
   } else {
     leader_ = std::make_unique<HostRelay>(std::move(setup));
   }
@@ -115,29 +112,15 @@ void Runtime::open_leader() {
 
 void Runtime::open_engine(int cores) {
   // Rank 0's host has no relay that batches reports.
-  calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
-      topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
-      watch_->recorder(),
-      // The first failure of a kind may explain later ones, while a script may handle the same error again and again.
-      [this, told = std::set<ErrorCode>()](const Failure& failure) mutable {
-        const bool ends_well = failure.code == ErrorCode::kShutdown;
-        if (!ends_well && told.insert(failure.code).second) watch_->dump_own(failure.text);
-      }});
+  calls_ = std::make_unique<RankCalls>(
+      RankCalls::Setup{topology_.rank, *channel_, topology_.leader() != 0,
+                       topology_.local_size() == topology_.size, watch_->recorder()});
   auto spin = [&](Spin::Who who) {
     return Spin(who, config_.spin_us, cores, topology_.local_size());
   };
   engine_ = std::make_unique<Engine>(
-      Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_,
-                    watch_->recorder(),
-                    [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
-                      return backends_->open_lane(id, set, staging, feeds);
-                    },
-                    [this, caller = spin(Spin::Who::kCaller)](
-                        SetId id, const ProcessSet& set, const std::shared_ptr<Segment>& staging) {
-                      return backends_->open_cell(id, set, staging, caller);
-                    },
-                    [this] { report_stacks(); },
-                    [this](const std::string& text) { watch_->tell_finding(text); }},
+      Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_, *watch_,
+                    *backends_, spin(Spin::Who::kCaller)},
       fabric_->take_staging());
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
@@ -147,64 +130,41 @@ void Runtime::open_engine(int cores) {
       spin(Spin::Who::kCaller), spin(Spin::Who::kBackground), config_.priority == "realtime"});
 }
 
-// The main thread is blocked in a call if it waits for the same one before and after its stack is taken.
-void Runtime::report_stacks() {
-  const Handle before = driver_->main_waits_for();
-  const bool waits = calls_->key_of(before).has_value();
-  watch_->ask_for_stacks(waits, [this, before](StackReporter::Stacks stacks) {
-    StackReport report{false, std::move(stacks.text)};
-    const std::optional<CallKey> call = calls_->key_of(before);
-    report.blocked = call && stacks.main_alone && driver_->main_waits_for() == before;
-    if (report.blocked) report.call = *call;
-    report.direct_ago_ns = calls_->direct_ago_ns();
-    calls_->report(report);
-  });
-}
-
-// Returns until when this rank waits for the others.
-Deadline Runtime::say_leave(bool failed, const std::string& why) {
-  std::lock_guard lock(leave_.mutex);
+void Runtime::say_leave(bool failed, const std::string& why) {
+  const double patience = failed ? config_.leave_timeout : config_.shutdown_timeout;
+  const bool for_ever = !failed && patience == 0;
+  const Deadline limit = for_ever ? Deadline::never() : Deadline::in(nanoseconds(patience));
+  if (!calls_->job.leave(failed, limit)) return;
   calls_->close();
-  const bool again = std::exchange(leave_.said, true);
-  if (again && (leave_.said_failed || !failed)) return leave_.limit;
-  // Leaving a broken job is not a normal leave.
-  const bool broken = calls_->job.broken();
-  leave_.said_failed = failed || broken;
-  const double patience = leave_.said_failed ? config_.leave_timeout : config_.shutdown_timeout;
-  const bool for_ever = !leave_.said_failed && patience == 0;
-  leave_.limit = for_ever ? Deadline::never() : Deadline::in(nanoseconds(patience));
-  calls_->report(Leave{leave_.said_failed, broken ? calls_->job.failure().text : why});
+  calls_->report(Leave{failed, why});
   driver_->after_submit();
-  return leave_.limit;
 }
 
 std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
-  const JobState& job = calls_->job;
-  const Deadline limit = say_leave(failed, why);
-  auto over = [&] { return job.stopped() || job.broken() || limit.expired(); };
+  JobState& job = calls_->job;
+  say_leave(failed, why);
+  const Deadline limit = job.limit();
+  auto over = [&] { return job.over() || limit.expired(); };
   if (!failed) watch_->recorder().left();
   if (!driver_->await(over, std::min(deadline, limit)) && !over()) return std::nullopt;
-  if (!failed && !job.stopped() && !job.broken()) {
+  Failure gave_up;
+  if (!failed && !job.over()) {
     std::ostringstream after;
     after << "FARANDOLE_SHUTDOWN_TIMEOUT is " << config_.shutdown_timeout << " s";
-    const Deadline last = say_leave(true, after.str());
+    say_leave(true, after.str());
+    const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
     // The coordinator's failure names the ranks that stay; without it, rank 0 does not answer.
-    const StoppedProcess& leader = watch_->leader_process();
-    const std::string silent = leader.stands()
-                                   ? leader.text()
-                                   : "shutdown(): rank 0, which leads the job, no longer answers";
-    std::lock_guard lock(leave_.mutex);
-    leave_.gave_up = job.broken() ? job.failure() : Failure{ErrorCode::kStall, silent};
+    gave_up = job.broken() ? job.failure()
+                           : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
-  calls_->job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
+  job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
   driver_->ring();
   // The driver fails everything that still waits; signals don't interrupt this wait.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
-  std::lock_guard lock(leave_.mutex);
-  return leave_.gave_up;
+  return gave_up;
 }
 
 CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t count) {

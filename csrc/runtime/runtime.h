@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,8 +62,7 @@ class Runtime {
  private:
   void open_leader();
   void open_engine(int cores);
-  void report_stacks();
-  Deadline say_leave(bool failed, const std::string& why);
+  void say_leave(bool failed, const std::string& why);
   Failure fault_of(PreparedSubmission& prepared);
 
   Config config_;
@@ -78,13 +76,6 @@ class Runtime {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GpuAccess> gpus_;  // goes before the engine: its lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
-  struct {
-    std::mutex mutex;  // guards all below
-    bool said = false;
-    bool said_failed = false;
-    Deadline limit = Deadline::never();
-    Failure gave_up;
-  } leave_;
 };
 
 }  // namespace farandole

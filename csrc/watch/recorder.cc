@@ -11,6 +11,8 @@
 
 #include "base/clock.h"
 #include "base/collective.h"
+#include "base/logging.h"
+#include "watch/flight_text.h"
 
 namespace farandole {
 namespace {
@@ -41,8 +43,11 @@ FlightEvent event_of(EventKind kind, const RecordedCall& call) {
 
 }  // namespace
 
-Recorder::Recorder(FlightMemory memory, int local, FlightPage::Identity identity)
+Recorder::Recorder(FlightMemory memory, int local, FlightPage::Identity identity,
+                   std::string folder)
     : memory_(memory),
+      local_(local),
+      folder_(std::move(folder)),
       page_(memory.page(local)),
       tally_(page_.tally),
       labels_(page_.labels),
@@ -162,6 +167,7 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
+// Dumps the first failure of a kind, which may explain later ones; a script may handle the same one again and again.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);
@@ -169,12 +175,50 @@ void Recorder::keep_failure(const Failure& failure) {
   stored.length = static_cast<uint32_t>(length);
   std::memcpy(stored.text, failure.text.data(), length);
   page_.failure.write(failures_.fetch_add(1, std::memory_order_relaxed), stored);
+  const uint64_t bit = uint64_t{1} << static_cast<unsigned>(failure.code);
+  const bool ends_well = failure.code == ErrorCode::kShutdown;
+  if (!ends_well && (dumped_.fetch_or(bit) & bit) == 0) dump_own(failure.text);
 }
 
 void Recorder::job_failed(const Failure& failure) {
   record({.value = static_cast<int64_t>(failure.code), .kind = EventKind::kError});
-  keep_failure(failure);
   if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
+  keep_failure(failure);
+}
+
+void Recorder::tell(Stamped<FlightText>& lines, const std::string& text,
+                    const std::string& reason) {
+  {
+    std::lock_guard lock(lines_mutex_);
+    add_line(lines, text);
+  }
+  dump({&local_, 1}, reason);
+}
+
+void Recorder::dump(std::span<const int> locals, const std::string& reason) {
+  if (folder_.empty()) return;
+  try {
+    dump_flights(memory_, locals, folder_, reason);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+  }
+}
+
+void Recorder::dump_host(const std::string& reason) {
+  dump(numbers_below(memory_.local_ranks()), reason);
+}
+
+// The first living rank of the host also dumps the dead ones, which nobody else would.
+void Recorder::dump_own(const std::string& reason) {
+  std::vector<int> locals;
+  bool first = true;
+  for (int local = 0; local < memory_.local_ranks(); ++local) {
+    const bool died = memory_.page(local).state == LifeState::kDied;
+    if (died || local == local_) locals.push_back(local);
+    if (!died && local < local_) first = false;
+  }
+  if (!first) locals = {local_};
+  dump(locals, reason);
 }
 
 void Recorder::peer_died(Rank rank, int its_local) {

@@ -3,6 +3,8 @@
 // the rank.
 #pragma once
 
+#include <atomic>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,7 +34,8 @@ struct RecordedCall {
 
 class Recorder {
  public:
-  Recorder(FlightMemory memory, int local, FlightPage::Identity identity);
+  // `folder`: where dumps go; empty: there are none.
+  Recorder(FlightMemory memory, int local, FlightPage::Identity identity, std::string folder = {});
 
   // ---- Under RankCalls::mutex_
   uint32_t label_of(std::string_view name) { return labels_.label_of(name); }
@@ -62,16 +65,30 @@ class Recorder {
   void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
   void cycle();
 
+  // Keeps how this world came about, and dumps it.
+  void tell_story(const std::string& text) { tell(page_.story, text, "a new world"); }
+  // Keeps that something looks wrong though nothing has failed, and dumps it.
+  void tell_finding(const std::string& text) { tell(page_.findings, text, text); }
+  // Dumps the recorders of all ranks of this host. Never throws.
+  void dump_host(const std::string& reason);
+
   Timeline& timeline() { return timeline_; }
   const FlightMemory& memory() const { return memory_; }
 
  private:
   void record(FlightEvent event);
   void keep_failure(const Failure& failure);
+  void tell(Stamped<FlightText>& lines, const std::string& text, const std::string& reason);
+  void dump_own(const std::string& reason);
+  void dump(std::span<const int> locals, const std::string& reason);
   size_t open(const FlightEvent& submit);
   void close(const RecordedCall& call);
 
   FlightMemory memory_;
+  const int local_;
+  const std::string folder_;
+  std::mutex lines_mutex_;
+  std::atomic<uint64_t> dumped_{0};  // a bit per code of a failure
   FlightPage& page_;
   Tally& tally_;
   Labels labels_;

@@ -38,7 +38,7 @@ LADDER = {
     "control/bootstrap": ("base", "lib/", "control/protocol"),
     "control/calls": ("base", "kernels", "control/protocol"),
     "control/coordinator": ("base", "kernels", "control/protocol", "control/calls"),
-    "control/hosts": ("base", "control/"),
+    "control/hosts": ("base", "lib/os", "control/"),
     "data/backend": ("base", "kernels"),
     "data/shm": ("base", "kernels", "lib/", "data/backend"),
     "data/hierarchical": ("base", "kernels", "lib/", "data/backend", "data/shm"),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -446,19 +447,21 @@ std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t
     for (int m : set->joined.missing()) missing.push_back(set->rank_of(m));
     text = text_of_ranks(missing) + " not joined yet";
   }
-  const std::vector<WaitingCall> all = all_waiting(now_ns);
+  std::optional<WaitingCall> view;
   const bool of_calls = set && !inquire.join && !inquire.key.posted();
   for (Call* call : of_calls ? shared_.calls.waiting(*set) : std::vector<Call*>{}) {
     const CallKey& key = call->key();
-    if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
-    const WaitingCall view = view_of(*set, *call);
-    text = line_of(view, now_ns) + text_from(missing_from({&view, 1}, all, now_ns));
+    if (key.name == inquire.key.name && key.sequence == inquire.key.sequence) {
+      view = view_of(*set, *call);
+    }
   }
   shared_.posts.for_each([&](const Posted& posted) {
-    if (posted.rank != inquire.key.poster || posted.post.number != inquire.key.sequence) return;
-    const WaitingCall view = view_of(posted);
-    text = line_of(view, now_ns) + text_from(missing_from({&view, 1}, all, now_ns));
+    if (same(posted.key(), inquire.key)) view = view_of(posted);
   });
+  if (view) {
+    const std::vector<WaitingCall> all = all_waiting(now_ns);
+    text = line_of(*view, now_ns) + text_from(missing_from({&*view, 1}, all, now_ns));
+  }
   if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
   return text;
 }

@@ -87,12 +87,8 @@ Failure HostController::host_is_gone(Rank leader, const std::string& how) const 
 
 // ---- On rank 0
 
-RootController::RootController(Coordinator::Settings settings, Setup setup, OnStall on_stall,
-                               OnLate on_late)
-    : HostController(std::move(setup)),
-      coordinator_(settings),
-      on_stall_(std::move(on_stall)),
-      on_late_(std::move(on_late)) {
+RootController::RootController(Coordinator::Settings settings, Setup setup)
+    : HostController(std::move(setup)), coordinator_(std::move(settings)) {
   for (const HostTree::Branch& child : setup_.tree.children) {
     groups_[child.leader] = coordinator_.add_group(child.ranks);
   }
@@ -124,12 +120,8 @@ bool RootController::step() {
   }
   if (!moved) return false;
   publish_all();
-  for (const std::string& notice : coordinator_.take_notices()) {
-    log(LogLevel::kWarning, notice);
-    on_stall_(notice);
-  }
+  notices_ = coordinator_.take_notices();
   coordinator_.take_late_ranks(late_);
-  for (const auto& late : late_) on_late_(late.rank, late.after_ns);
   return true;
 }
 

@@ -18,6 +18,7 @@
 #include "control/hosts/aggregator.h"
 #include "control/hosts/host_tree.h"
 #include "control/protocol/message.h"
+#include "lib/os/process.h"
 
 namespace farandole {
 
@@ -25,8 +26,6 @@ class HostController {
  public:
   // Shared memory on this host for the lane of a process set of these ranks.
   using StagingSize = std::function<SegmentSize(SetId, const std::vector<Rank>&)>;
-  // Why a rank of this host is stopped, seen from outside; empty: it is not.
-  using Standing = std::function<std::string(Rank)>;
   struct Setup {
     LeaderChannel channel;         // inside the host
     HostChannel* hosts = nullptr;  // to other hosts; null: there are none
@@ -35,7 +34,7 @@ class HostController {
     const Topology& topology;
     std::vector<std::string> host_names;  // by rank
     StagingSize staging_size;
-    Standing standing;
+    std::vector<pid_t> pids;  // by rank; 0: on another host, or not visible
   };
   explicit HostController(Setup setup) : setup_(std::move(setup)) {}
   virtual ~HostController() = default;
@@ -47,6 +46,9 @@ class HostController {
   virtual void leave(const Failure& why) = 0;
   // The leader's own mapping of a set's memory, after share_staging().
   Segment take_staging(SetId set);
+  // After a step of rank 0's: warnings about stalls; who was the last to be ready.
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  const std::vector<Coordinator::LateRank>& late_ranks() const { return late_; }
 
   // ---- Any thread
   bool has_work() const {
@@ -76,13 +78,16 @@ class HostController {
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {
-      if (index_in(setup_.topology.local, rank) < 0) continue;
-      std::string why = setup_.standing(rank);
-      if (!why.empty()) tell(rank, StackReport{true, std::move(why)});
+      const pid_t pid = setup_.pids[static_cast<size_t>(rank)];
+      if (pid == 0 || !is_stopped(pid)) continue;
+      const std::string id = std::to_string(pid);
+      tell(rank, StackReport{true, "pid " + id + ": `kill -CONT " + id + "` resumes it"});
     }
   }
 
   Setup setup_;
+  std::vector<std::string> notices_;
+  std::vector<Coordinator::LateRank> late_;
 
  private:
   void share_staging(SetId set, const std::vector<Rank>& ranks);
@@ -97,11 +102,7 @@ class HostController {
 // Rank 0's: feeds reports to the coordinator and publishes its log.
 class RootController final : public HostController {
  public:
-  // Called on the driver with a stall warning.
-  using OnStall = std::function<void(const std::string&)>;
-  // Called on the driver: this rank was the last to be ready, by so many nanoseconds.
-  using OnLate = std::function<void(Rank, int64_t)>;
-  RootController(Coordinator::Settings settings, Setup setup, OnStall on_stall, OnLate on_late);
+  RootController(Coordinator::Settings settings, Setup setup);
 
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
@@ -115,11 +116,8 @@ class RootController final : public HostController {
   void prepare(Entry& entry);
 
   Coordinator coordinator_;
-  OnStall on_stall_;
-  OnLate on_late_;
   std::map<Rank, int> groups_;  // by child leader
   std::vector<Entry> entries_;
-  std::vector<Coordinator::LateRank> late_;
   ByteString encoded_;
 };
 

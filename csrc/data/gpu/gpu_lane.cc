@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_lane.h. Used by runtime/engine/gpu_buckets; the driver only, but for what the completion thread counts.
+// See gpu_lane.h. Used by runtime/lanes; the driver only, but for what the completion thread counts.
 #include "data/gpu/gpu_lane.h"
 
 #include <algorithm>
@@ -22,8 +22,7 @@ std::optional<std::pair<SetId, std::string>> GpuLane::new_key() {
   return std::nullopt;
 }
 
-bool GpuLane::step(bool may_launch) {
-  if (aborted_) return false;
+bool GpuLane::step(bool may_launch, std::shared_ptr<GpuEvent>& past) {
   check();
   bool moved = retire();
   if (!may_launch || !next_may_go()) return moved;
@@ -36,15 +35,15 @@ bool GpuLane::step(bool may_launch) {
   if (!backend.ready()) return moved;
   const nvtx::Range range(ranges_.get(), bucket.label);
   const Progress progress = backend.step();
-  if (progress == Progress::kFinished) launched();
+  if (progress == Progress::kFinished) past = launched();
   return moved || progress != Progress::kWaiting;
 }
 
-void GpuLane::launched() {
+std::shared_ptr<GpuEvent> GpuLane::launched() {
   begun_ = false;
-  GpuBucket bucket = std::move(waiting_.front());
+  const SetId set = waiting_.front().set;
   waiting_.pop_front();
-  GpuWork work = backends_.at(bucket.set)->take_work();
+  GpuWork work = backends_.at(set)->take_work();
   completions_.watch(work.past, [state = state_](Failure failure) {
     if (failure) {
       std::lock_guard lock(state->mutex);
@@ -55,20 +54,19 @@ void GpuLane::launched() {
     }
     state->ring();
   });
-  if (bucket.launched) bucket.launched(work.past);
-  in_flight_.push_back({std::move(bucket), std::move(work)});
+  std::shared_ptr<GpuEvent> past = work.past;
+  in_flight_.push_back({set, std::move(work)});
+  return past;
 }
 
 bool GpuLane::retire() {
   bool moved = false;
-  while (retired_ < state_->past.load()) {
-    ++retired_;
-    InFlight oldest = std::move(in_flight_.front());
+  while (finished_ < state_->past.load()) {
+    ++finished_;
+    const InFlight oldest = std::move(in_flight_.front());
     in_flight_.pop_front();
-    if (auto backend = backends_.find(oldest.bucket.set); backend != backends_.end()) {
-      backend->second->finished();
-    }
-    oldest.bucket.done(nullptr);
+    const auto backend = backends_.find(oldest.set);
+    if (backend != backends_.end()) backend->second->finished();
     moved = true;
   }
   return moved;
@@ -88,8 +86,7 @@ bool GpuLane::next_may_go() const {
 }
 
 bool GpuLane::ready(bool may_launch) const {
-  if (aborted_) return false;
-  if (retired_ < state_->past.load() || state_->failed) return true;
+  if (finished_ < state_->past.load() || state_->failed) return true;
   for (const auto& [set, backend] : backends_) {
     if (backend->failed()) return true;
   }
@@ -109,7 +106,7 @@ void GpuLane::drain() {
 }
 
 // Launched buckets run to their end first: the set's communicator goes last.
-void GpuLane::close(SetId set, const Failure& failure) {
+void GpuLane::close(SetId set) {
   drain();
   check();
   if (begun_ && waiting_.front().set == set) {
@@ -118,28 +115,19 @@ void GpuLane::close(SetId set, const Failure& failure) {
     backend.synchronize();
     begun_ = false;
   }
-  std::vector<GpuBucket> left;
-  for (GpuBucket& one : std::exchange(waiting_, {})) {
-    if (one.set == set) {
-      left.push_back(std::move(one));
-    } else {
-      waiting_.push_back(std::move(one));
-    }
-  }
+  std::erase_if(waiting_, [set](const GpuBucket& one) { return one.set == set; });
   backends_.erase(set);
-  for (const GpuBucket& bucket : left) bucket.done(&failure);
 }
 
-void GpuLane::abort(const Failure& failure, bool together) {
-  aborted_ = true;
+void GpuLane::abort(bool together) {
   const bool calm = together && in_flight_.empty() && waiting_.empty();
   if (!calm) {
     for (auto& [set, backend] : backends_) backend->abort();
     if (!backends_.empty()) backends_.begin()->second->synchronize();  // one stream for all
   }
   begun_ = false;
-  for (GpuBucket& one : std::exchange(waiting_, {})) one.done(&failure);
-  for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);
+  waiting_.clear();
+  in_flight_.clear();
   backends_.clear();
 }
 

@@ -18,12 +18,8 @@ namespace farandole {
 
 struct GpuBucket {
   SetId set = kWorldSet;
-  std::vector<Part> parts;
-  std::string label;  // on a profiler's timeline
-  // Called first, if it came so far: what comes after `past` in a stream sees the results.
-  std::function<void(std::shared_ptr<GpuEvent> past)> launched;
-  // Called once, as Bucket::done: nobody reads or writes the buffers again.
-  std::function<void(const Failure*)> done;
+  std::span<const Part> parts;  // until it has finished, or was given up
+  std::string label = {};       // on a profiler's timeline
 };
 
 class GpuLane {
@@ -39,19 +35,22 @@ class GpuLane {
   // As GpuBackend's.
   std::optional<std::pair<SetId, std::string>> new_key();
   void connect(SetId set, const std::string& key) { backends_.at(set)->connect(key); }
-  // Ends the set's backend. Buckets that were not launched fail with `failure`.
-  void close(SetId set, const Failure& failure);
+  // Ends the set's backend, and gives up its buckets that were not launched.
+  void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Finishes what the GPU is past, then launches one bucket at most. False: there was nothing to do.
-  // Throws what a backend or the device found. `may_launch`: false holds new buckets back (program order).
-  bool step(bool may_launch);
+  // Finishes what the GPU is past, then launches one bucket at most; what comes after `past` in a stream sees its
+  // results. False: there was nothing to do. Throws what a backend or the device found. `may_launch`: false holds new
+  // buckets back (program order).
+  bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
+  // Buckets ever that are done, in the order of their launch: nobody reads or writes their buffers again.
+  uint64_t finished() const { return finished_; }
   bool ready(bool may_launch) const;
   // Blocks until what was launched is done, or has failed, or for half a minute.
   void drain();
-  // Fails all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that
+  // Gives up all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that
   // communicators with nothing under way are closed, not aborted.
-  void abort(const Failure& failure, bool together);
+  void abort(bool together);
 
  private:
   // Shared with the completion thread, which may outlive a closed lane's last bucket.
@@ -63,12 +62,12 @@ class GpuLane {
     Failure failure;
   };
   struct InFlight {
-    GpuBucket bucket;
+    SetId set;
     GpuWork work;
   };
   bool retire();
   bool next_may_go() const;
-  void launched();
+  std::shared_ptr<GpuEvent> launched();
   void check() const;
 
   std::shared_ptr<State> state_;
@@ -77,8 +76,7 @@ class GpuLane {
   std::deque<GpuBucket> waiting_;
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;
-  uint64_t retired_ = 0;
-  bool aborted_ = false;
+  uint64_t finished_ = 0;
   GpuCompletions completions_;
 };
 

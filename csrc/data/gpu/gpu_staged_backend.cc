@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-GpuStagedBackend::GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host,
+GpuStagedBackend::GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host,
                                    int member, int members, std::function<void()> ring)
     : GpuBackend(std::move(device)),
       host_(std::move(host)),
@@ -43,24 +43,16 @@ Progress GpuStagedBackend::step() {
   check();
   GpuDevice::Scope scope(*device_);
   bool moved = fetch_next();
-  moved |= push_next();
-  moved |= host_->step();
-  if (host_failure_) throw Error(host_failure_.code, host_failure_.text);
-  while (delivered_ > 0) {
-    --delivered_;
-    deliver(staged_.front());
-    staged_.pop_front();
-  }
+  moved |= move();
   if (!pieces_.empty() || !staged_.empty()) return moved ? Progress::kMoved : Progress::kWaiting;
   return finish();
 }
 
 bool GpuStagedBackend::ready() const {
   const bool may_fetch = !pieces_.empty() && staged_.size() < kPiecesAhead;
-  const auto next = std::ranges::find(staged_, false, &Staged::pushed);
-  const bool may_push = next != staged_.end() && next->arrival <= arrivals_->count;
+  const bool may_move = begun_ ? host_->ready() : has_arrived();
   const bool over = pieces_.empty() && staged_.empty();
-  return may_fetch || may_push || over || host_->ready() || failed();
+  return may_fetch || may_move || over || failed();
 }
 
 // Copies the next piece to the host; its arrival wakes the driver.
@@ -95,18 +87,25 @@ bool GpuStagedBackend::fetch_next() {
   return true;
 }
 
-bool GpuStagedBackend::push_next() {
-  const auto next = std::ranges::find(staged_, false, &Staged::pushed);
-  if (next == staged_.end() || next->arrival > arrivals_->count) return false;
-  next->pushed = true;
-  Bucket bucket;
-  bucket.parts.push_back(host_part(*next));
-  bucket.done = [this](const Failure* failure) {
-    if (failure) host_failure_ = *failure;
-    delivered_ += failure == nullptr;
-  };
-  host_->push(std::move(bucket));
-  return true;
+bool GpuStagedBackend::has_arrived() const {
+  return !staged_.empty() && staged_.front().arrival <= arrivals_->count;
+}
+
+// Moves a block of the oldest piece.
+bool GpuStagedBackend::move() {
+  if (!begun_) {
+    if (!has_arrived()) return false;
+    moving_ = host_part(staged_.front());
+    host_->begin({&moving_, 1});
+    begun_ = true;
+  }
+  const Progress progress = host_->step();
+  if (progress == Progress::kFinished) {
+    begun_ = false;
+    deliver(staged_.front());
+    staged_.pop_front();
+  }
+  return progress != Progress::kWaiting;
 }
 
 Part GpuStagedBackend::host_part(const Staged& staged) const {
@@ -146,7 +145,7 @@ void GpuStagedBackend::check() const {
 }
 
 void GpuStagedBackend::abort() {
-  host_->abort({ErrorCode::kShutdown, "the bucket was given up"});
+  host_->abort();
   pieces_.clear();
   staged_.clear();
   parts_ = {};

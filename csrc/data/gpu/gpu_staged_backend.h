@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on GPUs without NCCL: through pinned host memory and the lane of the shared-memory backend. Large
+// Collectives on GPUs without NCCL: through pinned host memory and a backend of host memory. Large
 // reductions and broadcasts travel in pieces, so that the copies and the host's work overlap.
 #pragma once
 
@@ -19,8 +19,8 @@ class GpuStagedBackend final : public GpuBackend {
   static constexpr size_t kPieceBytes = 4 << 20;
   static constexpr size_t kPiecesAhead = 3;
 
-  // `host`: a lane of host memory for the same members, fed by nobody else. `ring` wakes the driver.
-  GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host, int member,
+  // `host`: for the same members, fed by nobody else. `ring` wakes the driver.
+  GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host, int member,
                    int members, std::function<void()> ring);
 
   void begin(std::span<const Part> parts) override;
@@ -42,7 +42,6 @@ class GpuStagedBackend final : public GpuBackend {
     Piece piece;
     std::shared_ptr<PinnedMemory> input, output;
     uint64_t arrival = 0;  // number of its copy to the host
-    bool pushed = false;
   };
   struct Arrivals {  // shared with the completion thread
     std::function<void()> ring;
@@ -54,20 +53,21 @@ class GpuStagedBackend final : public GpuBackend {
 
   void cut(const Part& part, size_t index);
   bool fetch_next();
-  bool push_next();
+  bool has_arrived() const;
+  bool move();
   void deliver(const Staged& staged);
   Part host_part(const Staged& staged) const;
   void copy(std::byte* target, const std::byte* source, size_t bytes);
 
-  const std::unique_ptr<Lane> host_;
+  const std::unique_ptr<Backend> host_;
   const int member_;
   const int members_;
   const std::shared_ptr<Arrivals> arrivals_;
   std::deque<Piece> pieces_;   // not yet fetched
   std::deque<Staged> staged_;  // fetched, not yet delivered
   uint64_t fetched_ = 0;       // copies to the host, ever
-  size_t delivered_ = 0;       // pieces whose host work is done, at the front of staged_
-  Failure host_failure_;
+  Part moving_;                // what the host moves of the oldest of staged_
+  bool begun_ = false;         // it does
   GpuCompletions completions_;
 };
 

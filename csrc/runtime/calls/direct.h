@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "data/shm/cell.h"
 #include "runtime/calls/handles.h"
+#include "runtime/calls/job_state.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
 

@@ -80,8 +80,10 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
-  if (closed_) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
+  if (job.leaving()) {
+    throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
+  }
 }
 
 ProcessSet RankCalls::set_of(const Request& request) {
@@ -279,7 +281,6 @@ void RankCalls::tell_refusal(const Request& request, const Failure& why) {
 
 void RankCalls::close() {
   std::unique_lock lock(mutex_);
-  closed_ = true;
   direct_.clear(lock);
 }
 
@@ -315,6 +316,12 @@ uint64_t RankCalls::ask(Handle handle) {
   return number;
 }
 
+uint64_t RankCalls::ping() {
+  std::lock_guard lock(mutex_);
+  reporter_.pass(Inquire{++asked_, {}});
+  return asked_;
+}
+
 std::optional<std::string> RankCalls::answer(uint64_t number) {
   std::lock_guard lock(mutex_);
   auto answer = answers_.extract(number);
@@ -345,12 +352,11 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
     std::lock_guard lock(mutex_);
     for (const Item& item : items) taken.push_back(pending_.take(item.id, item.sequence));
   }
-  BegunRun made{{}, std::make_shared<std::vector<Ending>>(), {}};
-  made.bucket.parts.reserve(items.size());
-  made.endings->reserve(items.size());
+  BegunRun made{{run.set, run.bucket, run.gpu}, set.member == 0};
+  made.parts.reserve(items.size());
+  made.endings.reserve(items.size());
   if (labelled) made.label = label_of(run.bucket, items, pending_);
   const int64_t now = now_ns();
-  uint64_t bytes = 0;
   auto add = [&](const Told& told, const Signature& signature, Submission* mine) {
     Part part = part_of(told, signature, set, mine);
     const bool absent = std::cmp_equal(told.absent.size(), set.members());  // one of a group's
@@ -359,11 +365,11 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
       outcome.absent = absent;
       setup_.recorder.negotiated(mine->recorded, run.bucket, log_position, now);
       part.output = outcome.output;
-      made.endings->push_back({std::move(*mine), std::move(outcome)});
+      made.endings.push_back({std::move(*mine), std::move(outcome)});
     }
     if (absent) return;
-    bytes += part.signature.bytes();
-    made.bucket.parts.push_back(std::move(part));
+    made.bytes += part.signature.bytes();
+    made.parts.push_back(std::move(part));
   };
   for (size_t i = 0; i < items.size(); ++i) {
     const Request& request = pending_.request_of(items[i].id);
@@ -375,18 +381,6 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
       add(items[i].part(k), request.part(k), mine ? &more[k - 1] : nullptr);
     }
   }
-  auto launched_ns = std::make_shared<int64_t>(0);
-  made.bucket.begun = [this, bytes, launched_ns, set = run.set, number = run.bucket,
-                       tensors = made.bucket.parts.size()] {
-    *launched_ns = setup_.recorder.launched(set, number, tensors, bytes);
-  };
-  // The set's lowest member reports the end.
-  made.bucket.done = [this, bytes, launched_ns, done = Done{run.set, run.bucket, run.gpu},
-                      lowest = set.member == 0, endings = made.endings](const Failure* failure) {
-    if (!failure) setup_.recorder.moved(done.set, done.bucket, bytes, *launched_ns);
-    settle(*endings, failure, done.set);
-    if (lowest && !failure) report(done);
-  };
   return made;
 }
 
@@ -545,10 +539,8 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
     }
     if (!set && !endings.empty()) set = endings.front().submission.recorded.set;
     ProcessSet* its = set ? sets_.find(*set) : nullptr;
-    if (its) {
-      its->ended += ended;
-      DirectCalls::tell(its);
-    }
+    if (its) its->ended += ended;
+    DirectCalls::tell(its);
   }
   const int64_t now = now_ns();
   for (Ending& ending : endings) {
@@ -556,7 +548,6 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
     const Failure& why = ending.outcome.failure;
     if (why) {
       setup_.recorder.failed(ending.submission.recorded, why);
-      setup_.on_failure(why);
     } else {
       setup_.recorder.done(ending.submission.recorded, now);
     }
@@ -566,14 +557,27 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
   });
 }
 
-void RankCalls::launch(Ending& ending, const std::shared_ptr<GpuEvent>& past) {
-  {
-    std::lock_guard lock(mutex_);
-    free_name(ending.submission);
+void RankCalls::launched(BegunRun& run) {
+  run.launched_ns =
+      setup_.recorder.launched(run.done.set, run.done.bucket, run.parts.size(), run.bytes);
+}
+
+void RankCalls::settle(BegunRun& run, const Failure* failure) {
+  if (!failure) setup_.recorder.moved(run.done.set, run.done.bucket, run.bytes, run.launched_ns);
+  settle(run.endings, failure, run.done.set);
+  if (run.reports && !failure) report(run.done);
+}
+
+void RankCalls::launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past) {
+  launched(run);
+  std::unique_lock lock(mutex_);
+  for (const Ending& ending : run.endings) free_name(ending.submission);
+  lock.unlock();
+  for (Ending& ending : run.endings) {
+    ending.launched = true;
+    ending.outcome.past = past;
+    handles.launch(ending.submission.handle, std::move(ending.outcome));
   }
-  ending.launched = true;
-  ending.outcome.past = past;
-  handles.launch(ending.submission.handle, std::move(ending.outcome));
 }
 
 void RankCalls::break_down(const Failure& failure) {
@@ -582,7 +586,6 @@ void RankCalls::break_down(const Failure& failure) {
     job.break_down(failure);
   }
   setup_.recorder.job_failed(failure);
-  setup_.on_failure(failure);
 }
 
 void RankCalls::clear(const Failure& failure) {

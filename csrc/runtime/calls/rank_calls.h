@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include "data/backend/backend.h"
 #include "runtime/calls/direct.h"
 #include "runtime/calls/handles.h"
+#include "runtime/calls/job_state.h"
 #include "runtime/calls/memory_in_use.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
@@ -48,9 +48,13 @@ struct Ending {
 
 // A Run entry as this rank's buffers. When the bucket ends, its calls end, and the coordinator hears of it.
 struct BegunRun {
-  Bucket bucket;
-  std::shared_ptr<std::vector<Ending>> endings;
-  std::string label;  // "bucket 7: conv.weight, conv.bias and 3 more", for profilers
+  Done done;             // its end
+  bool reports = false;  // this is the set's lowest member, which reports that
+  std::vector<Part> parts = {};
+  std::vector<Ending> endings = {};
+  std::string label = {};  // "bucket 7: conv.weight, conv.bias and 3 more", for profilers
+  uint64_t bytes = 0;
+  int64_t launched_ns = 0;
 };
 
 class RankCalls {
@@ -61,7 +65,6 @@ class RankCalls {
     bool gathered;  // see Reporter
     bool one_host;  // the whole job
     Recorder& recorder;
-    std::function<void(const Failure&)> on_failure;  // of the job or a call; called by the driver
   };
   explicit RankCalls(Setup setup)
       : setup_(std::move(setup)), sets_(setup_.own), reporter_(setup_.channel, setup_.gathered) {}
@@ -85,10 +88,12 @@ class RankCalls {
   void refuse(const Request& request, const Failure& why);
   // The number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
-  // This rank leaves: there are no more calls.
+  // This rank leaves (see JobState): ends what it has in cells.
   void close();
   // Asks the coordinator whom the call waits for; the number of the question. 0: all ranks have submitted it.
   uint64_t ask(Handle handle);
+  // Asks it for an answer only.
+  uint64_t ping();
   // The call that others may lack; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   // nullopt: no answer yet.
@@ -123,8 +128,12 @@ class RankCalls {
   // `failure`: of all; null: see each outcome. `set`: a call of this set has ended, also if this rank had none.
   void settle(std::span<Ending> endings, const Failure* failure,
               std::optional<SetId> set = std::nullopt);
+  // A bucket's first byte is about to move.
+  void launched(BegunRun& run);
+  // It has ended: all its bytes have moved, or it has failed.
+  void settle(BegunRun& run, const Failure* failure);
   // On a GPU a call ends twice: launch() lets waiters continue, settle() frees the buffers.
-  void launch(Ending& ending, const std::shared_ptr<GpuEvent>& past);
+  void launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past);
   // Refuses new calls; once nothing moves any more, clear() fails what waits.
   void break_down(const Failure& failure);
   void clear(const Failure& failure);
@@ -149,7 +158,6 @@ class RankCalls {
 
   const Setup setup_;
   std::mutex mutex_;  // guards all below
-  bool closed_ = false;
   PendingTable pending_;
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;

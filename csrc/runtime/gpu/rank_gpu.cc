@@ -116,7 +116,7 @@ void RankGpu::set_up(const SetUp& step, int member, int members) {
   lane_.open(step.set, std::make_unique<NcclBackend>(mover_, setup));
 }
 
-void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members) {
+void RankGpu::open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members) {
   lane_.open(set,
              std::make_unique<GpuStagedBackend>(device_, std::move(host), member, members, ring_));
 }

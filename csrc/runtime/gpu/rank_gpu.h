@@ -43,7 +43,7 @@ class RankGpu {
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
   // Opens the backend of a set by the library, or connects it, if `step` has the key.
   void set_up(const SetUp& step, int member, int members);
-  void open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members);
+  void open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members);
 
  private:
   const Config& config_;

@@ -85,7 +85,8 @@ TEST(a_rank_may_leave_while_others_join) {
     }
     for (int round = 0; round < 50; ++round) {
       std::vector<Handle> handles;
-      for (int i = 0; i < 40; ++i) handles.push_back(self.submit(allreduce(data)));
+      std::vector<Floats> many(40, data);
+      for (Floats& one : many) handles.push_back(self.submit(allreduce(one)));
       for (Handle handle : handles) CHECK_EQ(self.wait({handle}).code, ErrorCode::kPeer);
     }
     self.bootstrap.tell(0);

@@ -14,8 +14,6 @@ namespace {
 constexpr std::chrono::seconds kPatience{60};
 constexpr size_t kNumbers = 1000;
 
-const Failure kGone{ErrorCode::kPeer, "rank 1 has died"};
-
 class LaneRank {
  public:
   LaneRank(const nccl::UniqueId& id, int member)
@@ -29,34 +27,33 @@ class LaneRank {
     lane_.open(kWorldSet, std::move(backend));
   }
 
-  ~LaneRank() { lane_.abort(kGone, false); }
+  ~LaneRank() { lane_.abort(false); }
   LaneRank(const LaneRank&) = delete;
   LaneRank& operator=(const LaneRank&) = delete;
 
   // Two tensors that share a call: a kernel packs them, and another one writes the results.
   void push() {
-    GpuBucket bucket;
     for (std::vector<float>& one : data) {
       Part part;
       part.signature.shape = {static_cast<int64_t>(one.size())};
       part.input = part.output = reinterpret_cast<std::byte*>(one.data());
-      bucket.parts.push_back(part);
+      parts_.push_back(part);
     }
-    bucket.launched = [this](const std::shared_ptr<GpuEvent>&) { launched = true; };
-    bucket.done = [this](const Failure* failure) { ends.push_back(failure ? failure->text : ""); };
-    lane_.push(std::move(bucket));
+    lane_.push({kWorldSet, parts_});
   }
+
+  bool step() { return lane_.step(true, past); }
 
   void synchronize() { device_->recorded(device_->stream())->wait(); }
   GpuLane& lane() { return lane_; }
 
   std::vector<float> data[2] = {std::vector<float>(kNumbers, 1), std::vector<float>(kNumbers, 2)};
-  bool launched = false;
-  std::vector<std::string> ends;
+  std::shared_ptr<GpuEvent> past;  // set once it is launched
 
  private:
   std::shared_ptr<GpuDevice> device_;
   GpuMover mover_;
+  std::vector<Part> parts_;
   GpuLane lane_;
 };
 
@@ -69,10 +66,9 @@ TEST(after_an_abort_nobody_writes_to_buffers) {
     const nccl::UniqueId id = new_nccl_id();
     LaneRank rank(id, 0), late(id, 1);
     rank.push();
-    while (!rank.launched) rank.lane().step(true);
-    rank.lane().abort(kGone, false);
-    CHECK_EQ(rank.ends.size(), size_t{1});
-    CHECK_EQ(rank.ends[0], kGone.text);
+    while (!rank.past) rank.step();
+    rank.lane().abort(false);
+    CHECK_EQ(rank.lane().finished(), uint64_t{0});
     for (std::vector<float>& one : rank.data) one.assign(kNumbers, 7);  // they are the user's again
     rank.synchronize();
     for (const std::vector<float>& one : rank.data) {
@@ -87,12 +83,10 @@ TEST(an_abort_that_never_returns_holds_nobody_up) {
   const nccl::UniqueId id = new_nccl_id();
   auto rank = std::make_unique<LaneRank>(id, 0), late = std::make_unique<LaneRank>(id, 1);
   rank->push();
-  while (!rank->launched) rank->lane().step(true);
+  while (!rank->past) rank->step();
   gpu_library().hold_aborts(true);
-  rank->lane().abort(kGone, false);
-  CHECK_EQ(rank->ends.size(), size_t{1});
-  CHECK_EQ(rank->ends[0], kGone.text);
-  late->lane().abort(kGone, false);
+  rank->lane().abort(false);
+  late->lane().abort(false);
   // The double's stream goes on at the end, so its buffers stay.
   std::vector<float> kept[2] = {std::move(rank->data[0]), std::move(rank->data[1])};
   rank.reset();
@@ -110,12 +104,11 @@ TEST(a_bucket_given_up_halfway_leaves_nothing) {
     LaneRank rank(id, 0), late(id, 1);
     gpu_library().hold_launches(true);
     rank.push();
-    while (!rank.lane().step(true)) continue;
-    CHECK(!rank.launched);
-    rank.lane().close(kWorldSet, kGone);
+    while (!rank.step()) continue;
+    CHECK(!rank.past);
+    rank.lane().close(kWorldSet);
     gpu_library().hold_launches(false);
-    CHECK_EQ(rank.ends.size(), size_t{1});
-    CHECK_EQ(rank.ends[0], kGone.text);
+    CHECK(!rank.lane().ready(true));
   }
   CHECK_EQ(gpu_library().alive(), 0);
 }
