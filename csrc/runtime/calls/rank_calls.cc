@@ -81,9 +81,8 @@ Submission PreparedSubmission::submission() const {
 
 void RankCalls::check_open() const {
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
-  if (job.leaving()) {
-    throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
-  }
+  if (!job.leaving()) return;
+  throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
 }
 
 ProcessSet RankCalls::set_of(const Request& request) {
