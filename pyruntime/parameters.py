@@ -8,12 +8,11 @@ A collection is an array, or a dict or list of collections, of any framework wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from operator import index
 from typing import Any
 
 from farandole.agreement import equal_on_all_ranks
-from farandole.arrays.buffers import sharing
+from farandole.arrays.buffers import turns
 from farandole.arrays.kinds import kind_of
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, then
@@ -92,28 +91,41 @@ def _differences(told: dict[int, list[str]]) -> str:
 def broadcast_all(
     named: Sequence[tuple[str, Any]], root: int, process_set: ProcessSet, timeout: float | None
 ) -> None:
-    """Broadcasts arrays in place, under these names, and waits. All are sent at once, but for those
-    that share memory with another one (tied weights): these follow one by one."""
+    """Broadcasts arrays in place, under these names, and waits.
 
-    def start(which: tuple[str, Any]) -> Handle[Any]:
-        name, array = which
-        return broadcast_async_(array, root, name, process_set, timeout=timeout)
+    All are sent at once, but for those that share memory with earlier ones (tied weights): these
+    follow in their order, which cannot block although other ranks tie others. Sends all even if
+    some fail, so that no peer waits. Raises the first failure.
+    """
+    handles: list[Handle[Any] | None] = [None] * len(named)
+    failures: list[Exception] = []
 
-    late = sharing([kind_of(array).describe(array) for _, array in named])
-    at_once = [start(one) for i, one in enumerate(named) if i not in late]
-    wait_for_all(chain(at_once, (start(named[i]) for i in sorted(late))))
-
-
-def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
-    """Waits for all even if some fail, so that their names are free. Raises the first failure."""
-    failure: Exception | None = None
-    for handle in handles:
+    def start(i: int) -> None:
+        name, array = named[i]
         try:
-            handle.wait()
+            handles[i] = broadcast_async_(array, root, name, process_set, timeout=timeout)
         except Exception as reason:
-            failure = failure or reason
-    if failure is not None:
-        raise failure
+            failures.append(reason)
+
+    def wait(i: int) -> None:
+        handle, handles[i] = handles[i], None
+        try:
+            if handle is not None:
+                handle.wait()
+        except Exception as reason:
+            failures.append(reason)
+
+    before = turns([kind_of(array).describe(array) for _, array in named])
+    for i in range(len(named)):
+        if i not in before:
+            start(i)
+    for i in before:
+        wait(before[i])
+        start(i)
+    for i in range(len(named)):
+        wait(i)
+    if failures:
+        raise failures[0]
 
 
 @collective(Op.ALLGATHER, unnamed=PARAMETERS)

@@ -69,6 +69,8 @@ class Plan:
 
     def writes(self) -> list[Tensor]:
         """All tensors that it writes, by the core or by `finish`."""
+        if self.finish is _write_nothing:  # as at the root of a broadcast
+            return []
         return [*(y for y in self.outputs if y is not None), *self.results]
 
 

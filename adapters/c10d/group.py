@@ -8,7 +8,7 @@ set. torch asks for one order on all ranks, whichever threads call.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -82,9 +82,10 @@ class FarandoleGroup(ProcessGroup):
                 return work
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
+            under_way.wait_for_users(_tensors(args), ())  # a plan may copy them
             plan = plan_of(self, *args, options)
             check_writable(plan)
-            under_way.wait_for_users(plan.inputs, plan.writes())
+            under_way.wait_for_users((), plan.writes())
             work, call, buffer = self._submit(kind, plan, options)
             if form is not None and (
                 again := repeated(kind, self.rank(), plan, call, buffer, x, y)
@@ -106,9 +107,11 @@ class FarandoleGroup(ProcessGroup):
     ) -> Work | None:
         """Submits a call as an equal one was prepared; None if a tensor has another layout."""
         waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
-        reads: list[Tensor] = [] if x is None or x is y else [x]
         results = [] if y is None else [y]
-        under_way.wait_for_users(reads, results)
+        sends = kind == "broadcast" and options.rootRank == self.rank()
+        reads = [] if x is None or (x is y and not sends) else [x]
+        writes = [] if sends else results
+        under_way.wait_for_users(reads, writes)
         try:
             number = known.start(x, y, waits)
         except Exception as reason:
@@ -123,7 +126,7 @@ class FarandoleGroup(ProcessGroup):
         handle = OneHandle(number, results, self._text(kind), seconds)
         work = GroupWork(handle, results, self._futures, [])
         if not waits:
-            under_way.add(work, reads, results)
+            under_way.add(work, reads, writes)
         return work
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
@@ -294,9 +297,19 @@ def _options(
     return (*args, *kwargs.values()), options
 
 
+def _tensors(args: Any) -> Iterator[Tensor]:
+    """All tensors among nested arguments."""
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(x)
+
+
 def _end(members: ProcessSet, label: str, futures: Futures) -> None:
     futures.close()
     disband_process_set(members, f"end of {label}")
+    under_way.sweep()
 
 
 def _method(kind: str) -> Callable[..., Work]:

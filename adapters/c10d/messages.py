@@ -49,7 +49,8 @@ def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
     tensor = one(tensors)
     under_way.wait_for_users([tensor], ())
     work = MessageWork(send_async(tensor.detach(), destination, **terms), tensor)
-    under_way.add(work, [tensor], ())
+    if tensor.is_contiguous():  # else a copy is sent
+        under_way.add(work, [tensor], ())
     return work
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.distributed that may not have ended, and the memory that they use. Any thread.
+"""Calls of torch.distributed that may not have ended, and the tensors that they use. Any thread.
 
 torch's backends carry out the calls of a group in order. So a program may start a call on a tensor
 that an earlier one still reads or writes, and wait for both later. The core would refuse the second
@@ -8,60 +8,133 @@ call; here it waits for the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import itertools
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from farandole._library import lib
+from farandole.errors import StallError
 
 if TYPE_CHECKING:
     from farandole.c10d.work import GroupWork
 
-Ranges = list[tuple[int, int]]  # first and last address, plus one
 
-_MANY = 256
-_works: dict[int, tuple[GroupWork, Ranges, Ranges]] = {}  # by id: memory it reads, and writes
+class _Use(NamedTuple):
+    """One tensor of a call; ordered by address."""
+
+    begin: int
+    end: int
+    serial: int
+    tensor: Tensor
+    writes: bool
+    work: GroupWork
+
+
+_SWEPT = 8  # calls looked at for each that is added
+_serials = itertools.count()
+_lock = threading.Lock()
+_uses: list[_Use] = []  # sorted
+_longest = 0  # bytes of the longest tensor so far
+_of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # by the work's id
 
 
 def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
     """Waits for earlier calls that must end before one that reads and writes these tensors starts.
 
-    Each of them raises its error in its own wait().
+    An earlier call that fails raises its error in its own wait(). Raises StallError if one does not
+    end in time.
     """
-    if not _works:
+    if not _of_work:
         return
-    read, written = _ranges(reads), _ranges(writes)
-    for work, its_read, its_written in list(_works.values()):
-        if _meet(its_written, [*read, *written]) or _meet(its_read, written):
-            work.outcome()
+    for tensors, writes_them in ((reads, False), (writes, True)):
+        for x in _plain(tensors):
+            for work in _users(x, writes_them):
+                if isinstance(failure := work.outcome(), StallError):
+                    raise failure
 
 
 def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
     """Remembers a call that was started, until remove()."""
-    if len(_works) >= _MANY:  # nobody has waited for most of them
-        for old, *_ in list(_works.values()):
-            if all(lib.farandole_settled(number) != 0 for number in old.numbers):
-                remove(old)
-    _works[id(work)] = work, _ranges(reads), _ranges(writes)
+    global _longest
+    sweep(_SWEPT)
+    uses = [
+        _Use(*_interval(x), next(_serials), x, writes_it, work)
+        for tensors, writes_it in ((reads, False), (writes, True))
+        for x in _plain(tensors)
+    ]
+    with _lock:
+        _of_work[id(work)] = work, uses
+        for use in uses:
+            insort(_uses, use)
+            _longest = max(_longest, use.end - use.begin)
 
 
 def remove(work: GroupWork) -> None:
     """Forgets a call that has ended."""
-    _works.pop(id(work), None)
+    with _lock:
+        _, uses = _of_work.pop(id(work), (None, ()))
+        for use in uses:
+            del _uses[bisect_left(_uses, use)]
 
 
-def _ranges(tensors: Iterable[Tensor]) -> Ranges:
+def count() -> int:
+    """Number of calls that are remembered."""
+    return len(_of_work)
+
+
+def _users(x: Tensor, writes: bool) -> list[GroupWork]:
+    begin, end = _interval(x)
     found = []
-    for x in tensors:
-        if x.layout is torch.strided and x.numel():
-            begin, last = x.data_ptr(), 0
-            for size, stride in zip(x.shape, x.stride(), strict=True):
-                last += (size - 1) * stride
-            found.append((begin, begin + (last + 1) * x.element_size()))
+    with _lock:
+        for use in _uses[bisect_left(_uses, (begin - _longest,)) :]:
+            if use.begin >= end:
+                break
+            if (use.writes or writes) and use.end > begin and _share_elements(use.tensor, x):
+                found.append(use.work)
     return found
 
 
-def _meet(some: Ranges, others: Ranges) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)
+def sweep(most: int | None = None) -> None:
+    """Completes the `most` oldest calls that the core has carried out, as nobody may wait for them.
+    None: all."""
+    for work, _ in list(_of_work.values())[:most]:
+        if all(lib.farandole_settled(number) != 0 for number in work.numbers):
+            work.outcome()
+            remove(work)
+            continue
+        with _lock:
+            if (entry := _of_work.pop(id(work), None)) is not None:
+                _of_work[id(work)] = entry  # behind the others
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Strided tensors that hold the elements."""
+    for x in tensors:
+        if x.layout is torch.sparse_coo:
+            yield from _plain((x._indices(), x._values()))
+        elif x.layout is torch.strided and x.numel():
+            yield x
+
+
+def _interval(x: Tensor) -> tuple[int, int]:
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    begin = x.data_ptr()
+    return begin, begin + (last + 1) * x.element_size()
+
+
+def _share_elements(a: Tensor, b: Tensor) -> bool:
+    """True if tensors whose intervals meet have an element in common; columns need not."""
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    size, begin = a.element_size(), min(a.data_ptr(), b.data_ptr())
+    if b.element_size() != size or (a.data_ptr() - b.data_ptr()) % size:
+        return True
+    used = torch.zeros((max(_interval(a)[1], _interval(b)[1]) - begin) // size, dtype=torch.bool)
+    places = [used.as_strided(x.shape, x.stride(), (x.data_ptr() - begin) // size) for x in (a, b)]
+    places[0].fill_(True)
+    return bool(places[1].any())

@@ -130,9 +130,15 @@ class GroupWork(Work):
         """Blocks until done; raises the call's error, or StallError after the time-out."""
         _kept.pop(id(self), None)
         seconds = timeout.total_seconds()
-        self._handle.wait(seconds if seconds > 0 else None)
-        under_way.remove(self)
+        self._end(seconds if seconds > 0 else None)
         return True
+
+    def _end(self, seconds: float | None = None) -> None:
+        try:
+            self._handle.wait(seconds)
+        finally:
+            if self._handle.numbers is None:  # not after a time-out
+                under_way.remove(self)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -161,16 +167,14 @@ class GroupWork(Work):
     def outcome(self) -> Exception | None:
         """Waits for the end; the error, or None."""
         try:
-            self._handle.wait()
+            self._end()
         except Exception as reason:
             return reason
-        under_way.remove(self)
         return None
 
     def result(self) -> list[Tensor]:
         """The output tensors; waits for them."""
-        self._handle.wait()
-        under_way.remove(self)
+        self._end()
         return self._results
 
     def get_future(self) -> Future[list[Tensor]]:

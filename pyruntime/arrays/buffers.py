@@ -80,9 +80,20 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
         )
 
 
-def sharing(buffers: Sequence[Buffer]) -> set[int]:
-    """Numbers of buffers without which none shares memory with another."""
-    return {j for _, j in _sharing(buffers)}
+def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
+    """For each buffer that must wait for its turn, since it shares memory with others: the one
+    before it. Turns follow the order of `buffers`."""
+    group = list(range(len(buffers)))  # by buffer: the lowest number of those that it meets
+    for i, j in _sharing(buffers):
+        lower, upper = sorted((group[i], group[j]))
+        group = [lower if g == upper else g for g in group]
+    before: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    for i, g in enumerate(group):
+        if g in newest:
+            before[i] = newest[g]
+        newest[g] = i
+    return before
 
 
 class Memory:

@@ -80,6 +80,27 @@ def test_a_reader_of_memory_that_is_written_is_refused() -> None:
     last_to_come(lambda: fd.allreduce_async_(x, op=fd.Sum, name="memory.written"), meanwhile)
 
 
+def test_a_refused_parameter_leaves_no_peer_waiting() -> None:
+    params, last = {name: np.full(COUNT, float(fd.rank())) for name in "abcd"}, fd.size() - 1
+
+    def early() -> Any:
+        return fd.allreduce_async_(params["b"], name="memory.early")
+
+    handle = early() if fd.rank() < last else None
+    with pytest.raises(ValueError, match=r"parameter\.b"):
+        fn.broadcast_parameters(params, last)
+    (handle or early()).wait()
+    assert all((params[name] == last).all() for name in "acd")
+
+
+def test_ranks_may_tie_other_weights() -> None:
+    a, b = (np.full(COUNT, float(fd.rank())) for _ in range(2))
+    c = {0: a, 1: b}.get(fd.rank(), np.full(COUNT, float(fd.rank())))
+    b = a if fd.rank() == 1 else b
+    fn.broadcast_parameters({"a": a, "b": b, "c": c}, 0)
+    assert all((x == 0.0).all() for x in (a, b, c))
+
+
 def test_tied_weights_are_broadcast() -> None:
     weight = torch.full((40, 3), float(fd.rank()))
     flat = torch.arange(12.0) * (1 + fd.rank())

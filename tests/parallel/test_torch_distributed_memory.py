@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from farandole.c10d import under_way
 from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
 
-pytestmark = [pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.ranks(2, 3)]  # marks of one test narrow it
 
 
 @pytest.mark.parametrize("count", [4, 5000, 300_000])
@@ -48,3 +49,81 @@ def test_inputs_may_lie_within_results(count: int) -> None:
         total = torch.arange(float(size * count)) * sum(range(1, size + 1))
         before[begin : begin + count] = total[rank * count : (rank + 1) * count]
         assert torch.equal(whole, before), begin
+
+
+def test_calls_that_copy_wait_for_earlier_writers() -> None:
+    """Each second call sends a copy, which must be made after the first one's end."""
+    size, count = dist.get_world_size(), 300_000
+
+    def first() -> tuple[torch.Tensor, dist.Work]:
+        x = torch.ones(size * count)
+        return x, dist.all_reduce(x, async_op=True)
+
+    x, work = first()
+    part = torch.zeros(count)
+    dist.reduce_scatter(part, list(x.chunk(size)))
+    assert (part == size * size).all()
+    x, work = first()
+    parts = [torch.zeros(count) for _ in range(size)]
+    dist.all_to_all(parts, list(x.chunk(size)))
+    assert all((part == size).all() for part in parts)
+    x, work = first()
+    halves = [torch.zeros(size * count // 2) for _ in range(size)]
+    dist.all_gather(halves, x[::2])
+    assert all((half == size).all() for half in halves)
+    work.wait()
+
+
+def test_strided_and_sparse_tensors_in_order() -> None:
+    size = dist.get_world_size()
+    matrix = torch.ones(701, 701)
+    sparse = torch.tensor([1.0, 1.0, 0.0, 0.0]).to_sparse()
+    for x in (matrix.t(), sparse):
+        for work in [dist.all_reduce(x, async_op=True) for _ in range(2)]:
+            work.wait()
+    assert (matrix == size * size).all()
+    assert sparse.to_dense().tolist() == [size * size, size * size, 0.0, 0.0]
+
+
+def test_columns_of_one_matrix_do_not_wait_for_each_other() -> None:
+    """Halves of a halo exchange: each receive would wait for the other one for ever."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    before, after = (rank - 1) % size, (rank + 1) % size
+    u = torch.full((50, 6), float(rank))
+    works = [
+        dist.irecv(u[:, 0], before, tag=1),
+        dist.irecv(u[:, 5], after, tag=2),
+        dist.isend(u[:, 1], before, tag=2),
+        dist.isend(u[:, 4], after, tag=1),
+    ]
+    for work in works:
+        work.wait()
+    assert u[0].tolist() == [before, rank, rank, rank, rank, after]
+
+
+@pytest.mark.ranks(3)
+def test_a_root_may_send_one_tensor_to_two_groups_at_once() -> None:
+    rank = dist.get_rank()
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
+    x, token = torch.full((10,), float(rank)), torch.zeros(1)
+    if rank == 0:
+        for work in [dist.broadcast(x, 0, group, async_op=True) for group in (first, second)]:
+            work.wait()
+    elif rank == 1:  # only after rank 2 has its copy
+        dist.recv(token, 2)
+        dist.broadcast(x, 0, first)
+    else:
+        dist.broadcast(x, 0, second)
+        dist.send(token, 1)
+    assert (x == 0.0).all()
+
+
+def test_calls_that_nobody_waits_for_are_not_kept() -> None:
+    rank = dist.get_rank()
+    for _ in range(50):
+        x = torch.zeros(1000)
+        dist.all_reduce(x, async_op=True)
+        dist.all_reduce(x)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert not under_way.count(), rank

@@ -39,7 +39,10 @@ MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const S
   Buffers found{};
   if (mine.device != kCpuDevice || !signature.traits().moves_bytes()) return found;
   const BufferSizes sizes = sizes_of(signature, mine, set);
-  if (mine.output && gets_result(signature, own_)) {
+  // The root of a broadcast in place gets what it sends.
+  const bool only_reads =
+      mine.output == mine.input && signature.op == Op::kBroadcast && brings_input(signature, own_);
+  if (mine.output && gets_result(signature, own_) && !only_reads) {
     const uintptr_t begin = address_of(mine.output);
     found.written = {begin, begin + sizes.output, mine.handle};
   }

@@ -83,6 +83,17 @@ TEST(only_the_root_of_a_reduction_writes) {
   }
 }
 
+TEST(the_root_of_a_broadcast_in_place_only_reads) {
+  Calls t;
+  t.sum.op = Op::kBroadcast;
+  for (const Rank root : {0, 1}) {
+    t.in_use.clear();
+    t.sum.root = root;
+    t.add(t.call(0, 0, 10));
+    CHECK_EQ(t.user_of(t.call(0, 0, 10)) == 0, root == 0);
+  }
+}
+
 TEST(memory_of_gpus_is_not_tracked) {
   Calls t;
   Submission one = t.call(0, 0, 10);
