@@ -62,8 +62,8 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (2, 3),
-        "memory_in_use small_calls torch_bad_input torch_distributed_memory torch_interrupts "
-        "torch_names torch_writable",
+        "memory_in_use small_calls torch_bad_input torch_distributed_memory "
+        "torch_distributed_small torch_interrupts torch_names torch_writable",
         "a pair, and ranks that differ",
     ),
     ((4,), "torch_functions", "some of its sets have two members, some three"),
