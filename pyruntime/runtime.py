@@ -301,7 +301,9 @@ def _end(cause: str, failed: bool) -> None:
 
 def _tell_if_unused() -> None:
     """Says so if this rank of several ends without a single call: it may have trained alone."""
-    if _job is None or _job.size == 1 or requests.world() > 1 or lib.farandole_broken():
+    if _job is None or _job.size == 1 or requests.world() > 1:
+        return
+    if lib.farandole_broken() or part.has_ended():
         return
     if flight.own_page()["counters"]["tensors_submitted"] == 0:
         print(

@@ -70,7 +70,8 @@ def form_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
         if y.layout is not torch.strided or x.layout is not torch.strided:
             return _NO_FORM
         return (terms, x.dtype, x.shape, y.dtype, y.shape), x, y, options
-    except (AttributeError, TypeError, ValueError):  # options one by one, lists of tensors
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        # Options one by one, lists of tensors, nested tensors.
         return _NO_FORM
 
 

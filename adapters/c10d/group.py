@@ -125,8 +125,7 @@ class FarandoleGroup(ProcessGroup):
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
         handle = OneHandle(number, results, self._text(kind), seconds)
         work = GroupWork(handle, results, self._futures, [])
-        if not waits:
-            under_way.add(work, reads, writes)
+        under_way.add(work, reads, writes)  # also if the caller waits: that may time out
         return work
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:

@@ -35,9 +35,10 @@ class _Use(NamedTuple):
     work: GroupWork
 
 
+_MOST_SPAN = 64 << 20  # elements, beyond which columns count as overlapping
 _SWEPT = 8  # calls looked at for each that is added
 _serials = itertools.count()
-_lock = threading.Lock()
+_lock = threading.RLock()  # the collector may end a group, and so sweep(), anywhere
 _uses: list[_Use] = []  # sorted
 _longest = 0  # bytes of the longest tensor so far
 _of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # by the work's id
@@ -67,6 +68,8 @@ def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> N
         for tensors, writes_it in ((reads, False), (writes, True))
         for x in _plain(tensors)
     ]
+    if not uses:
+        return
     with _lock:
         _of_work[id(work)] = work, uses
         for use in uses:
@@ -94,16 +97,17 @@ def _users(x: Tensor, writes: bool) -> list[GroupWork]:
         for use in _uses[bisect_left(_uses, (begin - _longest,)) :]:
             if use.begin >= end:
                 break
-            if (use.writes or writes) and use.end > begin and _share_elements(use.tensor, x):
-                found.append(use.work)
-    return found
+            if (use.writes or writes) and use.end > begin:
+                found.append(use)
+    return [use.work for use in found if _share_elements(use.tensor, x)]
 
 
 def sweep(most: int | None = None) -> None:
     """Completes the `most` oldest calls that the core has carried out, as nobody may wait for them.
-    None: all."""
+    None: all. Not those with results on a GPU, which belong to the stream of who waits."""
     for work, _ in list(_of_work.values())[:most]:
-        if all(lib.farandole_settled(number) != 0 for number in work.numbers):
+        settled = all(lib.farandole_settled(number) != 0 for number in work.numbers)
+        if settled and not work.devices:
             work.outcome()
             remove(work)
             continue
@@ -132,9 +136,10 @@ def _share_elements(a: Tensor, b: Tensor) -> bool:
     if a.is_contiguous() and b.is_contiguous():
         return True
     size, begin = a.element_size(), min(a.data_ptr(), b.data_ptr())
-    if b.element_size() != size or (a.data_ptr() - b.data_ptr()) % size:
+    span = (max(_interval(a)[1], _interval(b)[1]) - begin) // size
+    if b.element_size() != size or (a.data_ptr() - b.data_ptr()) % size or span > _MOST_SPAN:
         return True
-    used = torch.zeros((max(_interval(a)[1], _interval(b)[1]) - begin) // size, dtype=torch.bool)
+    used = torch.zeros(span, dtype=torch.bool, device="cpu")
     places = [used.as_strided(x.shape, x.stride(), (x.data_ptr() - begin) // size) for x in (a, b)]
     places[0].fill_(True)
     return bool(places[1].any())

@@ -141,6 +141,11 @@ class GroupWork(Work):
                 under_way.remove(self)
 
     @property
+    def devices(self) -> list[Any]:
+        """GPUs that its results are on."""
+        return self._devices
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The core's numbers of its calls; none once it has ended."""
         return tuple(self._handle.numbers or ())

@@ -2,6 +2,8 @@
 #include "runtime/engine.h"
 
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -206,15 +208,27 @@ void Engine::act_on(Failure found) {
   if (calls_.job.stopped())
     return break_down({ErrorCode::kShutdown, "farandole has been shut down"});
   if (found.code == ErrorCode::kPeer) log(LogLevel::kError, found.text);
-  break_down(found);
-  calls_.report(Leave{true, found.text});
+  // New calls get this failure before the peers hear of it, and the peers before the lanes close their connections,
+  // which takes seconds on GPUs: else they would blame the network.
+  calls_.break_down(found);
+  try {
+    calls_.report(Leave{true, found.text});
+    say();
+  } catch (const std::exception& error) {  // what waits here must end all the same
+    log(LogLevel::kError, std::string("telling the other ranks: ") + error.what());
+  }
+  release(found);
 }
 
 // Refuses new calls; the lanes release all buffers; then everything that waits fails.
 void Engine::break_down(const Failure& failure) {
   if (calls_.job.broken()) return;
-  const bool together = calls_.job.stopped();
   calls_.break_down(failure);
+  release(failure);
+}
+
+void Engine::release(const Failure& failure) {
+  const bool together = calls_.job.stopped();
   lanes_.abort(failure);
   gpu_.abort(failure, together);
   calls_.clear(failure);

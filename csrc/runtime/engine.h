@@ -63,7 +63,8 @@ class Engine {
   void report_stacks();
   void act_on(Failure found);
   void break_down(const Failure& failure);
-  Segment take_staging(SetId id);  // of a set being opened; made by the leader
+  void release(const Failure& failure);  // of a job that is broken: buffers, then all that waits
+  Segment take_staging(SetId id);        // of a set being opened; made by the leader
 
   const Setup setup_;
   RankCalls& calls_;

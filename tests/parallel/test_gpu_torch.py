@@ -114,8 +114,8 @@ def test_what_was_prepared_for_one_device_is_of_no_use_on_another() -> None:
     encoding = Encoding(call, hvd.Compression.none, False)
     here = torch.ones(5)
     assert encoding.encode(here) is here
-    assert encoding.carries(torch.zeros(5))
-    assert not encoding.carries(torch.zeros(5, device="meta"))
+    assert encoding.is_plain(torch.zeros(5))
+    assert not encoding.is_plain(torch.zeros(5, device="meta"))
     with pytest.raises(TypeError, match="device meta"):
         encoding.encode(torch.zeros(5, device="meta"))
 

@@ -17,17 +17,17 @@ def test_counters_count():
     fd.barrier()
     before = fd.metrics()
     for step in range(5):
-        fd.allreduce(np.full(100_000, fd.rank() + step, np.float32), name="counted")
+        fd.allreduce(np.full(400_000, fd.rank() + step, np.float32), name="counted")
     fd.allreduce(np.ones(3) * fd.rank())
     grown = since(before)
     assert grown["tensors_submitted"] == grown["tensors_done"] == 6
-    assert grown["bytes_done"] == 5 * 400_000 + 24
+    assert grown["bytes_done"] == 5 * 1_600_000 + 24
     assert grown["buckets_done"] == 5
     assert grown["tensors_failed"] == 0
     assert 0 < grown["moving_ns"] < 60e9
     now, old = (x.histograms["bucket_bytes"] for x in (fd.metrics(), before))
-    assert (now.count - old.count, now.sum - old.sum) == (5, 2_000_000)
-    assert now.counts[19] - (*old.counts, *[0] * 20)[19] == 5  # 400,000 has 19 binary digits
+    assert (now.count - old.count, now.sum - old.sum) == (5, 8_000_000)
+    assert now.counts[21] - (*old.counts, *[0] * 22)[21] == 5  # 1,600,000 has 21 binary digits
     assert now.mean == now.sum / now.count
 
 

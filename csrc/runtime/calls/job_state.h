@@ -15,6 +15,7 @@ namespace farandole {
 class JobState {
  public:
   // ---- Any thread
+  bool left() const { return left_; }                         // by leave(), whatever came since
   bool leaving() const { return phase_ != Phase::kRunning; }  // no more calls
   bool stopped() const { return phase_ >= Phase::kStopped; }  // all ranks have left
   bool broken() const { return phase_ == Phase::kBroken || phase_ == Phase::kEnded; }
@@ -23,6 +24,7 @@ class JobState {
   // True: this is news, so the coordinator has to hear of it. A normal leave may be followed by a failed one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
+    left_ = true;
     const Phase next = failed ? Phase::kFailing : Phase::kLeaving;
     if (phase_ >= next) return false;
     phase_ = next;
@@ -63,6 +65,7 @@ class JobState {
   Failure found_;
   Failure failure_;
   Deadline limit_ = Deadline::never();
+  std::atomic<bool> left_{false};
   std::atomic<bool> failing_{false};
   std::atomic<Phase> phase_{Phase::kRunning};
 };

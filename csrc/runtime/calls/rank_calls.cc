@@ -80,9 +80,9 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
+  // A rank that has left hears of its own end in the log, as a failure of the others.
+  if (job.left()) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
-  if (!job.leaving()) return;
-  throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
 }
 
 ProcessSet RankCalls::set_of(const Request& request) {
