@@ -42,7 +42,7 @@ def test_a_wrong_argument(tmp_path: Path, module: str, maker: str, call: str) ->
     (frames,) = re.findall(r"(\d+) frames of", out)
     assert int(frames) <= 3, out
     assert out.count("Traceback (most recent call last)") == 1, out
-    assert f"(for numbers: {maker})" in out
+    assert f"(for numbers: {maker};" in out
     assert f'{path}", line 8' in out
 
 
