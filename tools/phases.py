@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,11 @@ class Lanes:
 
     def _prepare(self, lane: list[Phase]) -> None:
         for phase in lane:
-            if not phase.lacks():
-                self._make(phase)
+            try:
+                if not phase.lacks():
+                    self._make(phase)
+            except Exception:  # the phase itself will tell; the others must not wait for ever
+                traceback.print_exc()
             self._ready[phase].set()
 
     def _make(self, phase: Phase) -> None:
