@@ -42,8 +42,7 @@ PARTS = {
     ),
     "bench": Part(
         "by size, beside gloo, MPI and the limit",
-        "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi"
-        " --json build/bench/bench{ranks}.json",
+        "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi --json build/bench/bench{ranks}.json",
         "-e 64K -n 5",
     ),
     "collectives": Part(

@@ -47,7 +47,7 @@ class Soak:
         self.turn = 0
         self.all = list(range(hvd.size()))
         self.group = dist.new_group(backend="farandole")
-        self.sets = [(hvd.global_process_set, self.all)]
+        self.sets: list[tuple[hvd.ProcessSet, list[int]]] = [(hvd.global_process_set, self.all)]
         for ranks in (self.all[:-1], self.all[1:]):
             if len(ranks) > 1:
                 self.sets.append((hvd.add_process_set(ranks), ranks))
@@ -88,9 +88,12 @@ class Soak:
         """On one rank; the others block."""
         x = values(hvd.rank(), self.turn, elements)
         one = self.draw.choice(self.all) == hvd.rank()
-        start = hvd.allreduce_async_ if one else hvd.allreduce_
-        y = start(x, op=hvd.Sum, name=f"soak async {elements}")
-        self.check("asynchronous", y.wait() if one else y, total(self.all, self.turn, elements))
+        name = f"soak async {elements}"
+        if one:
+            y = hvd.allreduce_async_(x, op=hvd.Sum, name=name).wait()
+        else:
+            y = hvd.allreduce_(x, op=hvd.Sum, name=name)
+        self.check("asynchronous", y, total(self.all, self.turn, elements))
 
     def broadcast(self, elements: int) -> None:
         root = self.draw.choice(self.all)

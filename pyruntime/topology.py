@@ -58,7 +58,7 @@ def not_initialized() -> ValueError:
     text = f"{name} has not been initialized: call init() first"
     started = sys.modules.get("multiprocessing.process")
     if started is not None and started.parent_process() is not None:
-        text += "; a worker that a rank has spawned is no rank: hand it rank() and size()"
+        text += "; a worker that a rank has spawned is not a rank: hand it rank() and size()"
     return ValueError(text)
 
 

@@ -102,7 +102,7 @@ class RepeatedPlan:
     def __init__(
         self, rank: int, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
     ) -> None:
-        """As repeated(), whose tensors are not kept alive."""
+        """Arguments of repeated(). The tensors are not kept alive."""
         self._call = call
         self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)
         self._lent: Any = None if x is None else kind_of(x).lent
@@ -113,8 +113,8 @@ class RepeatedPlan:
         self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
 
     def start(self, x: Tensor | None, y: Tensor | None, waits: bool) -> int | None:
-        """Submits it; returns the core's handle, or 0 if it is done. None: a tensor lies in another
-        way, so nothing is submitted. `waits`: the caller waits for it at once."""
+        """Submits it; returns the core's handle, or 0 if it is done. None: a tensor has a different
+        layout, so nothing is submitted. `waits`: the caller waits for it at once."""
         pointer = output = 0
         memory: object = None
         if self._input:
