@@ -49,7 +49,7 @@ _NO_FORM: Form = None, None, None, None
 
 
 def form_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """What a call shares with its repetitions. The form is None if there can be none."""
+    """The form that a call shares with its repetitions; its first part is None if it has none."""
     if kind not in _KINDS:
         return _NO_FORM
     if kwargs:

@@ -329,7 +329,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Of so many backward passes outside of no_sync(), the last one reduces."""
+        """Number of backward passes outside of no_sync() of which the last one reduces."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:

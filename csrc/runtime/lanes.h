@@ -24,7 +24,7 @@ class Lanes {
  public:
   explicit Lanes(RankCalls& calls) : calls_(calls) {}
 
-  // Of a set of which this rank is a member.
+  // The set has this rank as a member.
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);

@@ -29,7 +29,7 @@ class RankWatch {
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  // How long rank 0 may leave a question of a rank that waits unanswered; 0: for ever.
+  // Time for which rank 0 may leave the question of a waiting rank unanswered; 0: for ever.
   struct Patience {
     int64_t warn_ns, abort_ns;
     int64_t pause_ns;  // between two questions; 0: there are none

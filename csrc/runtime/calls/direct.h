@@ -35,7 +35,7 @@ class DirectCalls {
   };
   explicit DirectCalls(Setup setup) : setup_(setup) {}
 
-  // What a thread takes into the cell.
+  // A thread takes this into the cell.
   struct Visit {
     std::shared_ptr<Cell> cell;
     Cell::Call call;

@@ -58,7 +58,7 @@ MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const S
 Handle MemoryInUse::user_of(const Signature& signature, const Submission& mine,
                             const ProcessSet& set) const {
   const auto [read, written] = buffers_of(signature, mine, set);
-  // Of ranges that do not overlap, only the last one that begins before the end can be in the way.
+  // The ranges do not overlap, so only the last one that begins before the end can be in the way.
   auto writer = [this](const Range& one) -> Handle {
     auto after = std::ranges::lower_bound(written_, one.end, {}, &Range::begin);
     if (one.begin == one.end || after == written_.begin()) return 0;

@@ -38,7 +38,7 @@ struct Ending {
   Submission submission;
   Outcome outcome;
   bool launched = false;  // on a GPU: the outcome was published already
-  // Of a result that the log carries.
+  // Belongs to a result that the log carries.
   size_t bytes() const {
     size_t bytes = size_of(submission.recorded.dtype);
     for (int64_t n : outcome.shape) bytes *= static_cast<size_t>(n);
@@ -98,7 +98,7 @@ class RankCalls {
   std::optional<CallKey> key_of(Handle handle);
   // nullopt: no answer yet.
   std::optional<std::string> answer(uint64_t number);
-  // How long ago this rank completed its last call without the coordinator; -1: it has made none.
+  // Time since this rank completed its last call without the coordinator; -1: it has made none.
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }
   // See Reporter. Skips the mutex when there is nothing to do.
   void expedite();
