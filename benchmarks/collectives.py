@@ -32,7 +32,7 @@ from turns import Contestant, Row, finish, head, show, take_turns
 import farandole
 import farandole.torch as hvd
 from farandole.tools.bench_cases import Case, Operand
-from farandole.tools.bench_peers import Farandole, Gloo, Mpi
+from farandole.tools.bench_peers import FarandolePeer, GlooPeer, MpiPeer
 from farandole.tools.bench_report import size_text
 from farandole.tools.bench_timing import calls_for, measure
 
@@ -41,7 +41,7 @@ QUICK = (4, 64 << 10, 1 << 20, 16 << 20)
 LIMIT = Path(__file__).resolve().parents[1] / "build" / "release" / "benchmarks" / "memory_limit"
 
 
-class ZeroCopy(Farandole):
+class ArenaPeer(FarandolePeer):
     """The same calls on arrays that all ranks map."""
 
     name = "farandole, zero copy"
@@ -183,13 +183,13 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     farandole.init()
-    gloo = Gloo()
+    gloo = GlooPeer()
     turns = 5 if options.quick else 15
     head()
     rows: list[Row] = []
     if options.only in (None, "blocking"):
         sizes = options.mib or (QUICK if options.quick else SIZES)
-        rows += blocking(sizes, [Farandole(), ZeroCopy(), gloo, Mpi()], options.limit)
+        rows += blocking(sizes, [FarandolePeer(), ArenaPeer(), gloo, MpiPeer()], options.limit)
     if options.only in (None, "small"):
         rows += asynchronous("1,000 async 1K", [(256,)] * 1000, turns)
     if options.only in (None, "resnet50"):

@@ -20,7 +20,7 @@ from turns import take_turns
 import farandole
 from farandole.tools.bench_cases import Case, Operand
 from farandole.tools.bench_peers import PEERS as PEER_TYPES
-from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_peers import GlooPeer
 from farandole.tools.bench_report import size_text
 from farandole.tools.bench_timing import calls_for, everywhere, measure, timed
 
@@ -80,7 +80,7 @@ def blocking(
 def gradients(labels: dict[str, str], names: Sequence[str], turns: int) -> None:
     """All gradients of ResNet-50 submitted, then all waited for."""
 
-    gloo = Gloo() if "gloo" in names else None
+    gloo = GlooPeer() if "gloo" in names else None
     known = contestants("gradient", resnet50.shapes())
     known["mpi"] = known["mpi, blocking"]
     for row in take_turns("", {name: known[name] for name in names}, turns):

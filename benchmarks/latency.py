@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import farandole
 from farandole.observe.flight import own_page
-from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_peers import GlooPeer
 from farandole.tools.bench_report import settings
 from farandole.tools.bench_timing import everywhere
 
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     farandole.init()
-    gloo = Gloo()
+    gloo = GlooPeer()
     times: dict[str, list[float]] = {"gloo": []}
     wrong = 0
     for _ in range(options.turns):

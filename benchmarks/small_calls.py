@@ -29,7 +29,7 @@ from turns import Row, print_head, save
 
 import farandole
 import farandole.torch as hvd
-from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_peers import GlooPeer
 from farandole.tools.bench_report import size_text
 from farandole.tools.bench_timing import everywhere
 
@@ -136,7 +136,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
-    gloo = Gloo()
+    gloo = GlooPeer()
     group = dist.new_group(backend="farandole")
     print_head(
         f"{'allreduce':24} {'who':18}{'p10 us':>10}{'p50 us':>10}{'p90 us':>10}{'wrong':>8}"

@@ -32,7 +32,7 @@ from turns import Contestant, Row, finish, head, show, take_turns
 
 import farandole
 import farandole.torch as hvd
-from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_peers import GlooPeer
 
 DECODE = (64 << 10 >> 2,) * 100  # elements of each call, float32
 # Channels of ResNet-50's batch norms: its blocks' widths, how many blocks, what they give.
@@ -117,7 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
-    gloo = Gloo()
+    gloo = GlooPeer()
     group = dist.new_group(backend="farandole")
     head()
     rows: list[Row] = []

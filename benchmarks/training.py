@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import Contestant, Row, finish, print_head, take_turns
 
 import farandole.torch as hvd
-from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_peers import GlooPeer
 
 ALONE, OURS, VIEWS, DDP = "alone", "farandole", "farandole, views", "DDP"
 _TOLERANCE = 1e-5  # sums of two ranks may be rounded differently
@@ -186,7 +186,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
-    gloo = Gloo()
+    gloo = GlooPeer()
     print_head(
         f"{'net':26} {'who':18} {'step ms':>9} {'a second':>10} {'wrong':>6}  exposed ms [95 %]"
     )

@@ -80,13 +80,13 @@ def error(code: int, what: str = "") -> Exception:
     if what and lib.farandole_broken():
         said = f"{what}: {said}"
     reason = from_code(code, said)
-    reason._of_core = True  # type: ignore[attr-defined]
+    reason._from_core = True  # type: ignore[attr-defined]
     return reason
 
 
-def is_of_core(reason: Exception) -> bool:
+def is_from_core(reason: Exception) -> bool:
     """Whether error() made this exception."""
-    return getattr(reason, "_of_core", False)
+    return getattr(reason, "_from_core", False)
 
 
 def check(code: int) -> None:
@@ -102,7 +102,7 @@ def check_count(value: int) -> int:
     return value
 
 
-def told(ask: Any) -> str:
+def read_string(ask: Any) -> str:
     """The text of a function of the core that writes what fits, and returns how long it is."""
     room = ffi.new("char[]", 1 << 16)
     return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))

@@ -3,7 +3,7 @@
 so many steps. On the thread that steps, or closes an optimizer's rounds.
 
 Ranks compare one digest of all of it: in a round's consensus, without an extra call, or by a
-Comparison, in a small call. If digests differ, all ranks exchange what they have, once, to report
+StandaloneModelCheck, in a small call. If digests differ, all ranks exchange what they have, to report
 how they differ.
 """
 
@@ -29,10 +29,10 @@ from farandole.start.agency import may_grow
 from farandole.topology import rank, size
 
 _SHOWN = 4  # names and settings in a text
-Told = list[dict[str, Any]]  # of each rank that takes part
+Reports = list[dict[str, Any]]  # of each rank that takes part
 
 
-class Model(NamedTuple):
+class ModelSummary(NamedTuple):
     """What ranks compare."""
 
     arrays: Mapping[str, str]  # name -> fingerprint; "": it has no memory here
@@ -48,14 +48,14 @@ class Remedies(NamedTuple):
     state: str  # if the optimizer's state differs, and nothing else
 
 
-class Interval(NamedTuple):
+class VerifyPolicy(NamedTuple):
     """When models are compared, and what comes of a difference."""
 
     every: int  # steps from one comparison to the next; 0: none
     raises: bool  # MismatchError, not a warning
 
     @classmethod
-    def of(cls, verify_every: int | None, verify: str) -> Interval:
+    def of(cls, verify_every: int | None, verify: str) -> VerifyPolicy:
         """By a user's options; None: FARANDOLE_VERIFY_EVERY. Raises the error about a wrong one."""
         if verify_every is None:
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
@@ -71,14 +71,14 @@ def fingerprint(address: int, nbytes: int) -> str:
     return hashlib.blake2b(memory, digest_size=16).hexdigest()
 
 
-class Equality:
+class ModelCheck:
     """When one optimizer's model is compared, and what came of it."""
 
     def __init__(
         self,
-        describe: Callable[[], Model],
+        describe: Callable[[], ModelSummary],
         process_set: ProcessSet,
-        interval: Interval,
+        interval: VerifyPolicy,
         remedies: Remedies,
     ) -> None:
         self._describe = describe
@@ -140,11 +140,11 @@ class Equality:
         line = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
         gathered = allgather(line, name=f"{scope}.equality", process_set=self._process_set)
         lines = gathered.tobytes().splitlines()
-        told = [_read(scope, line) for line in lines]  # ranks in join() send nothing
-        self._raises |= any(one["raises"] for one in told)
+        reports = [_read(scope, line) for line in lines]  # ranks in join() send nothing
+        self._raises |= any(one["raises"] for one in reports)
         joins, before = self._equal or (None, None)
         joined = joins is not None and self._compared is not None and joins != self._compared[0]
-        text = explain(told, self._remedies, before, joined)
+        text = explain(reports, self._remedies, before, joined)
         return text and f"{scope}, after {counted(steps, 'step')}: {text}"
 
 
@@ -157,7 +157,7 @@ def _read(scope: str, line: bytes) -> dict[str, Any]:
 
     try:
         one = json.loads(line)
-        model = {what: texts(one[what]) for what in Model._fields}
+        model = {what: texts(one[what]) for what in ModelSummary._fields}
         return {"rank": range(size())[one["rank"]], "raises": one["raises"] is True, **model}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         raise PeerError(
@@ -166,22 +166,22 @@ def _read(scope: str, line: bytes) -> dict[str, Any]:
         ) from reason
 
 
-class Comparison:
+class StandaloneModelCheck:
     """Compares models in separate calls, for what has no rounds."""
 
     def __init__(
         self,
         kind: str,
-        describe: Callable[[], Model],
+        describe: Callable[[], ModelSummary],
         process_set: ProcessSet,
-        interval: Interval,
+        interval: VerifyPolicy,
         remedies: Remedies,
     ) -> None:
         """`kind`: of object that compares, for its name in calls."""
         self._scope = requests.Scope(kind, process_set)
         self._process_set = process_set
         self._every = interval.every
-        self._equality = Equality(describe, process_set, interval, remedies)
+        self._equality = ModelCheck(describe, process_set, interval, remedies)
         self._steps: Counter[int] = Counter()  # by join() calls before them
         self._world = 0
 
@@ -210,26 +210,28 @@ class Comparison:
         # All as often as the one that does it most often, so that none waits in vain.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
-        self._equality.heard(self._scope.name, max(digests), equal, steps)
-        self._equality.tell()
+        self._equality.compare(self._scope.name, max(digests), equal, steps)
+        self._equality.report()
 
 
-def explain(told: Told, remedies: Remedies, equal: int | None, joined: bool = False) -> str | None:
+def explain(
+    reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
+) -> str | None:
     """How the ranks' models differ, and the likely cause; None: they do not.
 
     `equal`: the number of steps after which they were equal; None: never. `joined`: ranks have
     called join() since.
     """
     arrays, state = (
-        {name: groups for name, groups in _differences(told, what) if all(groups)}
+        {name: groups for name, groups in _differences(reports, what) if all(groups)}
         for what in ("arrays", "state")
     )
-    settings = dict(_differences(told, "settings"))
+    settings = dict(_differences(reports, "settings"))
     values_of = {**settings, **{f"state of {name}": groups for name, groups in state.items()}}
     texts = []
     if arrays:
-        names, apart = list(arrays), _apart(told, arrays.values())
-        total = len({name for one in told for name in one["arrays"]})
+        names, apart = list(arrays), _apart(reports, arrays.values())
+        total = len({name for one in reports for name in one["arrays"]})
         texts.append(
             f"the ranks have different models: {len(names)} of {counted(total, 'parameter')} "
             f"({_listed(names)}) {'differs' if len(names) == 1 else 'differ'}, on {apart}"
@@ -250,24 +252,24 @@ def explain(told: Told, remedies: Remedies, equal: int | None, joined: bool = Fa
     return f"{'; '.join(texts)}. {cause}"
 
 
-def _differences(told: Told, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
+def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
     """(name, value -> ranks that have it; "": it is missing) of all that is not equal."""
-    names = dict.fromkeys(name for one in told for name in one[what])
+    names = dict.fromkeys(name for one in reports for name in one[what])
     for name in names:
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for one in told:
+        for one in reports:
             groups[one[what].get(name, "")].append(one["rank"])
         if len(groups) > 1:
             yield name, dict(groups)
 
 
-def _apart(told: Told, all_groups: Iterable[dict[str, list[int]]]) -> str:
+def _apart(reports: Reports, all_groups: Iterable[dict[str, list[int]]]) -> str:
     """The ranks that differ from most, or from the first one."""
     others: set[int] = set()
     for groups in all_groups:
         most = max(groups.values(), key=len)  # of equals the one that comes first
-        others |= {one["rank"] for one in told} - set(most)
-    rest = sorted({one["rank"] for one in told} - others)
+        others |= {one["rank"] for one in reports} - set(most)
+    rest = sorted({one["rank"] for one in reports} - others)
     return ranks_text(others) + (f" against {ranks_text(rest)}" if rest else "")
 
 

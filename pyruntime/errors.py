@@ -90,7 +90,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def said(reason: BaseException) -> str:
+def error_text(reason: BaseException) -> str:
     """An exception's text, safe to write to a terminal: an OSError's without its number."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
@@ -121,7 +121,7 @@ _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleErro
 # One of them and its text within an error of a framework, which may append a traceback, or what it
 # knows of the program: " [executable_name='jit_step']". An error of Python's own classes may be
 # another's.
-_TOLD = re.compile(
+_EMBEDDED = re.compile(
     rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
     r"(?=\s+Traceback \(|(?: \[\w+='[^'\n]*'\])*\Z)",
     re.DOTALL,
@@ -134,7 +134,7 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
     try:
         yield
     except framework as reason:
-        found = _TOLD.search(str(reason))
+        found = _EMBEDDED.search(str(reason))
         if not found:
             raise
         raise _NAMED[found[1] or found[2]](found[3]) from reason

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from farandole.installed import cards, nccl_version
+from farandole.installed import gpu_count, nccl_version
 from farandole.runtime import met_by
 from farandole.start.mpi_ranks import Mpi
 
@@ -48,7 +48,7 @@ def nccl_built() -> int:
         >>> hvd.nccl_built() == 0 or hvd.cuda_built()
         True
     """
-    return nccl_version() if cards() else 0
+    return nccl_version() if gpu_count() else 0
 
 
 def cuda_built() -> bool:
@@ -58,7 +58,7 @@ def cuda_built() -> bool:
         >>> hvd.cuda_built() in (True, False)
         True
     """
-    return cards() > 0
+    return gpu_count() > 0
 
 
 def gloo_enabled() -> bool:

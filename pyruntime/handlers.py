@@ -78,7 +78,7 @@ def handler_of(value: Any) -> type[StateHandler[Any]] | None:
     return StateHandler if all(map(callable, methods)) else None
 
 
-def handled(values: Mapping[str, Any]) -> dict[str, Any]:
+def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
     """By path, the objects within `values` that have a handler, in an order that is equal on all
     ranks. It looks wherever copy.deepcopy() does.
 
@@ -154,7 +154,7 @@ class Handlers:
         """Saves the objects within `values`, and returns copy(values). `only`: saves that object
         alone; the others keep what was saved last."""
         before, self._found = self._by_object(), {}
-        for path, value in _firsts(handled(values)).items():
+        for path, value in _firsts(find_objects(values)).items():
             handler = before.get(id(value))
             if handler is None:
                 handler = _made(value)
@@ -188,12 +188,12 @@ class Handlers:
 
         Raises ValueError, on all ranks, where one lacks an object that rank 0 has.
         """
-        before, own = self._by_object(), handled(values)
-        told = broadcast_object(_Told(values, own), 0, name="farandole.elastic.objects")
+        before, own = self._by_object(), find_objects(values)
+        root = broadcast_object(_Transfer(values, own), 0, name="farandole.elastic.objects")
         missing = [
             f"state, {path}: rank 0 has a {kind} there, and this rank "
             + (f"a {_name(own[path])}" if path in own else "none")
-            for path, kind in told.kinds.items()
+            for path, kind in root.kinds.items()
             if path not in own or _name(own[path]) != kind
         ]
         answers = allgather_object(missing, name="farandole.elastic.missing")
@@ -203,10 +203,10 @@ class Handlers:
                     f"rank {rank}: {texts[0]}; remedy: make the same objects on all ranks before "
                     "training, because farandole sends their states only"
                 )
-        self._found = {x: before.get(id(own[x])) or _made(own[x]) for x in told.kinds}
+        self._found = {x: before.get(id(own[x])) or _made(own[x]) for x in root.kinds}
         for handler in self._found.values():
             handler.sync()
-        return told.values(own)
+        return root.values(own)
 
 
 def _firsts(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _name(value: Any) -> str:
     return type(value).__qualname__
 
 
-class _Told:
+class _Transfer:
     """Rank 0's values on their way to the other ranks, which find the objects by their paths."""
 
     def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
@@ -241,7 +241,7 @@ class _Told:
         pickler = _Pickler(file)
         pickler.paths = self._paths
         pickler.dump(self._values)
-        return _heard, (file.getvalue(), self.kinds)
+        return _received, (file.getvalue(), self.kinds)
 
     def values(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The values, with this rank's objects."""
@@ -252,10 +252,10 @@ class _Told:
         return dict(unpickler.load())
 
 
-def _heard(data: bytes, kinds: dict[str, str]) -> _Told:
-    told = _Told(None, {}, data)
-    told.kinds = kinds
-    return told
+def _received(data: bytes, kinds: dict[str, str]) -> _Transfer:
+    transfer = _Transfer(None, {}, data)
+    transfer.kinds = kinds
+    return transfer
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole._library import lib, told
+from farandole._library import lib, read_string
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 from farandole.trust import out_of_reach
@@ -63,14 +63,14 @@ class LoadedMpi:
 
 def loaded_mpi() -> LoadedMpi | None:
     """That of this process, as the core finds it; None if there is none."""
-    lines = told(lib.farandole_mpi).split("\n")
+    lines = read_string(lib.farandole_mpi).split("\n")
     return LoadedMpi(*lines) if len(lines) > 1 else None
 
 
 def addresses() -> list[tuple[str, str]]:
     """(interface, address) for each address that the core tells ranks of other hosts. Raises
     ValueError where FARANDOLE_INTERFACE leaves none."""
-    lines = told(lib.farandole_addresses).splitlines()
+    lines = read_string(lib.farandole_addresses).splitlines()
     return [(name, address) for name, address in (line.split(" ") for line in lines)]
 
 
@@ -109,24 +109,24 @@ def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
     return None, ""
 
 
-def mapped(name: str) -> list[str]:
-    """Files called name.so... that this process has mapped."""
+def mapped_files(name: str) -> list[str]:
+    """Files called name.so... that this process has mapped_files."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
     return sorted(paths)
 
 
 def _file_of(name: str) -> str:
-    return ", ".join(mapped(name)) or name
+    return ", ".join(mapped_files(name)) or name
 
 
-def number_of(function: Any) -> int:
+def int_from(function: Any) -> int:
     """What `int function(int*)` writes; 0 if it fails."""
     number = ctypes.c_int(0)
     return number.value if function(ctypes.byref(number)) == 0 else 0
 
 
-def cards() -> int:
+def gpu_count() -> int:
     """How many GPUs this process can use."""
     cuda, _ = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     if cuda is None or cuda.cuInit(0) != 0:
@@ -139,4 +139,4 @@ def cards() -> int:
 def nccl_version() -> int:
     """NCCL's version code, 22707 for 2.27.7; 0 where there is none."""
     nccl, _ = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
-    return number_of(nccl.ncclGetVersion) if nccl is not None else 0
+    return int_from(nccl.ncclGetVersion) if nccl is not None else 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from farandole._library import is_of_core
+from farandole._library import is_from_core
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import messages, under_way
 from farandole.c10d.again import RepeatedPlan, form_of, repeated
@@ -115,7 +115,7 @@ class FarandoleGroup(ProcessGroup):
         try:
             number = known.start(x, y, waits)
         except Exception as reason:
-            if is_of_core(reason):  # the core has told the peers
+            if is_from_core(reason):  # the core has told the peers
                 told(reason)
             raise
         if number is None or number == 0:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.equality import Interval
+from farandole.equality import VerifyPolicy
 from farandole.errors import warn
 from farandole.members import ProcessSet
 from farandole.ops import Average
@@ -31,7 +31,7 @@ class Settings:
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
     ranks: ProcessSet  # the set that process_set numbers
-    verify: Interval  # when ranks compare their models
+    verify: VerifyPolicy  # when ranks compare their models
 
     @property
     def is_linear(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, Memory
+from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, ResultMemory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
@@ -96,7 +96,7 @@ class TorchKind(Kind):
         """The current CUDA stream of the tensor's device; 0 on the CPU."""
         return device_and_stream(x.device)[1]
 
-    def wrap(self, memory: Memory | CudaArray, like: Tensor) -> Tensor:
+    def wrap(self, memory: ResultMemory | CudaArray, like: Tensor) -> Tensor:
         """A tensor of `like`'s dtype over the memory of a result."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)

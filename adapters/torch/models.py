@@ -11,7 +11,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint
+from farandole.equality import (
+    ModelSummary,
+    Remedies,
+    StandaloneModelCheck,
+    VerifyPolicy,
+    fingerprint,
+)
 from farandole.members import ProcessSet
 from farandole.torch.kind import address_of
 
@@ -27,7 +33,9 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
 @torch.no_grad()
-def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
+def model_of(
+    named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None
+) -> ModelSummary:
     """These parameters and this optimizer, as they are now."""
     groups = [] if optimizer is None else optimizer.param_groups
     settings = {
@@ -38,26 +46,26 @@ def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimiz
     }
     held: Any = {} if optimizer is None else optimizer.state
     state = {name: _state(held[x]) if x in held else "none" for name, x in named}
-    return Model({name: fingerprint_of_tensor(x) for name, x in named}, settings, state)
+    return ModelSummary({name: fingerprint_of_tensor(x) for name, x in named}, settings, state)
 
 
 def comparison(
     optimizer: torch.optim.Optimizer,
     named: Callable[[torch.optim.Optimizer], Sequence[tuple[str, Tensor]]],
     process_set: ProcessSet,
-    interval: Interval,
+    interval: VerifyPolicy,
 ) -> Callable[[], None]:
     """A function that compares the ranks' models; call it before each step. Holds `optimizer` by a
     weak reference."""
     whose = ref(optimizer)
 
-    def describe() -> Model:
+    def describe() -> ModelSummary:
         own = whose()
         assert own is not None  # it steps
         model = model_of(named(own), own)
         return model._replace(state={})  # state of local gradients differs by rank
 
-    return Comparison("model", describe, process_set, interval, REMEDIES).before_step
+    return StandaloneModelCheck("model", describe, process_set, interval, REMEDIES).before_step
 
 
 def _state(held: Any) -> str:

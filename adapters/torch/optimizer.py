@@ -18,7 +18,7 @@ from torch import Tensor
 from farandole.calls import part
 from farandole.calls.arguments import check, check_compression, factors_of
 from farandole.calls.requests import Scope
-from farandole.equality import Interval
+from farandole.equality import VerifyPolicy
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.start.agency import may_grow
@@ -115,7 +115,7 @@ def DistributedOptimizer(
     before, after = factors_of(op, gradient_predivide_factor, process_set)
     check(backward_passes_per_step=backward_passes_per_step)
     check_compression(compression)
-    interval = Interval.of(verify_every, verify)
+    interval = VerifyPolicy.of(verify_every, verify)
     _check(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     check_groups(parameters, groups, num_groups)
@@ -135,7 +135,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         views=gradient_as_bucket_view,
         ranks=process_set,
-        verify=Interval(0, False) if alone else interval,
+        verify=VerifyPolicy(0, False) if alone else interval,
     )
     adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
     if op == Adasum:

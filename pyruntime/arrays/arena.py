@@ -16,7 +16,7 @@ from farandole._library import check, ffi, lib
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class _Allocation:
+class _ArenaMemory:
     """Bytes in this process's arena, freed with their last view."""
 
     def __init__(self, nbytes: int) -> None:
@@ -40,7 +40,7 @@ def allocate(nbytes: int) -> Array:
 
     Raises LibraryError where memory is short.
     """
-    return np.asarray(_Allocation(nbytes))
+    return np.asarray(_ArenaMemory(nbytes))
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:

@@ -96,7 +96,7 @@ def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
     return before
 
 
-class Memory:
+class ResultMemory:
     """Memory that the core allocated for a result (bytes on the CPU). Freed with its last view."""
 
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")

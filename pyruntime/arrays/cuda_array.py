@@ -33,7 +33,7 @@ def _free_dropped(dropped: Any = _dropped, free: Any = lib.farandole_free_on) ->
             dropped.append(memory)
 
 
-class _Allocation:
+class _GpuMemory:
     """The core's memory on a GPU; freed after the work that is then in its stream."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
@@ -45,7 +45,7 @@ class _Allocation:
         free_dropped()
 
 
-class _Borrowed:
+class _BorrowedMemory:
     """Memory of another owner on a GPU; keeps that owner alive."""
 
     def __init__(self, buffer: Buffer) -> None:
@@ -64,7 +64,7 @@ class CudaArray:
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
-    def __init__(self, allocation: _Allocation | _Borrowed, dtype: int, shape: Shape) -> None:
+    def __init__(self, allocation: _GpuMemory | _BorrowedMemory, dtype: int, shape: Shape) -> None:
         """`dtype`: a core code. Raises ValueError for null, unless the shape has no elements."""
         self._allocation = allocation
         address_or_empty(self.address, shape, "a result on a GPU")
@@ -74,7 +74,7 @@ class CudaArray:
     @classmethod
     def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
         """Takes over `pointer`, which came from farandole_take and is read in `stream` next."""
-        return cls(_Allocation(pointer, device, stream), dtype, shape)
+        return cls(_GpuMemory(pointer, device, stream), dtype, shape)
 
     @classmethod
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
@@ -82,12 +82,12 @@ class CudaArray:
         memory = ffi.new("void**")
         nbytes = dtype_of(dtype).itemsize * prod(shape)
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
-        return cls(_Allocation(memory[0], device, stream), dtype, shape)
+        return cls(_GpuMemory(memory[0], device, stream), dtype, shape)
 
     @classmethod
     def over(cls, buffer: Buffer) -> CudaArray:
         """A buffer's memory, as a flat array in the buffer's stream; keeps its owner alive."""
-        return cls(_Borrowed(buffer), buffer.dtype, (prod(buffer.shape),))
+        return cls(_BorrowedMemory(buffer), buffer.dtype, (prod(buffer.shape),))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class _CpuDlpackKind(NumpyKind):
         return namespace().from_dlpack(result) if namespace else result
 
 
-class _Owner:
+class _StreamOwner:
     """An array that has named a stream, which lives as long as the array does."""
 
     __slots__ = ("__weakref__", "array")
@@ -156,7 +156,7 @@ class _Owner:
         self.array = array
 
 
-_owners: WeakValueDictionary[int, _Owner] = WeakValueDictionary()  # by stream
+_owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # by stream
 
 
 def _named_stream(x: Any) -> int:
@@ -170,7 +170,7 @@ def _named_stream(x: Any) -> int:
         return number
     owner = _owners.get(number)
     if owner is None:
-        owner = _owners[number] = _Owner(x)
+        owner = _owners[number] = _StreamOwner(x)
     return Stream(number, owner)
 
 

@@ -50,7 +50,7 @@ _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 _lent: dict[int, tuple[object, ...]] = {}
 
 
-class Described(NamedTuple):
+class CapsuleInfo(NamedTuple):
     """An array, as a capsule describes it; strides in elements, None: C-contiguous.
 
     pointer: 0 where the capsule has none.
@@ -63,7 +63,7 @@ class Described(NamedTuple):
     strides: tuple[int, ...] | None
 
 
-def read(made: Any) -> Described:
+def read(made: Any) -> CapsuleInfo:
     """What a capsule holds. It must outlive the use of the memory, and is not consumed.
 
     Raises TypeError for types that have no name here.
@@ -75,7 +75,7 @@ def read(made: Any) -> Described:
     dtype = kind if kind == "bool" else f"{kind}{x.bits}"
     strides = tuple(x.strides[: x.ndim]) if x.strides else None
     pointer = x.data + x.byte_offset if x.data else 0
-    return Described(
+    return CapsuleInfo(
         pointer, (x.device_type, x.device_id), dtype, tuple(x.shape[: x.ndim]), strides
     )
 

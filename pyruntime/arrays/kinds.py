@@ -92,7 +92,7 @@ class Kind(ABC):
     def wrap(self, memory: Any, like: Any) -> Any:
         """An array of `like`'s dtype over a result's memory, without a copy where possible.
 
-        `memory`: a Memory, or, of arrays on a GPU, a cuda_array.CudaArray.
+        `memory`: a ResultMemory, or, of arrays on a GPU, a cuda_array.CudaArray.
         """
 
 

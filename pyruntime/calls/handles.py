@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
 from farandole._library import error, ffi, lib
-from farandole.arrays.buffers import Buffer, Memory
+from farandole.arrays.buffers import Buffer, ResultMemory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Shape
 from farandole.calls import leases, part
@@ -289,7 +289,7 @@ def value_of(number: int) -> int:
     return int(_result(number).value)
 
 
-def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, Shape]:
+def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaArray, Shape]:
     """A finished handle's own memory, and, of an allgather or alltoall, the rows received from
     each member of the set: 0 from one that has joined.
 
@@ -302,7 +302,7 @@ def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, 
         pointer = _nonzero(lib.farandole_take(number))
         return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
     pointer = ffi.gc(_nonzero(lib.farandole_take(number)), lib.farandole_free)
-    return Memory(pointer, buffer.dtype, shape), received
+    return ResultMemory(pointer, buffer.dtype, shape), received
 
 
 def _nonzero(pointer: Any) -> Any:

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
 
-from farandole._library import is_of_core
+from farandole._library import is_from_core
 from farandole.arrays.buffers import EMPTY, Buffer
 from farandole.arrays.kinds import kind_of
 from farandole.calls import part
@@ -102,7 +102,7 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             try:
                 handle = prepared.start(array, waits=waits)
             except Exception as reason:
-                if is_of_core(reason):  # the core has reported a wrong submission to the peers
+                if is_from_core(reason):  # the core has reported a wrong submission to the peers
                     raise told(reason) from None
                 raise  # the core may have taken the call: never twice
             except BaseException as reason:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from farandole._library import check_count, ffi, is_of_core, lib
+from farandole._library import check_count, ffi, is_from_core, lib
 from farandole.arrays.buffers import Buffer
 from farandole.calls import leases, sites
 from farandole.calls.leases import lend, lend_all
@@ -307,7 +307,7 @@ def refuse_all(
 ) -> None:
     """Tells the peers of each call that this rank cannot take part, and why. `ranks`: as in
     refuse()."""
-    said = str(reason) if is_of_core(reason) else f"{type(reason).__name__}: {reason}"
+    said = str(reason) if is_from_core(reason) else f"{type(reason).__name__}: {reason}"
     text = _new("char[]", said.encode(errors="replace"))
     codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
     code = next(codes, lib.FARANDOLE_E_ARGUMENT)

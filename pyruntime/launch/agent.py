@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.errors import CheckpointError, printable, said
+from farandole.errors import CheckpointError, error_text, printable
 from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
 from farandole.launch.rank_process import RankProcess, stamp
@@ -239,7 +239,7 @@ class _Hands:
         try:
             process = RankProcess(job["command"], self._environment() | ours, label, ended)
         except OSError as reason:  # too many processes, say: another attempt may succeed
-            self._decides.ended(name, End.LOST, f"can't be started: {said(reason)}", 127)
+            self._decides.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
             return
         process.slot = slot
         self._processes[name] = process
@@ -411,7 +411,7 @@ def agent(options: argparse.Namespace) -> int:
         try:
             lock = _only_one(folder, options.host, options.replace)
         except OSError as reason:  # a disk that fails for a moment, say: as if it were taken
-            say(f"{folder}: {said(reason)}")
+            say(f"{folder}: {error_text(reason)}")
             lock = None
         if lock is None:
             return OCCUPIED

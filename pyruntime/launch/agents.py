@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.launch.agent import OCCUPIED, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.programs import apart, own
@@ -112,7 +112,7 @@ class Agents:
                 with contextlib.suppress(OSError), each.process.stdin as to:  # it may have ended
                     to.write(told)
         except OSError as reason:  # too many processes, say
-            say(f"no agent can be started now: {said(reason)}")
+            say(f"no agent can be started now: {error_text(reason)}")
             self._note_end(name, None, each, now)
 
     def _note_end(self, name: str, code: int | None, each: _Started, now: float) -> None:

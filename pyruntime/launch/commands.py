@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farandole.config import home_for_mpi
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.place import with_place
 from farandole.launch.programs import own
@@ -300,5 +300,5 @@ def _told(program: str, *question: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         asked = " ".join([program, *question])
-        raise ValueError(f"{asked} does not answer: {said(reason)}") from reason
+        raise ValueError(f"{asked} does not answer: {error_text(reason)}") from reason
     return done.stdout + done.stderr

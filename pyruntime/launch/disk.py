@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from farandole.commits import LASTING
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.membership.journal import Unready
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Disk:
         if work is not None and work.over.is_set():
             del self._asked[kind]
             failed = isinstance(work.error, OSError)
-            self._note(kind, said(work.error) if isinstance(work.error, OSError) else "")
+            self._note(kind, error_text(work.error) if isinstance(work.error, OSError) else "")
             if work.key == key and not failed:
                 if work.error is not None:
                     raise work.error

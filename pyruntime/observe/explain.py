@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from farandole.errors import counted, from_code, ranks_text
 from farandole.observe.flight import (
-    Call,
+    MatchedCall,
     Page,
-    Shared,
+    RecordedCall,
     calls_of,
     failure_of,
+    matched_calls,
     members_of,
     reaches_back_to,
-    shared_calls,
 )
 
 _MOST = 10  # lines about one kind of trouble
@@ -25,8 +25,8 @@ _USUAL_NS = 100_000_000  # a call that is younger is no finding: ranks are never
 
 def explain(pages: Sequence[Page]) -> list[str]:
     """Lines about the ranks, what went wrong first, and all other calls that wait or failed."""
-    shared = shared_calls(pages)
-    lines = [*_ranks(pages), *_story(pages)]
+    shared = matched_calls(pages)
+    lines = [*_ranks(pages), *_history(pages)]
     findings = [
         *_deaths(pages),
         *_mismatches(shared),
@@ -64,7 +64,7 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
         yield f"  rank {page['rank']} (pid {page['pid']} on {page['host']}): {page['state']}{age}"
 
 
-def _story(pages: Sequence[Page]) -> Iterator[str]:
+def _history(pages: Sequence[Page]) -> Iterator[str]:
     """How elastic training came to this world: as the rank tells it that has been there longest."""
     stories = [page.get("story", "").splitlines() for page in pages]
     if longest := max(stories, key=len):
@@ -76,7 +76,7 @@ def _story(pages: Sequence[Page]) -> Iterator[str]:
             yield f"  rank {page['rank']} {said}"
 
 
-def _last_word(page: Page) -> str:
+def _last_call(page: Page) -> str:
     calls = calls_of(page)
     if not calls:
         return "it never submitted anything"
@@ -93,17 +93,17 @@ def _deaths(pages: Sequence[Page]) -> Iterator[str]:
     known = {page["rank"]: page for page in pages}
     for rank in sorted(died, key=lambda rank: died[rank]):
         own = known.get(rank)
-        yield f"rank {rank} died" + (f"; {_last_word(own)}." if own else ".")
+        yield f"rank {rank} died" + (f"; {_last_call(own)}." if own else ".")
 
 
-def _terms(call: Call) -> dict[str, object]:
+def _terms(call: RecordedCall) -> dict[str, object]:
     shape: object = call.shape
     if call.shape and call.op in {"allgather", "alltoall"}:
         shape = ("*", *call.shape[1:])
     return {"operation": call.op, "dtype": call.dtype, "shape": shape}
 
 
-def _mismatches(shared: Sequence[Shared]) -> Iterator[str]:
+def _mismatches(shared: Sequence[MatchedCall]) -> Iterator[str]:
     for one in shared:
         calls = list(one.calls.values())
         for what in ("operation", "dtype", "shape"):
@@ -138,11 +138,11 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
         yield kind, f"{ranks_text(ranks)} failed with {kind}: {text}"
 
 
-def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
+def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[str]:
     """Calls that some members never submitted; one line for all with the same ranks."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
-    groups: dict[_Waits, list[Shared]] = {}
+    groups: dict[_Waits, list[MatchedCall]] = {}
     # Calls that most ranks wait for come first: few ranks lack them.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
@@ -164,7 +164,7 @@ def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
         for rank in waits.missing[:3]:
             if rank in known:
                 hint = _near(ones[0], pending, rank) or _crossed(groups, waits, rank)
-                text += f"; of rank {rank}: {_last_word(known[rank])}{hint}"
+                text += f"; of rank {rank}: {_last_call(known[rank])}{hint}"
         yield text if text.endswith("?") else text + "."
 
 
@@ -177,11 +177,11 @@ class _Waits(NamedTuple):
     message: bool
 
 
-def _longest(known: Mapping[int, Page], one: Shared) -> int:
+def _longest(known: Mapping[int, Page], one: MatchedCall) -> int:
     return max(_waited_ns(known[rank], call) for rank, call in one.calls.items())
 
 
-def _all_of(ones: Sequence[Shared]) -> str:
+def _all_of(ones: Sequence[MatchedCall]) -> str:
     """The calls, as the coordinator's warning counts them."""
     if len(ones) <= 3:
         return ", ".join(str(one.first) for one in ones)
@@ -205,24 +205,24 @@ def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
     )
 
 
-def _wanted(pages: Sequence[Page], call: Call) -> Sequence[int]:
+def _wanted(pages: Sequence[Page], call: RecordedCall) -> Sequence[int]:
     """The ranks that a call needs."""
     if call.is_message and call.peer >= 0:
         return [call.peer]
     return members_of(pages, call.process_set)
 
 
-def _waited_ns(page: Page, call: Call) -> int:
+def _waited_ns(page: Page, call: RecordedCall) -> int:
     return int(call.done or page["now_ns"]) - call.submitted
 
 
-def _would_know(pages: Mapping[int, Page], call: Call, rank: int) -> bool:
+def _would_know(pages: Mapping[int, Page], call: RecordedCall, rank: int) -> bool:
     """Whether a rank's events reach back to another rank's call."""
     wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
     return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
 
 
-def _near(one: Shared, pending: Sequence[Shared], rank: int) -> str:
+def _near(one: MatchedCall, pending: Sequence[MatchedCall], rank: int) -> str:
     """A hint, if the missing rank alone waits for a similar name: a misspelling?"""
     if one.first.is_message:
         return ""
@@ -231,7 +231,7 @@ def _near(one: Shared, pending: Sequence[Shared], rank: int) -> str:
     return f", and it waits for '{near[0]}': is it the same tensor?" if near else ""
 
 
-def _unfinished(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
+def _unfinished(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[str]:
     known = {page["rank"]: page for page in pages}
     for one in shared:
         stuck = {

@@ -31,7 +31,7 @@ Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch wr
 
 
 @dataclass(frozen=True)
-class Job:
+class RunningJob:
     """A running job of this user on this host."""
 
     pids: tuple[int, ...]  # of its ranks, ascending
@@ -61,13 +61,13 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
                         yield (found.st_dev, found.st_ino), str(path)
 
 
-def jobs_of(pids: list[int] | None = None) -> list[Job]:
+def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
     """The jobs that these processes belong to; by default all jobs of this user."""
     found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for memory, path in _memories(pid, own=not pids):
             found.setdefault(memory, ([], path))[0].append(pid)
-    jobs = [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
+    jobs = [RunningJob(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
     return [job for job in jobs if not pids or set(pids) & set(job.pids)]
 
 
@@ -135,7 +135,7 @@ def own_page(events: int = 0) -> Page:
     return page(-1, where.local_rank, events)
 
 
-def dump(job: Job, folder: Path, reason: str) -> None:
+def dump(job: RunningJob, folder: Path, reason: str) -> None:
     """Writes FOLDER/flight-rank-N.json for every rank of a running job on this host."""
     with job.open() as fd:
         check(lib.farandole_dump(fd, os.fsencode(folder), reason.encode()))
@@ -206,7 +206,7 @@ def of_last_job(dumps: list[Page]) -> list[Page]:
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """One tensor on one rank. Times are nanoseconds of CLOCK_MONOTONIC, 0 if not (yet) seen."""
 
     rank: int
@@ -266,19 +266,19 @@ def message_text(op: str, name: str, peer: int, tag: int) -> str:
     return f"{what} {way} {'any rank' if peer < 0 else f'rank {peer}'} with tag {tag}"
 
 
-def calls_of(page: Page) -> list[Call]:
+def calls_of(page: Page) -> list[RecordedCall]:
     """One rank's calls in order of submission: those that are open, and those in its last events.
 
     Calls that are over are left out if their submission is older than the events.
     """
-    calls: dict[int, Call] = {}
+    calls: dict[int, RecordedCall] = {}
     launched: dict[tuple[int, int], int] = {}
 
-    def apply(kind: str, event: dict[str, Any]) -> Call:
+    def apply(kind: str, event: dict[str, Any]) -> RecordedCall:
         call = calls.get(event["call"])
         if call is None:
             name, op = event["name"], event["op"]
-            call = calls[event["call"]] = Call(page["rank"], name, op, event["set"])
+            call = calls[event["call"]] = RecordedCall(page["rank"], name, op, event["set"])
         _apply(call, kind, event)
         return call
 
@@ -299,7 +299,7 @@ def calls_of(page: Page) -> list[Call]:
     return sorted(whole, key=lambda call: call.submitted)
 
 
-def _apply(call: Call, kind: str, event: dict[str, Any]) -> None:
+def _apply(call: RecordedCall, kind: str, event: dict[str, Any]) -> None:
     call.dtype, call.bytes = event["dtype"], event["bytes"]
     if kind == "submit":
         call.submitted, call.order = event["t"], event["seq"]
@@ -317,13 +317,13 @@ def _apply(call: Call, kind: str, event: dict[str, Any]) -> None:
 
 
 @dataclass
-class Shared:
+class MatchedCall:
     """One call as all recorded ranks saw it."""
 
-    calls: dict[int, Call] = field(default_factory=dict)  # by rank
+    calls: dict[int, RecordedCall] = field(default_factory=dict)  # by rank
 
     @property
-    def first(self) -> Call:
+    def first(self) -> RecordedCall:
         """The call of the rank that submitted first."""
         return min(self.calls.values(), key=lambda call: call.submitted)
 
@@ -339,29 +339,29 @@ class Shared:
         return any(call.position for call in self.calls.values())
 
 
-def shared_calls(pages: Sequence[Page]) -> list[Shared]:
+def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
     """Calls matched over ranks: first the negotiated ones in log order, then those that wait."""
-    found: dict[tuple[Any, ...], Shared] = {}
+    found: dict[tuple[Any, ...], MatchedCall] = {}
     for page in pages:
         for call in calls_of(page):
             # A name may be used again after a failure: failed calls match in their order.
             key: tuple[Any, ...] = (call.position, call.process_set, call.name, call.order)
             if call.is_message:
                 key = (call.rank, call.submitted)
-            while call.position == 0 and call.rank in found.setdefault(key, Shared()).calls:
+            while call.position == 0 and call.rank in found.setdefault(key, MatchedCall()).calls:
                 key = (*key, "again")
-            found.setdefault(key, Shared()).calls[call.rank] = call
+            found.setdefault(key, MatchedCall()).calls[call.rank] = call
     _join_late_readers(list(found.values()), {page["rank"]: page for page in pages})
     return sorted((shared for shared in found.values() if shared.calls), key=_order)
 
 
-def _join_late_readers(shared: Sequence[Shared], pages: Mapping[int, Page]) -> None:
+def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page]) -> None:
     """Moves a call that waits on one rank to the call of others who know already that all agree."""
 
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])
 
-    agreed: dict[tuple[Any, ...], Shared] = {}  # the last one of each name
+    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # the last one of each name
     for one in sorted((one for one in shared if one.negotiated), key=_order):
         agreed[one.identity] = one
     for one in shared:
@@ -374,7 +374,7 @@ def _join_late_readers(shared: Sequence[Shared], pages: Mapping[int, Page]) -> N
                 other.calls[rank] = one.calls.pop(rank)
 
 
-def _order(shared: Shared) -> tuple[bool, int, int]:
+def _order(shared: MatchedCall) -> tuple[bool, int, int]:
     position = max(call.position for call in shared.calls.values())
     return not position, position, shared.first.submitted
 

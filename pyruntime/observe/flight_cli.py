@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.observe import flight
 from farandole.observe.explain import explain
 
@@ -50,7 +50,7 @@ def _read(folder: Path) -> list[flight.Page]:
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:
-        print(said(reason), file=sys.stderr)
+        print(error_text(reason), file=sys.stderr)
         return []
     dumps = flight.of_last_job(found)
     if older := len(found) - len(dumps):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
-from farandole._library import lib, told
+from farandole._library import lib, read_string
 from farandole.start import sockets
 from farandole.start.forks import not_inherited
 from farandole.start.line import is_of_this_user
@@ -289,7 +289,7 @@ def _tcp_listener() -> socket.socket:
 
 def _numbers() -> list[str]:
     """The addresses that the core tells ranks of other hosts, in FARANDOLE_INTERFACE's networks."""
-    return [line.split(" ")[1] for line in told(lib.farandole_addresses).splitlines()]
+    return [line.split(" ")[1] for line in read_string(lib.farandole_addresses).splitlines()]
 
 
 def _waited(connection: socket.socket) -> float:

@@ -11,7 +11,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from farandole._library import lib, told
+from farandole._library import lib, read_string
 
 
 def path_of(name: str = "") -> str:
@@ -27,7 +27,7 @@ def shared_host() -> str:
 
 
 def _folder() -> list[str]:
-    return told(lib.farandole_sockets).splitlines()
+    return read_string(lib.farandole_sockets).splitlines()
 
 
 class _Listener(socket.socket):

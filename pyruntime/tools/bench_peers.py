@@ -36,7 +36,7 @@ class Peer(ABC):
         """Releases what it has; collective."""
 
 
-class Farandole(Peer):
+class FarandolePeer(Peer):
     """The neutral calls."""
 
     name = "farandole"
@@ -54,7 +54,7 @@ class Farandole(Peer):
         return runs[x.case.collective.name]
 
 
-class ZeroCopy(Farandole):
+class ZeroCopyPeer(FarandolePeer):
     """The neutral calls on memory from farandole.empty(): nothing is copied to shared memory."""
 
     name = "zerocopy"
@@ -65,7 +65,7 @@ class ZeroCopy(Farandole):
         return super().prepare(x)
 
 
-class Mpi(Peer):
+class MpiPeer(Peer):
     """Raw mpi4py on buffers, on the world's communicator."""
 
     name = "mpi"
@@ -93,7 +93,7 @@ class Mpi(Peer):
         return call
 
 
-class Gloo(Peer):
+class GlooPeer(Peer):
     """torch.distributed with the gloo backend, one thread of torch."""
 
     name = "gloo"
@@ -156,4 +156,6 @@ class Gloo(Peer):
             self._dist.destroy_process_group()
 
 
-PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi)}
+PEERS: dict[str, Callable[[], Peer]] = {
+    p.name: p for p in (FarandolePeer, ZeroCopyPeer, GlooPeer, MpiPeer)
+}

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole._library import is_of_core
-from farandole.errors import said
+from farandole._library import is_from_core
+from farandole.errors import error_text
 from farandole.launch import agent
 from farandole.observe import flight_cli
 from farandole.start import unmet
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:
-        if isinstance(reason, ValueError) and not is_of_core(reason):
+        if isinstance(reason, ValueError) and not is_from_core(reason):
             raise  # a defect, not a wrong setting
-        print(f"farandole {options.command}: {said(reason)}", file=sys.stderr)
+        print(f"farandole {options.command}: {error_text(reason)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return _INTERRUPTED

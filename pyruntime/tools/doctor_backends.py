@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from farandole.errors import counted
-from farandole.installed import cards
+from farandole.installed import gpu_count
 from farandole.tools.doctor_checks import Finding, Level
 
 
@@ -47,7 +47,7 @@ def _gpu_backend(timeout: float) -> Iterator[Finding]:
 
 def _on_gpu(local_rank: int) -> _Arrays | None:
     """Arrays of torch or CuPy on this rank's GPU; None without a GPU."""
-    if cards() == 0:
+    if gpu_count() == 0:
         return None
     try:
         import torch

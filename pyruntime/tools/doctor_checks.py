@@ -18,8 +18,8 @@ from typing import Any
 
 from farandole._library import lib
 from farandole._library import text as c_text
-from farandole.errors import said
-from farandole.installed import cards, mapped, number_of, open_library
+from farandole.errors import error_text
+from farandole.installed import gpu_count, int_from, mapped_files, open_library
 from farandole.installed import version as _version
 from farandole.start.launchers import launcher
 
@@ -158,7 +158,7 @@ def _limits() -> Iterator[Finding]:
         os.close(os.pidfd_open(os.getpid()))
         yield ok("pidfd", "deaths of other ranks are noticed at once")
     except (OSError, AttributeError) as reason:
-        text = f"not available ({said(reason)}): deaths are noticed by closed sockets"
+        text = f"not available ({error_text(reason)}): deaths are noticed by closed sockets"
         yield warning("pidfd", text, "a sandbox should permit pidfd_open; nothing breaks without")
     signal = lib.farandole_stack_signal()
     if signal > 0:
@@ -201,13 +201,13 @@ def _gpus() -> Iterator[Finding]:
         else:
             yield ok("CUDA", "no driver and no GPU here")
         return
-    count = cards()
+    count = gpu_count()
     if count == 0:
         text = f"{path} shows no GPU (cuInit gives {cuda.cuInit(0)})"
         remedy = "in a container, --gpus all; or CUDA_VISIBLE_DEVICES hides them"
         yield warning("CUDA", text, remedy)
         return
-    newest = number_of(cuda.cuDriverGetVersion)
+    newest = int_from(cuda.cuDriverGetVersion)
     yield ok("CUDA", f"driver for CUDA {newest // 1000}.{newest % 1000 // 10} ({path})")
     yield from (_card(cuda, i) for i in range(count))
     yield from _compiler()
@@ -246,11 +246,11 @@ def _nccl() -> Iterator[Finding]:
         text = "not found: tensors on GPUs travel through host memory"
         yield warning("NCCL", text, remedy)
         return
-    number = number_of(nccl.ncclGetVersion)
+    number = int_from(nccl.ncclGetVersion)
     text = f"{number // 10000}.{number % 10000 // 100}.{number % 100} ({path})"
     if number < _OLDEST_NCCL:
         yield warning("NCCL", f"{text} is too old: host memory is used instead", remedy)
-    elif len(mapped("libnccl")) > 1:
+    elif len(mapped_files("libnccl")) > 1:
         advice = "uninstall one, or name one in FARANDOLE_NCCL_LIBRARY"
         yield warning("NCCL", f"two in one process: {text}", advice)
     else:

@@ -18,7 +18,7 @@ from typing import Any
 
 import farandole
 from farandole.config import home_for_mpi, setting
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.launch.agent import BEAT
 from farandole.launch.commands import find
 from farandole.launch.job import Job, parse_hostfile, parse_hosts
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> int:
         launcher = find(options.launcher)
         command = launcher.command(job)
     except (ValueError, OSError) as reason:
-        print(f"farandole run: {said(reason)}", file=sys.stderr)
+        print(f"farandole run: {error_text(reason)}", file=sys.stderr)
         return 2
     if options.dry_run or options.verbose:
         settings = [f"{k}={v}" for k, v in sorted(job.environment.items())]

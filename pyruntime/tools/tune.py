@@ -13,7 +13,7 @@ from pathlib import Path
 
 import farandole
 from farandole.config import usual_file
-from farandole.errors import said
+from farandole.errors import error_text
 from farandole.output import teller, whole, why_not
 from farandole.tools.bench_timing import begin, is_refused
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
@@ -82,7 +82,7 @@ def _refusal(options: argparse.Namespace) -> str:
     try:
         options.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        return said(reason)
+        return error_text(reason)
     return why_not(options.output)
 
 

@@ -54,9 +54,9 @@ report_dtypes = ["float32", "float16"]
 @pytest.mark.ranks(2)
 def test_a_wrong_result_fails_the_command(monkeypatch):
     """A peer that spoils one element of one rank: counted, and the exit code says so."""
-    from farandole.tools.bench_peers import Farandole
+    from farandole.tools.bench_peers import FarandolePeer
 
-    prepare = Farandole.prepare
+    prepare = FarandolePeer.prepare
 
     def spoiling(self, operand):
         run = prepare(self, operand)
@@ -69,7 +69,7 @@ def test_a_wrong_result_fails_the_command(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(Farandole, "prepare", spoiling)
+    monkeypatch.setattr(FarandolePeer, "prepare", spoiling)
     arguments = ["bench", "-b", "1K", "-e", "1K", "--calls", "2", "--collectives", "allgather"]
     assert cli.main(arguments) == 1
     farandole.init()

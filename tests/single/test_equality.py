@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from farandole import equality
-from farandole.equality import Interval, Remedies, Told, explain, fingerprint
+from farandole.equality import Remedies, Reports, VerifyPolicy, explain, fingerprint
 from farandole.errors import PeerError
 
 REMEDIES = Remedies("broadcast first", "broadcast from the last one", "load it")
 
 
-def told(*ranks: tuple[dict[str, str], dict[str, str]]) -> Told:
+def told(*ranks: tuple[dict[str, str], dict[str, str]]) -> Reports:
     one: dict[str, Any] = {"state": {}}
     return [{**one, "rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
 
@@ -69,8 +69,8 @@ def difference(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str | None:
     found = np.frombuffer(own + b"\n" + line + b"\n", np.uint8)
     monkeypatch.setattr(equality, "rank", lambda: 0)
     monkeypatch.setattr(equality, "allgather", lambda *_, **__: found)
-    model = equality.Model({}, {}, {})
-    one = equality.Equality(lambda: model, None, Interval(1, True), REMEDIES)  # type: ignore[arg-type]
+    model = equality.ModelSummary({}, {}, {})
+    one = equality.ModelCheck(lambda: model, None, VerifyPolicy(1, True), REMEDIES)  # type: ignore[arg-type]
     return one._difference("optimizer", 3)
 
 
@@ -97,10 +97,10 @@ def test_a_setting_that_one_rank_lacks() -> None:
 
 def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="verify is 'warn' or 'raise', not 'log'"):
-        Interval.of(3, "log")
+        VerifyPolicy.of(3, "log")
     with pytest.raises(ValueError, match="verify_every is -1"):
-        Interval.of(-1, "warn")
-    assert Interval.of(0, "raise") == (0, True)
+        VerifyPolicy.of(-1, "warn")
+    assert VerifyPolicy.of(0, "raise") == (0, True)
 
 
 def test_state() -> None:

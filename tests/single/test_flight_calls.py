@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.observe.flight import shared_calls
+from farandole.observe.flight import matched_calls
 
 
 def page(rank: int, submitted: int, position: int = 0, negotiated: int = 0) -> dict[str, Any]:
@@ -20,13 +20,13 @@ def page(rank: int, submitted: int, position: int = 0, negotiated: int = 0) -> d
 def test_ranks_that_have_not_read_of_an_agreement_have_made_it() -> None:
     pages = [page(0, submitted=100, position=5, negotiated=200)]
     pages += [page(1, submitted=150), page(2, submitted=199)]
-    [shared] = shared_calls(pages)
+    [shared] = matched_calls(pages)
     assert sorted(shared.calls) == [0, 1, 2]
     assert shared.negotiated
     assert shared.first.rank == 0
 
 
 def test_a_call_after_the_agreement_is_the_next_of_its_name() -> None:
-    agreed, waits = shared_calls([page(0, 100, position=5, negotiated=200), page(1, 201)])
+    agreed, waits = matched_calls([page(0, 100, position=5, negotiated=200), page(1, 201)])
     assert (sorted(agreed.calls), agreed.negotiated) == ([0], True)
     assert (sorted(waits.calls), waits.negotiated) == ([1], False)

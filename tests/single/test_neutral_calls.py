@@ -110,10 +110,10 @@ def test_only_arrays_without_elements_may_have_a_null_address():
     from farandole.arrays.cuda_array import CudaArray
 
     null = _library.ffi.NULL
-    assert np.asarray(buffers.Memory(null, DTYPES.index("int16"), (0, 3))).shape == (0, 3)
+    assert np.asarray(buffers.ResultMemory(null, DTYPES.index("int16"), (0, 3))).shape == (0, 3)
     for shape in ((), (1,), (1 << 40, 2)):
         with pytest.raises(ValueError, match="address is null"):
-            buffers.Memory(null, DTYPES.index("float32"), shape)
+            buffers.ResultMemory(null, DTYPES.index("float32"), shape)
         with pytest.raises(ValueError, match="address is null"):
             CudaArray.taken(null, DTYPES.index("float32"), shape, 0, 0)
 

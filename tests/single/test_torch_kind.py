@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.arrays.buffers import DTYPES, EMPTY, Memory
+from farandole.arrays.buffers import DTYPES, EMPTY, ResultMemory
 from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import parameter_names
 from farandole.torch.compression import Compression
@@ -170,7 +170,7 @@ def test_results_become_tensors_without_a_copy() -> None:
         if not hasattr(torch, name):
             continue
         dtype = getattr(torch, name)
-        memory = Memory(ffi.NULL, DTYPES.index(name), (0, 3))
+        memory = ResultMemory(ffi.NULL, DTYPES.index(name), (0, 3))
         result = kind.wrap(memory, torch.zeros(1, dtype=dtype))
         assert (result.dtype, tuple(result.shape)) == (dtype, (0, 3))
     like = torch.zeros(2, dtype=torch.float16, requires_grad=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
-from farandole.equality import Equality
+from farandole.equality import ModelCheck
 from farandole.errors import FarandoleError
 from farandole.ops import Average, Sum
 from farandole.torch import cuda
@@ -66,7 +66,7 @@ class Reducer:
         self.settings = settings
         self.accumulation = accumulation
         whose = ref(optimizer)
-        self._equality = Equality(
+        self._equality = ModelCheck(
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
             *(settings.ranks, settings.verify, REMEDIES),
         )
@@ -306,7 +306,7 @@ class Reducer:
         if complaint is not None:
             raise RuntimeError(f"{scope}: {complaint}")
         if state.model:
-            self._equality.tell()
+            self._equality.report()
 
     def _wait(self) -> RoundState:
         """Waits for the consensus, then for all gradients. Raises the round's error, after which it
@@ -316,7 +316,9 @@ class Reducer:
         if isinstance(state, Exception):
             raise self.fail(state)
         if state.model:
-            self._equality.heard(consensus.scope, state.model, consensus.equal_models, state.steps)
+            self._equality.compare(
+                consensus.scope, state.model, consensus.equal_models, state.steps
+            )
         failure = outcome(handles)
         if cuda.device >= 0 and failure is None:
             cuda.join([*now.sent.values()], now.sent)
