@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allreduce for data-parallel training under mpirun: the framework-neutral calls.
+"""Collectives on arrays of any framework. The package `farandole`.
 
-Horovod users change one line: `import farandole.torch as hvd`; `farandole.numpy` needs no
-framework. The calls here take arrays of every kind and return arrays of the same kind.
+Each call takes NumPy, CuPy, torch, JAX or other arrays, and returns arrays of the same kind.
+Horovod users change one line: `import farandole.torch as hvd`.
 """
 
 from farandole import shared as _shared
@@ -20,7 +20,7 @@ from farandole.ops import (
     reducescatter,
 )
 from farandole.shared import *  # noqa: F403
-from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
+from farandole.shared import __all__ as __all__  # mypy reads this list, Python the one below
 from farandole.shared import __version__ as __version__
 from farandole.start import unmet as _unmet
 
@@ -43,5 +43,5 @@ __all__ = [  # noqa: F811
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """The public names."""
     return sorted(__all__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m farandole`: the command, where its script is not in PATH."""
+"""`python -m farandole`: the command `farandole` when its script is not on PATH."""
 
 import sys
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the C core, libfarandole.so, through cffi; all other modules call the core by this one, on
-any thread."""
+"""Loads the C core, libfarandole.so, through cffi. Every other module reaches the core through this
+one; any thread may."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from farandole.errors import from_code
 _FOLDER = Path(__file__).resolve().parent / "lib"
 _LIBRARY = _FOLDER / "libfarandole.so"
 _HEADER = _FOLDER / "farandole.h"
-_PARSED = _FOLDER / "abi"  # Python: the header as setup.py has parsed it
+_PARSED = _FOLDER / "abi"  # Python source: the header, parsed by setup.py
 
 
 def _parsed(header: bytes) -> Any:
-    """The header's declarations as setup.py has parsed them; None if it has changed since."""
+    """The declarations that setup.py parsed; None if the header has changed since."""
     loader = SourceFileLoader("_farandole_abi", str(_PARSED))
     module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     try:
@@ -61,18 +61,18 @@ ffi, lib = _load()
 os.register_at_fork(after_in_child=lib.farandole_forked)
 
 
-why_left = ""  # why this rank's part in the job has ended before shutdown(): see calls/part.py
+why_left = ""  # the reason if this rank left the job before shutdown(), see calls/part.py
 
 
 def text(pointer: Any) -> str:
-    """A Python string from a C string."""
+    """Decodes a C string."""
     return ffi.string(pointer).decode(errors="replace")  # type: ignore[no-any-return]
 
 
 def error(code: int, what: str = "") -> Exception:
     """The typed exception for a C error code, with this thread's farandole_error() text.
 
-    `what`: the call that ended so, for failures of the whole job, which don't name it.
+    `what` names the failed call; failures of the whole job do not name one.
     """
     said = text(lib.farandole_error())
     if why_left and code == lib.FARANDOLE_E_SHUTDOWN:
@@ -85,7 +85,7 @@ def error(code: int, what: str = "") -> Exception:
 
 
 def is_from_core(reason: Exception) -> bool:
-    """Whether error() made this exception."""
+    """True if error() created this exception."""
     return getattr(reason, "_from_core", False)
 
 
@@ -96,13 +96,13 @@ def check(code: int) -> None:
 
 
 def check_count(value: int) -> int:
-    """Returns `value`; raises the typed exception if it is negative, the core's -code."""
+    """Returns `value`. If it is negative, raises the typed exception for code `-value`."""
     if value < 0:
         raise error(-value)
     return value
 
 
 def read_string(ask: Any) -> str:
-    """The text of a function of the core that writes what fits, and returns how long it is."""
+    """Reads the text of a core function that fills (buffer, capacity) and returns the length."""
     room = ffi.new("char[]", 1 << 16)
     return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))

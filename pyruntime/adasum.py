@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adasum (Maleki et al., 2020): sums of parallel vectors become means, orthogonal ones stay sums.
-For allreduce with op=Adasum; a thread of its own does each call's work.
+"""allreduce with op=Adasum (Maleki et al., 2020, arXiv:2006.02924).
 
-Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, along a binary tree whose leaves are the
-ranks in their order. Every node is a linear combination of the ranks' tensors, and its coefficients
-depend only on the tensors' dot products. So each rank takes the dot products of one stripe of
-all tensors, a small allreduce adds them up, and an allreduce of scaled tensors gives the result.
+Adasum averages parallel vectors and adds orthogonal ones:
+Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, applied along a binary tree whose leaves are
+the ranks in order. So the result is a linear combination of the ranks' tensors, and its
+coefficients depend only on their dot products. Each rank computes the dot products of one stripe of
+all tensors, a small allreduce adds them, and an allreduce of the scaled tensors gives the result.
 
-Tensors on a GPU are copied to the host for this, and the results back.
+GPU tensors are copied to the host and back. Each call runs on its own thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_COLUMNS = 1 << 16  # elements of each rank whose dot products are taken at once, in float64
-_LABELS = 256  # labels of unnamed calls, used in turn
+_COLUMNS = 1 << 16  # elements of each rank that are widened to float64 at a time
+_LABELS = 256  # unnamed calls reuse this many labels
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -48,9 +48,9 @@ def adasum_async(
 ) -> Handle[list[T]]:
     """Adasum of each tensor over the members of a set, times both `factors`.
 
-    Floating-point tensors of any shape, equal on all ranks; any number of ranks. Dot products are
-    taken in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes; waiting
-    raises FarandoleError where a rank has joined, else as allreduce does.
+    Tensors are floating point, of any shape; dtypes and shapes are equal on all ranks. Dot products
+    are taken in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes.
+    Waiting raises FarandoleError if a rank has joined, else the errors of allreduce.
     """
     number = set_id(process_set)
     kinds, inputs = starts.describe(tensors, in_place)
@@ -67,7 +67,7 @@ def adasum_async(
         results, outputs = starts.new_results(kinds, tensors, inputs)
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
-    # This call carries no data: it only checks that all ranks make the same request.
+    # A call without data: the core checks that all ranks make the same request.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
     declared = Handle(submit(call, bare, own=1), lambda _: None, str(call))
 
@@ -83,9 +83,9 @@ starts.composed[ops.Adasum] = adasum_async
 
 
 class _Working(Handle[list[T]]):
-    """A handle of work in several rounds, done by a separate thread.
+    """A handle for work in several rounds.
 
-    So the rounds of several calls proceed in whatever order their handles are waited for.
+    Each has a thread, so calls progress in whatever order their handles are waited for.
     """
 
     def __init__(self, work: Callable[[], list[T]], what: str, timeout: float | None) -> None:
@@ -106,7 +106,7 @@ class _Working(Handle[list[T]]):
         return self._failure if self._finished.wait(limit) else stall(str(self._what), limit)
 
     def poll(self) -> bool:
-        """Whether the work is done or failed, without waiting."""
+        """True once the work is done or has failed. Does not wait."""
         return self._numbers is None or self._finished.is_set()
 
 
@@ -117,12 +117,12 @@ def _combine(
     factors: tuple[float, float],
     process_set: ProcessSet,
 ) -> None:
-    """Writes the Adasum of all members' inputs to the outputs; collective, every name is given."""
+    """Writes the Adasum of all members' inputs to the outputs. A collective under given names."""
     own = process_set.rank()
     assert own is not None
     sources = [_flat(buffer) for buffer in inputs]
     grams = _dot_products(sources, label, process_set)
-    # Where the results are made: a GPU's in the copies of its inputs.
+    # Targets of GPU tensors are the host copies of their inputs.
     targets = [
         source if output.device >= 0 else _raw(output)
         for source, output in zip(sources, outputs, strict=True)
@@ -146,7 +146,7 @@ def _combine(
 
 
 def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
-    """(tensors, p, p): the dot products of all members' tensors."""
+    """Shape (tensors, p, p): the dot products of all p members' tensors."""
     members = process_set.size()
     assert members is not None
     handles = []
@@ -160,7 +160,7 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
     for gram, handle in zip(grams, handles, strict=True):
         stripes, rows = handle.wait()
-        if stripes.shape[0] == rows[0] * members:  # else some have joined, and the count shows it
+        if stripes.shape[0] == rows[0] * members:  # else a rank has joined; sums[-1] will show it
             gram[:] = _gram(stripes, members)
     ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
     if sums[-1] != members:
@@ -171,7 +171,7 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
 
 
 def _gram(stripes: Array, members: int) -> Float64:
-    """(p, p) dot products of the rows of (p * n,), in float64."""
+    """Dot products (p, p) of the rows of a (p * n,) array, in float64."""
     stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
@@ -182,9 +182,10 @@ def _gram(stripes: Array, members: int) -> Float64:
 
 
 def coefficients(gram: Float64) -> Float64:
-    """(p,): the Adasum of p vectors is their sum with these factors; `gram` (p, p) = their dots.
+    """Factors (p,) by which the Adasum of p vectors weighs each of them.
 
-    Neighbours are combined first; p is divided at the largest power of two below it.
+    `gram` (p, p) holds their dot products. Neighbours are combined first: p is split at the largest
+    power of two below it.
     """
     return _node(gram, 0, len(gram))
 
@@ -201,7 +202,7 @@ def _node(gram: Float64, begin: int, end: int) -> Float64:
 
 
 def _share(dot: Any, v: Float64, gram: Float64) -> float:
-    """dot / 2|v|^2; 0 for a vector that is zero or consists of rounding errors only."""
+    """dot / 2|v|^2, or 0 if `v` is zero up to rounding."""
     square = float(v @ gram @ v)
     largest = float(np.abs(v) @ np.abs(gram) @ np.abs(v))
     return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
@@ -211,7 +212,7 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
 
 
 def _flat(buffer: Buffer) -> Array:
-    """The numbers as a flat array: the buffer's memory, or a copy if it is on a GPU."""
+    """A flat array: the buffer's memory, or a host copy of a GPU buffer."""
     if buffer.device < 0:
         return _raw(buffer)
     copy = np.empty(prod(buffer.shape), dtype_of(buffer.dtype))
@@ -224,13 +225,13 @@ def _address(x: Array) -> int:
 
 
 def _copy(on_gpu: Buffer, target: int, source: int, nbytes: int) -> None:
-    """Copies to or from a buffer on a GPU, in the order of its stream; returns when it is done."""
+    """Copies to or from a GPU buffer in its stream's order, and waits for the copy."""
     if nbytes > 0:
         check(lib.farandole_copy(on_gpu.device, target, source, nbytes, on_gpu.stream))
 
 
 def _scaled(x: Array, factor: float, y: Array) -> Array:
-    """`x` times a factor, in the memory of `y`; 16-bit floats in new float32 memory."""
+    """`x * factor`, written to `y`. For 16-bit floats, a new float32 array instead."""
     x = _widened(x)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
@@ -238,7 +239,7 @@ def _scaled(x: Array, factor: float, y: Array) -> Array:
 
 
 class _Bytes:
-    """A buffer's memory for NumPy: arrays over it keep the buffer, and so its owner, alive."""
+    """Exposes a buffer to NumPy; arrays over it keep the buffer and its owner alive."""
 
     def __init__(self, buffer: Buffer, nbytes: int) -> None:
         self._buffer = buffer
@@ -251,13 +252,13 @@ class _Bytes:
 
 
 def _raw(buffer: Buffer) -> Array:
-    """The buffer's memory as a flat array; bfloat16 as its bits, in uint16."""
+    """The buffer's memory as a flat array; bfloat16 appears as uint16."""
     dtype = dtype_of(buffer.dtype)
     return np.asarray(_Bytes(buffer, prod(buffer.shape) * dtype.itemsize)).view(dtype)
 
 
 def _widened(raw: Array) -> Array:
-    """The numbers: 16-bit ones as float32."""
+    """The values, with 16-bit floats widened to float32."""
     if raw.dtype == np.uint16:
         bits: Array = raw.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)
@@ -265,7 +266,7 @@ def _widened(raw: Array) -> Array:
 
 
 def _store(wide: Array, raw: Array) -> None:
-    """Writes numbers to `raw`, rounded to nearest even."""
+    """Writes the values to `raw`, rounded to nearest even."""
     if raw.dtype == np.uint16:
         bits = wide.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

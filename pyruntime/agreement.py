@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares values between ranks, by one digest while they are equal. Public, for any thread."""
+"""Public checks that a value is equal on all ranks. Ranks exchange one digest while it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farandole.objects import allgather_object
 from farandole.ops import allgather
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in reprs; it differs between processes
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in reprs; addresses differ between processes
 
 
 def same_on_all_ranks(
@@ -30,16 +30,16 @@ def same_on_all_ranks(
     name: str = "same_on_all_ranks",
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Raises MismatchError on all ranks if a value differs between them, and returns the value. Of
-    a function it makes one that compares its arguments at each call, and then its result.
+    """Raises MismatchError on all ranks if a value differs between them; else returns the value.
 
-    Arrays count as equal if dtype, shape and all bytes are; anything else if its repr is. Lists,
-    dicts, dataclasses and what has a state_dict() are compared item by item. Costs a small
-    allgather per comparison, and copies arrays on a GPU to the host.
+    Given a function, returns one that compares its arguments and its result at each call. Arrays
+    are equal if dtype, shape and all bytes are; lists, dicts, dataclasses and objects with a
+    state_dict() are compared item by item, anything else by its repr. Each comparison costs a small
+    allgather, and copies GPU arrays to the host.
 
-    - value_or_function: a value, or a function to decorate. All ranks of the set compare.
-    - name: for errors; comparisons of one name meet.
-    - process_set: the ranks that compare; others get the value, or call the function, at once.
+    - value_or_function: a value, or a function to decorate. All ranks of the set must call.
+    - name: appears in errors. Ranks compare values of the same name.
+    - process_set: the ranks that compare. Other ranks skip the comparison.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError.
 
@@ -72,8 +72,8 @@ def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
         mine = dict(_leaves(value, root))
     if equal_on_all_ranks(sorted(mine.items()), name, process_set):
         return
-    told = allgather_object(mine, name=f"{name}.values", process_set=process_set)
-    known = {r: one for r, one in zip(process_set.ranks or [], told, strict=True) if one}
+    theirs = allgather_object(mine, name=f"{name}.values", process_set=process_set)
+    known = {r: one for r, one in zip(process_set.ranks or [], theirs, strict=True) if one}
     for path in dict.fromkeys(path for one in known.values() for path in one):
         ranks: dict[str, list[int]] = {}
         for rank, one in known.items():
@@ -87,7 +87,7 @@ def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
 def equal_on_all_ranks(
     value: Any, name: str, process_set: ProcessSet, timeout: float | None = None
 ) -> bool:
-    """True if all ranks have values with equal reprs; one small allgather, of digests."""
+    """True if the value's repr is equal on all ranks. Costs one small allgather of digests."""
     text = repr(value).encode(errors="surrogatepass")
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
     digests = allgather(digest[None], name=name, process_set=process_set, timeout=timeout)
@@ -95,7 +95,7 @@ def equal_on_all_ranks(
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(path, text) of what does not consist of others; equal values have equal texts."""
+    """(path, text) of each leaf of a nested value; equal leaves have equal texts."""
     items: Any = []
     if (array := _array_text(value)) is not None:
         yield path, array
@@ -122,17 +122,17 @@ def _text(value: Any) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """An array's first values, dtype, shape and fingerprint; None: it is not an array."""
+    """An array's first values, dtype, shape and fingerprint; None if `value` is not an array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
         flat = dense.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        told = f"{value.dtype}{tuple(value.shape)} {fingerprint(flat.data_ptr(), flat.nbytes)}"
-        return f"{flat[:6].tolist()} ({told})"
+        summary = f"{value.dtype}{tuple(value.shape)} {fingerprint(flat.data_ptr(), flat.nbytes)}"
+        return f"{flat[:6].tolist()} ({summary})"
     if isinstance(value, np.generic) or not hasattr(value, "__array__"):
         return None
     kind, source = getattr(value, "dtype", None), value
-    if str(kind).startswith("key<"):  # of jax.random.key(); NumPy has no such dtype
+    if str(kind).startswith("key<"):  # a key of jax.random.key(); NumPy has no such dtype
         source = sys.modules["jax"].random.key_data(value)
     try:
         array = np.asarray(source.get() if hasattr(source, "__cuda_array_interface__") else source)
@@ -141,8 +141,8 @@ def _array_text(value: Any) -> str | None:
             f"same_on_all_ranks: this {type(value).__name__} has no values yet; remedy: compare "
             "outside of jit and tf.function"
         ) from reason
-    if array.dtype.hasobject:  # it holds addresses
+    if array.dtype.hasobject:  # its bytes are addresses
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
     whole = np.ascontiguousarray(array)
-    told = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
-    return f"{array.reshape(-1)[:6].tolist()} ({told})"
+    summary = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
+    return f"{array.reshape(-1)[:6].tolist()} ({summary})"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings: every variable that the runtime reads, from the core's table. For users, and for
-the modules that need one."""
+"""Reads farandole's settings: the variables in the core's table and their values."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from pathlib import Path
 
 from farandole._library import check_count, ffi, lib, text
 
-# What horovodrun and its kind tell the processes that they start, and what is always so here: no
-# settings.
+# Variables that launchers set for their processes, and one Horovod switch that is always on here.
 _OF_LAUNCHERS = {
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
@@ -26,19 +24,19 @@ HIDDEN = "(hidden)"  # shown instead of a secret
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable that sets up farandole: its default, meaning and value in force."""
+    """A variable that configures farandole."""
 
     name: str
-    alias: str  # the HOROVOD_ name of the same meaning, or ""
+    alias: str  # the equivalent HOROVOD_ name, or ""
     default: str
     meaning: str
     value: str  # the value in force; a secret's is HIDDEN
-    job_wide: bool  # rank 0's value holds for all ranks
-    source: str  # of the value: "default", "tuning file", "environment" or "rank 0"
+    job_wide: bool  # True: rank 0's value holds for all ranks
+    source: str  # origin of the value: "default", "tuning file", "environment" or "rank 0"
 
     @property
     def unit(self) -> str:
-        """Of the value: "bytes", "seconds", "microseconds", or "" where it has none."""
+        """Unit of the value: "bytes", "seconds", "microseconds", or ""."""
         first = self.meaning.split()[0]
         if self.default[:-1].isdecimal() and self.default[-1] in "KMG":
             return "bytes"
@@ -46,7 +44,7 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The name among these that resembles `name`, or starts like it; "" if none does."""
+    """The variable whose name resembles `name`, or its first words, most; or ""."""
     short = _short(name.upper())
     words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
@@ -60,14 +58,14 @@ def _short(name: str) -> str:
 
 
 def without_effect(environment: Mapping[str, str]) -> str:
-    """A warning about FARANDOLE_ and HOROVOD_ names that nothing reads; "" if there are none."""
+    """A warning about FARANDOLE_ and HOROVOD_ variables that farandole ignores, or ""."""
     variables = config()
     known = {v.name for v in variables} | {v.alias for v in variables} | _OF_LAUNCHERS
     texts = []
     for name in sorted(environment):
         if name in known or not name.startswith(("FARANDOLE_", "HOROVOD_")):
             continue
-        if name.startswith("FARANDOLE_TEST_"):  # of this project's own tests
+        if name.startswith("FARANDOLE_TEST_"):  # read by farandole's tests
             continue
         near = _nearest(name, variables)
         texts.append(f"{name} (did you mean {near}?)" if near else name)
@@ -85,8 +83,11 @@ def setting(name: str) -> str:
 
 
 def usual_file(name: str) -> Path | None:
-    """The file of that name in the user's configuration directory; None for a user without a home:
-    neither HOME nor a passwd entry, as in containers that run under any user id."""
+    """A file in the user's configuration directory.
+
+    None if the user has no home, neither HOME nor a passwd entry, as in containers with arbitrary
+    user ids.
+    """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises
     return None if folder.startswith("~") else Path(folder, "farandole", name)
@@ -94,8 +95,8 @@ def usual_file(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def home_for_mpi() -> Iterator[None]:
-    """A context in which a user without a home has HOME=/, as container runtimes set it: Open MPI
-    ends every process that has none."""
+    """Sets HOME=/ for a user without a home, as container runtimes do: Open MPI ends a process that
+    has none."""
     missing = os.path.expanduser("~") == "~"  # noqa: PTH111
     if missing:
         os.environ["HOME"] = "/"
@@ -107,7 +108,7 @@ def home_for_mpi() -> Iterator[None]:
 
 
 def config() -> list[Variable]:
-    """All variables with default, meaning and the value in force. Works before init() too.
+    """All variables with default, meaning and value in force. Works before init() too.
 
     Examples:
         >>> {v.name: v.default for v in hvd.config()}["FARANDOLE_STALL_WARN"]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all ranks have the same model: fingerprints of its arrays, and settings, compared every
-so many steps. On the thread that steps, or closes an optimizer's rounds.
+"""Checks every few steps that all ranks have the same model: parameters, settings, optimizer state.
 
-Ranks compare one digest of all of it: in a round's consensus, without an extra call, or by a
-StandaloneModelCheck, in a small call. If digests differ, all ranks exchange what they have, to report
-how they differ.
+Ranks first compare one digest, either in an optimizer round's consensus, which costs no extra call,
+or in a small allgather (StandaloneModelCheck). If digests differ, they exchange fingerprints to
+report the differences. Runs on the thread that steps.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from farandole.ops import allgather
 from farandole.start.agency import may_grow
 from farandole.topology import rank, size
 
-_SHOWN = 4  # names and settings in a text
-Reports = list[dict[str, Any]]  # of each rank that takes part
+_SHOWN = 4  # names and settings shown in a text
+Reports = list[dict[str, Any]]  # one entry per participating rank
 
 
 class ModelSummary(NamedTuple):
-    """What ranks compare."""
+    """The values that ranks compare."""
 
-    arrays: Mapping[str, str]  # name -> fingerprint; "": it has no memory here
+    arrays: Mapping[str, str]  # name -> fingerprint; "": not in this rank's memory
     settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
-    state: Mapping[str, str]  # of the optimizer, by parameter -> "step 3"; "": it is elsewhere
+    state: Mapping[str, str]  # optimizer state: parameter -> "step 3"; "": held by another rank
 
 
 class Remedies(NamedTuple):
-    """What a framework's user does about models that differ; each text starts with a verb."""
+    """Advice for users of one framework when models differ; each text starts with a verb."""
 
     first: str  # before training
     joined: str  # after last = join()
@@ -49,14 +48,14 @@ class Remedies(NamedTuple):
 
 
 class VerifyPolicy(NamedTuple):
-    """When models are compared, and what comes of a difference."""
+    """Sets how often models are compared, and whether a difference raises."""
 
-    every: int  # steps from one comparison to the next; 0: none
-    raises: bool  # MismatchError, not a warning
+    every: int  # steps between comparisons; 0: never compare
+    raises: bool  # True: raise MismatchError; False: warn
 
     @classmethod
     def of(cls, verify_every: int | None, verify: str) -> VerifyPolicy:
-        """By a user's options; None: FARANDOLE_VERIFY_EVERY. Raises the error about a wrong one."""
+        """From a user's options; None reads FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
         if verify_every is None:
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)
@@ -66,13 +65,13 @@ class VerifyPolicy(NamedTuple):
 
 
 def fingerprint(address: int, nbytes: int) -> str:
-    """128 bits of host memory, as text."""
+    """128-bit BLAKE2b hash of host memory, in hex."""
     memory = ffi.buffer(ffi.cast("char*", address), nbytes)
     return hashlib.blake2b(memory, digest_size=16).hexdigest()
 
 
 class ModelCheck:
-    """When one optimizer's model is compared, and what came of it."""
+    """Decides when one optimizer's model is compared, and holds the outcome until report()."""
 
     def __init__(
         self,
@@ -88,32 +87,32 @@ class ModelCheck:
         self.restart()
 
     def restart(self) -> None:
-        """To be called when the counts of steps start again, on all ranks."""
-        self._compared: tuple[int, int] | None = None  # joins and steps at the last digest
-        self._equal: tuple[int, int] | None = None  # the same when models were equal last
+        """Call this on all ranks when step counts start again."""
+        self._compared: tuple[int, int] | None = None  # (joins, steps) at the last digest
+        self._equal: tuple[int, int] | None = None  # (joins, steps) when models were last equal
         self._warned = False
         self._found: Exception | None = None
 
     def warn_again(self) -> None:
-        """To be called where all ranks compare: some may not have heard of the last difference."""
+        """Call this when all ranks compare: some may have missed the last difference."""
         self._warned = False
 
     def digest(self, joins: int, steps: int) -> int:
-        """This rank's part in the consensus, from 1 to 2^63 - 1; 0: nothing to compare.
+        """This rank's part of the consensus, from 1 to 2^63 - 1, or 0 for no comparison now.
 
-        `joins`, `steps`: calls of join(), and of step() since the last one.
+        `joins` counts calls of join(), `steps` calls of step() since the last join().
         """
         if not self.every or self._warned or steps % self.every:
             return 0
-        if self._compared == (joins, steps):  # in an earlier round of this step
+        if self._compared == (joins, steps):  # an earlier round of this step has compared
             return 0
         self._compared = joins, steps
         text = json.dumps(self._describe(), sort_keys=True).encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         return number >> 1 or 1
 
-    def heard(self, scope: str, digest: int, equal: bool, steps: int) -> None:
-        """To be called after the consensus, on all ranks, with the largest `digest` of all.
+    def compare(self, scope: str, digest: int, equal: bool, steps: int) -> None:
+        """Call this after the consensus with the largest `digest`, on all ranks.
 
         Collective if digests are not `equal`.
         """
@@ -127,8 +126,8 @@ class ModelCheck:
         self._warned = not self._raises
         self._found = MismatchError(text) if self._raises else UserWarning(text)
 
-    def tell(self) -> None:
-        """Warns of a difference that was found, or raises MismatchError."""
+    def report(self) -> None:
+        """Warns about a difference that compare() found, or raises MismatchError."""
         found, self._found = self._found, None
         if isinstance(found, MismatchError):
             raise found
@@ -149,8 +148,8 @@ class ModelCheck:
 
 
 def _read(scope: str, line: bytes) -> dict[str, Any]:
-    """Reads a rank's message, which somebody may have changed between hosts. Raises PeerError if no
-    rank can have said it."""
+    """Parses a rank's report. Raises PeerError if no rank can have written it, because data between
+    hosts may be altered."""
 
     def texts(found: dict[str, str]) -> dict[str, str]:
         return {printable(name): printable(value) for name, value in found.items()}
@@ -161,13 +160,14 @@ def _read(scope: str, line: bytes) -> dict[str, Any]:
         return {"rank": range(size())[one["rank"]], "raises": one["raises"] is True, **model}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         raise PeerError(
-            f"{scope}: what a rank tells of its model can't be read ({printable(repr(reason)):.200}"
-            "): somebody changes what the hosts send each other; remedy: a private network"
+            f"{scope}: a rank's report about its model can't be read "
+            f"({printable(repr(reason)):.200}): somebody alters the data between the hosts; "
+            "remedy: use a private network"
         ) from reason
 
 
 class StandaloneModelCheck:
-    """Compares models in separate calls, for what has no rounds."""
+    """Compares models in a separate call, for code without optimizer rounds."""
 
     def __init__(
         self,
@@ -177,17 +177,19 @@ class StandaloneModelCheck:
         interval: VerifyPolicy,
         remedies: Remedies,
     ) -> None:
-        """`kind`: of object that compares, for its name in calls."""
+        """`kind`, such as "model", becomes part of the names of its calls."""
         self._scope = requests.Scope(kind, process_set)
         self._process_set = process_set
         self._every = interval.every
         self._equality = ModelCheck(describe, process_set, interval, remedies)
-        self._steps: Counter[int] = Counter()  # by join() calls before them
+        self._steps: Counter[int] = Counter()  # keyed by the number of join() calls before
         self._world = 0
 
     def before_step(self) -> None:
-        """To be called in each step on all ranks; collective in the first one, and where models are
-        compared. Warns of a difference, or raises MismatchError."""
+        """Call this in each step on all ranks; collective in the first step and at comparisons.
+
+        Warns about a difference, or raises MismatchError.
+        """
         process_set = self._process_set
         if not process_set.included() or (process_set.size() == 1 and not may_grow()):
             return
@@ -207,7 +209,7 @@ class StandaloneModelCheck:
             return
         own = np.array([[digest, self._every]], np.int64)
         digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
-        # All as often as the one that does it most often, so that none waits in vain.
+        # The shortest interval of all ranks holds, else one rank would wait in vain for the others.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
         self._equality.compare(self._scope.name, max(digests), equal, steps)
@@ -217,10 +219,10 @@ class StandaloneModelCheck:
 def explain(
     reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
 ) -> str | None:
-    """How the ranks' models differ, and the likely cause; None: they do not.
+    """Says how the ranks' models differ and why they probably do; None if they are equal.
 
-    `equal`: the number of steps after which they were equal; None: never. `joined`: ranks have
-    called join() since.
+    `equal` is the number of steps after which they were last equal, None if they never were.
+    `joined` is True if a rank has called join() since.
     """
     arrays, state = (
         {name: groups for name, groups in _differences(reports, what) if all(groups)}
@@ -253,7 +255,7 @@ def explain(
 
 
 def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """(name, value -> ranks that have it; "": it is missing) of all that is not equal."""
+    """(name, value -> ranks that have it) for each difference. Value "" means missing."""
     names = dict.fromkeys(name for one in reports for name in one[what])
     for name in names:
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -264,10 +266,10 @@ def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, l
 
 
 def _apart(reports: Reports, all_groups: Iterable[dict[str, list[int]]]) -> str:
-    """The ranks that differ from most, or from the first one."""
+    """Names the ranks that differ from the majority; in a tie, from the group that comes first."""
     others: set[int] = set()
     for groups in all_groups:
-        most = max(groups.values(), key=len)  # of equals the one that comes first
+        most = max(groups.values(), key=len)
         others |= {one["rank"] for one in reports} - set(most)
     rest = sorted({one["rank"] for one in reports} - others)
     return ranks_text(others) + (f" against {ranks_text(rest)}" if rest else "")

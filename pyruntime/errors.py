@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error classes, for users and all modules. Each code of the C core is one class; the text
-comes from the core."""
+"""The error classes, and helpers for error texts. Each error code of the C core is one class."""
 
 from __future__ import annotations
 
@@ -14,21 +13,21 @@ from types import FrameType
 
 
 class FarandoleError(RuntimeError):
-    """Any failure of the runtime; subclasses tell the kind."""
+    """Any failure of the runtime. Its subclasses name the kind of failure."""
 
 
 class MismatchError(FarandoleError):
-    """Ranks disagree about one tensor: the text names tensor, ranks and both values."""
+    """Ranks disagree about a tensor. The text names the tensor, the ranks and both values."""
 
 
 class PeerError(FarandoleError):
-    """Another rank died or left: the text names the rank and the cause."""
+    """Another rank died or left. The text names the rank and the cause."""
 
 
 class StallError(FarandoleError):
-    """A deadline passed: the text names the tensor and what is missing."""
+    """A deadline passed. The text names the tensor and the ranks that are missing."""
 
-    under_way = False  # True: a `timeout=` passed; the call continues and may be waited for again
+    under_way = False  # True: a `timeout=` passed; the call continues, and you may wait again
 
 
 class ShutdownError(FarandoleError):
@@ -36,30 +35,31 @@ class ShutdownError(FarandoleError):
 
 
 class LibraryError(FarandoleError):
-    """MPI, NCCL, CUDA or the operating system failed: the text names the call and its error."""
+    """MPI, NCCL, CUDA or the operating system failed. The text names the call and its error."""
 
 
 class CheckpointError(FarandoleError):
-    """A commit of elastic training could not be written, or is damaged, missing or foreign, or
-    another user may write to it; the text says which."""
+    """A commit of elastic training cannot be written or read. The text names the cause: damaged,
+    missing, from a different job, or writable by another user."""
 
 
-# Errors after which elastic training may go on; not the program's own, such as MismatchError.
+# Errors after which elastic training restarts. Others, such as MismatchError, are the program's.
 RETRIED = (PeerError, StallError, LibraryError)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts were added or removed: ends the current attempt of elastic training. No failure."""
+    """Hosts were added or removed, which ends the current attempt of elastic training. Not a
+    failure."""
 
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
-        """`skip_sync`: no rank is new, so no rank needs the others' state. `leaving`: all ranks end
-        here, and training goes on in other processes or not at all."""
+        """`skip_sync`: all ranks were here before, so none needs another's state. `leaving`: every
+        rank ends here; training continues in other processes, if at all."""
         super().__init__("the hosts of the job change")
         self.skip_sync, self.leaving = skip_sync, leaving
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised: nothing here is built for one framework version. For scripts that catch it."""
+    """Never raised, because no build depends on a framework version. For scripts that catch it."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
@@ -91,7 +91,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def error_text(reason: BaseException) -> str:
-    """An exception's text, safe to write to a terminal: an OSError's without its number."""
+    """An exception's text, safe to print on a terminal. Drops an OSError's number."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
         text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
@@ -99,9 +99,9 @@ def error_text(reason: BaseException) -> str:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """`text` of another process, safe to write to a terminal: control characters are escaped.
+    """Escapes control characters in `text` from another process, so it is safe on a terminal.
 
-    Names may hold escape sequences or characters that reorder a line. `lines`: keep line ends.
+    Names may hold escape sequences, or characters that reorder a line. `lines` keeps line ends.
     """
     if text.isprintable():
         return text
@@ -118,9 +118,9 @@ def from_code(code: int, text: str) -> Exception:
 
 _NAMED = {kind.__name__: kind for kind in _CLASSES}
 _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
-# One of them and its text within an error of a framework, which may append a traceback, or what it
-# knows of the program: " [executable_name='jit_step']". An error of Python's own classes may be
-# another's.
+# Finds a farandole error inside a framework's error text, which may append a traceback, or facts
+# about the program: " [executable_name='jit_step']". ValueError and TypeError need the prefix
+# "farandole.", because other code raises them too.
 _EMBEDDED = re.compile(
     rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
     r"(?=\s+Traceback \(|(?: \[\w+='[^'\n]*'\])*\Z)",
@@ -130,7 +130,7 @@ _EMBEDDED = re.compile(
 
 @contextlib.contextmanager
 def retyped(framework: type[Exception]) -> Iterator[None]:
-    """A context that raises farandole's error in place of the framework's error that reports it."""
+    """Raises farandole's own error instead of the framework error that contains it."""
     try:
         yield
     except framework as reason:
@@ -141,7 +141,7 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warns at the line of the program that has called farandole, or a framework that did."""
+    """Warns at the line of the program that called farandole, directly or through a framework."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package_of(frame) in _BETWEEN:
         frame = frame.f_back
@@ -152,8 +152,11 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def without_frames(reason: Exception) -> Exception:
-    """The error to raise to the program: its traceback then ends near the program's line. Frames of
-    others below farandole's stay, as do all frames of an error that is farandole's own fault."""
+    """Drops traceback frames inside farandole and torch, so that the traceback ends near the
+    program's line.
+
+    Keeps all frames if other code raised the error, or if it is a bug of farandole.
+    """
     meant = (FarandoleError, TypeError, ValueError, NotImplementedError)
     if not isinstance(reason, meant) or not _is_within_libraries(reason):
         return reason
@@ -168,12 +171,12 @@ def _is_within_libraries(reason: BaseException) -> bool:
 
 
 _LIBRARIES = ("farandole", "farandole_autoload", "torch")
-# They may stand between a program's line and a warning, but have errors of their own, too.
+# Packages between a program's line and a warning. Some raise errors that are not farandole's.
 _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
 
 
 def _is_library(frame: FrameType) -> bool:
-    """True for farandole's frames, and for torch's, which stand between those and the program's."""
+    """True for frames of farandole, and of torch, which calls farandole for the program."""
     return _package_of(frame) in _LIBRARIES
 
 

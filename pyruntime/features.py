@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's questions about this build and this run, such as nccl_built(). Public calls."""
+"""Horovod's queries about this build and this run, such as nccl_built(). Public calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.start.mpi_ranks import Mpi
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks found each other through MPI. Never raises.
+    """True if the ranks found each other through MPI. Never raises.
 
     Examples:
         >>> hvd.mpi_enabled() or hvd.size() == 1
@@ -19,7 +19,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call MPI. ValueError where MPI is not in use.
+    """True if several threads may call MPI. Raises ValueError if MPI is not in use.
 
     Examples:
         >>> not hvd.mpi_enabled() or hvd.mpi_threads_supported()
@@ -32,7 +32,7 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_built() -> bool:
-    """True: MPI is found at run time.
+    """True: farandole finds MPI at run time.
 
     Examples:
         >>> hvd.mpi_built()
@@ -42,7 +42,7 @@ def mpi_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code (22707 for 2.27.7), as found at run time; 0 without a GPU or NCCL.
+    """NCCL's version code (22707 for 2.27.7), found at run time; 0 without a GPU or NCCL.
 
     Examples:
         >>> hvd.nccl_built() == 0 or hvd.cuda_built()
@@ -52,7 +52,7 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether a GPU can be used here; the driver is found at run time.
+    """True if this process can use a GPU. farandole finds the driver at run time.
 
     Examples:
         >>> hvd.cuda_built() in (True, False)
@@ -82,7 +82,7 @@ def gloo_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """False: there is no ROCm backend.
+    """False: farandole has no ROCm backend.
 
     Examples:
         >>> hvd.rocm_built()
@@ -92,7 +92,7 @@ def rocm_built() -> bool:
 
 
 def ddl_built() -> bool:
-    """False: IBM DDL is not supported.
+    """False: farandole does not support IBM DDL.
 
     Examples:
         >>> hvd.ddl_built()
@@ -102,7 +102,7 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """False: oneCCL is not used.
+    """False: farandole does not use oneCCL.
 
     Examples:
         >>> hvd.ccl_built()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that have a state, within the values of an elastic state: they are saved and restored in
-place, by a handler, and no copy of a value contains a copy of one. For elastic.py, on the thread
-that trains.
+"""Saves and restores objects with a state, such as optimizers, within the values of an elastic
+State. For elastic.py, on the training thread.
 
-A copy of a scheduler would drive a copy of the optimizer. So values are copied around the objects
-that have a handler: a copy refers to the very same objects.
+A handler saves such an object in place. Values are deep-copied around it: the copy refers to the
+same object, because a copied scheduler would drive a copied optimizer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from farandole.objects import allgather_object, broadcast_object
 
 T = TypeVar("T", bound=Any)
 
-# Values without parts, which copies share.
+# Types without parts; deep copies share these values.
 _ATOMS = frozenset(
     {
         *(bool, int, float, complex, str, bytes, NoneType, type),
@@ -35,7 +34,11 @@ _WITHOUT_ORDER = (set, frozenset)
 
 
 class StateHandler(Generic[T]):
-    """Saves, restores and synchronises one kind of object, by its state_dict."""
+    """Saves, restores and synchronises one object through its state_dict().
+
+    Derive a class and register() it for objects that need more. The thread that trains calls all
+    methods. sync() is a collective: every rank of the world calls it in the same order.
+    """
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -43,32 +46,32 @@ class StateHandler(Generic[T]):
         self.save()
 
     def save(self) -> None:
-        """Stores a copy of the state."""
+        """Keeps a deep copy of the object's state."""
         self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Restores the copy."""
+        """Loads the state that was saved last."""
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
-        """Copies rank 0's state to all ranks; collective."""
+        """Copies rank 0's state to all ranks and saves it. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
         self.save()
 
     def reset(self) -> None:
-        """Called after a restart: the number of ranks may have changed."""
+        """Called after a restart, when the number of ranks may have changed."""
 
     def set_value(self, value: T) -> None:
-        """Replaces the object."""
+        """Replaces the object and saves its state."""
         self.value = value
         self.save()
 
 
-registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first type that matches counts
+registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first matching type wins
 
 
 def handler_of(value: Any) -> type[StateHandler[Any]] | None:
-    """The class of this object's handler; None for a plain value, which is copied."""
+    """The handler class for an object; None for a plain value, which is copied."""
     if type(value) in _ATOMS or isinstance(value, type):
         return None
     for kind, handler in registry:
@@ -79,20 +82,20 @@ def handler_of(value: Any) -> type[StateHandler[Any]] | None:
 
 
 def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By path, the objects within `values` that have a handler, in an order that is equal on all
-    ranks. It looks wherever copy.deepcopy() does.
+    """Finds the objects with a handler within `values`, keyed by path.
 
-    Raises TypeError for several of them in one set, which has no order.
+    It looks wherever copy.deepcopy() does; the order is equal on all ranks. Raises TypeError if a
+    set holds several such objects, because sets have no order.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {}  # by id, and alive, so that no id comes twice
+    seen: dict[int, Any] = {}  # keyed by id; holds the objects so that no id is reused
 
     def look(path: str, value: Any) -> None:
         if handler_of(value) is not None:
             if found.setdefault(path, value) is not value:
                 raise TypeError(
-                    f"state, {path}: a set has no order in which ranks could tell its objects "
-                    "apart: use a list"
+                    f"state, {path}: a set holds several objects that ranks could not tell apart; "
+                    "use a list"
                 )
         elif id(value) not in seen:
             seen[id(value)] = value
@@ -106,7 +109,7 @@ def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields, with a name each, the objects that copy.deepcopy() copies with `value`."""
+    """Yields (name, part) for each object that copy.deepcopy() copies along with `value`."""
     kind = type(value)
     if kind in (dict, list, tuple, *_WITHOUT_ORDER):
         yield from _members(value)
@@ -119,7 +122,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
             reduce = copyreg.dispatch_table.get(kind)
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         except Exception:
-            return  # copy.deepcopy() will raise it
+            return  # copy.deepcopy() will raise the error
         if isinstance(reduced, tuple):
             _, arguments, state, *items = (*reduced, None, None)[:5]
             states = state if type(state) is tuple else (state,)
@@ -142,17 +145,17 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Handlers:
-    """The handlers of a state's objects; each object keeps its own."""
+    """The handlers of a state's objects. An object keeps its handler as long as it is found."""
 
     def __init__(self) -> None:
-        self._found: dict[str, StateHandler[Any]] = {}  # by the first path of its object
+        self._found: dict[str, StateHandler[Any]] = {}  # keyed by the object's first path
 
     def _by_object(self) -> dict[int, StateHandler[Any]]:
         return {id(handler.value): handler for handler in self._found.values()}
 
     def save(self, values: dict[str, Any], only: Any = None) -> Saved:
-        """Saves the objects within `values`, and returns copy(values). `only`: saves that object
-        alone; the others keep what was saved last."""
+        """Saves the objects within `values` and returns copy(values). With `only`, saves that
+        object alone; the others keep their last saved state."""
         before, self._found = self._by_object(), {}
         for path, value in _firsts(find_objects(values)).items():
             handler = before.get(id(value))
@@ -164,13 +167,13 @@ class Handlers:
         return self.copy(values)
 
     def copy(self, values: dict[str, Any]) -> Saved:
-        """A copy of the values, and what the handlers of the objects within have saved."""
+        """Deep-copies the values, and adds the states that the handlers have saved."""
         objects = {id(handler.value): handler.value for handler in self._found.values()}
         parts = {path: Part(x.value, x.saved) for path, x in self._found.items()}
         return Saved(copy.deepcopy(values, objects), parts)
 
     def restore(self, saved: Saved) -> dict[str, Any]:
-        """Restores the objects, and returns a copy of the values."""
+        """Restores the objects' states, and returns a copy of the values."""
         before, self._found = self._by_object(), {}
         for path, (value, state) in saved.parts.items():
             handler = self._found[path] = before.get(id(value)) or _made(value)
@@ -184,9 +187,9 @@ class Handlers:
             handler.reset()
 
     def sync(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Copies rank 0's objects to all ranks, and its values, which are returned; collective.
+        """Returns rank 0's values, with this rank's objects in the states of rank 0's. Collective.
 
-        Raises ValueError, on all ranks, where one lacks an object that rank 0 has.
+        Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
         """
         before, own = self._by_object(), find_objects(values)
         root = broadcast_object(_Transfer(values, own), 0, name="farandole.elastic.objects")
@@ -200,7 +203,7 @@ class Handlers:
         for rank, texts in enumerate(answers):
             if texts:
                 raise ValueError(
-                    f"rank {rank}: {texts[0]}; remedy: make the same objects on all ranks before "
+                    f"rank {rank}: {texts[0]}; remedy: create the same objects on all ranks before "
                     "training, because farandole sends their states only"
                 )
         self._found = {x: before.get(id(own[x])) or _made(own[x]) for x in root.kinds}
@@ -210,7 +213,7 @@ class Handlers:
 
 
 def _firsts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Each object by the first of its paths."""
+    """Keeps one entry per object: that of its first path."""
     paths: dict[int, str] = {}
     for path, value in found.items():
         paths.setdefault(id(value), path)
@@ -228,7 +231,7 @@ def _name(value: Any) -> str:
 
 
 class _Transfer:
-    """Rank 0's values on their way to the other ranks, which find the objects by their paths."""
+    """Pickles rank 0's values without their objects. Receivers insert their own, found by path."""
 
     def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
         firsts = _firsts(found)
@@ -244,7 +247,7 @@ class _Transfer:
         return _received, (file.getvalue(), self.kinds)
 
     def values(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, with this rank's objects."""
+        """The values, with this rank's objects inserted."""
         if not self._data:
             return dict(self._values)
         unpickler = _Unpickler(io.BytesIO(self._data))
@@ -273,5 +276,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def register(kinds: Iterable[tuple[type, type[StateHandler[Any]]]]) -> None:
-    """Registers handlers, by the type of their objects."""
+    """Registers handler classes for types of objects."""
     registry.extend(kinds)

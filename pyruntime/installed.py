@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What else is installed with farandole: packages, MPI and GPU libraries, found as the core finds
-them. For `farandole doctor`, Horovod's questions and init()."""
+"""Finds the packages, MPI and GPU libraries next to farandole, in the places where the core looks.
+For `farandole doctor`, init() and Horovod's queries."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 from farandole.trust import out_of_reach
 
-# Parts that are elsewhere in an editable install.
+# Packages that an editable install keeps in other folders.
 _PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
 
 
 def own_folders() -> list[str]:
-    """The folders of farandole's own modules."""
+    """The folders of farandole's modules."""
     found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
     places = [spec.submodule_search_locations or [] for spec in found if spec]
     return [str(Path(__file__).parent), *(folder for place in places for folder in place)]
 
 
 def version(package: str) -> str:
-    """A package's version; "" if it is not installed."""
+    """An installed package's version, or ""."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -42,42 +42,44 @@ def version(package: str) -> str:
 
 @contextlib.contextmanager
 def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
-    """Within it an adapter imports its library: the error for a missing one names the remedy."""
+    """Context for an adapter's imports: the error for a missing library names the remedy."""
     try:
         yield
     except ModuleNotFoundError as reason:
         if reason.name != module:
-            raise  # of that library's own
+            raise  # a module that the library itself lacks
         text = f"{adapter} needs {name}, which is not installed: `{remedy}`"
         raise ImportError(text) from reason
 
 
 @dataclass(frozen=True)
 class LoadedMpi:
-    """The MPI library that a process has loaded."""
+    """The MPI library that this process has loaded."""
 
     file: str
-    interface: str  # whose binary interface it has; "": none that the core knows
+    interface: str  # the MPI whose binary interface it implements; "": unknown to the core
     version: str
 
 
 def loaded_mpi() -> LoadedMpi | None:
-    """That of this process, as the core finds it; None if there is none."""
+    """The MPI that the core found loaded in this process, or None."""
     lines = read_string(lib.farandole_mpi).split("\n")
     return LoadedMpi(*lines) if len(lines) > 1 else None
 
 
 def addresses() -> list[tuple[str, str]]:
-    """(interface, address) for each address that the core tells ranks of other hosts. Raises
-    ValueError where FARANDOLE_INTERFACE leaves none."""
+    """(interface, address) for each address that the core announces to other hosts.
+
+    Raises ValueError if FARANDOLE_INTERFACE excludes all.
+    """
     lines = read_string(lib.farandole_addresses).splitlines()
     return [(name, address) for name, address in (line.split(" ") for line in lines)]
 
 
 def mpi_library() -> str:
-    """Version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError without one.
+    """Version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on failure.
 
-    Does not start MPI unless a launcher has started this process.
+    Starts MPI only if a launcher has started this process.
     """
     import mpi4py
 
@@ -90,15 +92,18 @@ def mpi_library() -> str:
 
 
 def nvidia_folders() -> list[str]:
-    """The library folders of NVIDIA's wheels, if they are installed."""
+    """Library folders of NVIDIA's wheels, if they are installed."""
     found = importlib.util.find_spec("nvidia")
     places = (found and found.submodule_search_locations) or ()
     return [str(path) for place in places for path in sorted(Path(place).glob("*/lib"))]
 
 
 def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
-    """(the library, its file): the variable's, else one that this process has loaded, of NVIDIA's
-    wheels, of the loader; (None, "") if there is none."""
+    """Opens a library and returns (library, file), or (None, "").
+
+    `variable` names a setting with its path. Without one, tries in order: the library that this
+    process has loaded, NVIDIA's wheels, the dynamic loader's path.
+    """
     chosen = setting(variable)
     paths = [Path(folder, name) for name in names for folder in nvidia_folders()]
     places = [chosen] if chosen else [*(str(p) for p in paths if p.exists()), *names]
@@ -110,7 +115,7 @@ def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
 
 
 def mapped_files(name: str) -> list[str]:
-    """Files called name.so... that this process has mapped_files."""
+    """Files called NAME.so* that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
     return sorted(paths)
@@ -121,13 +126,13 @@ def _file_of(name: str) -> str:
 
 
 def int_from(function: Any) -> int:
-    """What `int function(int*)` writes; 0 if it fails."""
+    """The int that a C function `int f(int*)` writes; 0 if the call fails."""
     number = ctypes.c_int(0)
     return number.value if function(ctypes.byref(number)) == 0 else 0
 
 
 def gpu_count() -> int:
-    """How many GPUs this process can use."""
+    """Number of GPUs that this process can use."""
     cuda, _ = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     if cuda is None or cuda.cuInit(0) != 0:
         return 0
@@ -137,6 +142,6 @@ def gpu_count() -> int:
 
 
 def nccl_version() -> int:
-    """NCCL's version code, 22707 for 2.27.7; 0 where there is none."""
+    """NCCL's version code, such as 22707 for 2.27.7; 0 if there is no NCCL."""
     nccl, _ = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
     return int_from(nccl.ncclGetVersion) if nccl is not None else 0

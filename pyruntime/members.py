@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks are in a process set. For all that takes one; sets are made and removed in
-process_sets.py."""
+"""ProcessSet: which ranks take part in a call. process_sets.py adds and removes sets."""
 
 from __future__ import annotations
 
@@ -12,11 +11,13 @@ from farandole._library import check_count, ffi, lib
 
 
 class ProcessSet:
-    """Some ranks of the world, ascending. Usable once add_process_set or init has registered it."""
+    """A subset of the world's ranks, ascending. Register it by add_process_set or init."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
-        """From world ranks, or from an mpi4py communicator (after init). Raises ValueError for
-        ranks that are not integers, are repeated, or are not in the world."""
+        """From world ranks, or from an mpi4py communicator after init().
+
+        Raises ValueError if a rank is not an integer, is repeated, or is not in the world.
+        """
         self.process_set_id: int | None = None
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
         self.ranks: list[int] | None = None
@@ -41,7 +42,8 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """This process's rank in the set; None before registration. ValueError for non-members."""
+        """This process's rank in the set; None before registration. Raises ValueError if it is not
+        a member."""
         if self.process_set_id is None:
             return None
         members, own = self._members(), topology.rank()
@@ -50,11 +52,11 @@ class ProcessSet:
         return members.index(own)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while the ranks are not known."""
+        """True if this process is a member; None while the ranks are unknown."""
         return None if self.ranks is None else topology.rank() in self.ranks
 
     def _members(self) -> list[int]:
-        assert self.ranks is not None  # registration fills it
+        assert self.ranks is not None  # set by registration
         return self.ranks
 
     def __repr__(self) -> str:
@@ -70,7 +72,7 @@ class _World(ProcessSet):
 
     @property
     def ranks(self) -> list[int] | None:  # type: ignore[override]
-        """All of them; None before init()."""
+        """Every rank; None before init()."""
         return self._members() if topology.is_initialized() else None
 
     def _members(self) -> list[int]:
@@ -81,32 +83,33 @@ class _World(ProcessSet):
 
 
 global_process_set = _World()
-registered: list[ProcessSet] = []  # without the world
+registered: list[ProcessSet] = []  # the world is not listed
 
 
 def set_id(process_set: ProcessSet) -> int:
-    """The core's number of a set. Raises ValueError for one that is not registered."""
+    """The core's number for a set. Raises ValueError if the set is not registered."""
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: call add_process_set on every rank")
     return process_set.process_set_id
 
 
 def size_of(number: int) -> int:
-    """The number of members of a set, by its number. Raises ValueError for an unknown one."""
+    """Number of members of a set, by the set's number. Raises ValueError if it is unknown."""
     return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
 def members_of(number: int) -> list[int]:
-    """The world ranks of a set, ascending. Raises ValueError for an unknown one."""
+    """World ranks of a set, ascending, by the set's number. Raises ValueError if it is unknown."""
     ranks = ffi.new("int32_t[]", size_of(number))
     lib.farandole_set_ranks(number, ranks, len(ranks))
     return list(ranks)
 
 
 def denoted(value: Any) -> list[int]:
-    """The numbers of the sets that a value of any type may denote.
+    """Numbers of the sets that a wrong argument may mean, to report the error to their members.
 
-    If that can't be known: all sets that this rank is in, the world first. Never raises.
+    `value` has any type. If it matches no set, returns all sets of this rank, the world first.
+    Never raises.
     """
     try:
         number = getattr(value, "process_set_id", value)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send and recv: messages between two ranks of a process set.
+"""send and recv: messages between two ranks of a process set. Public calls, for any thread.
 
-A send meets the receive that has the same process set, ranks and `tag`, first in, first out in the
-order of each rank's calls; a small message may be there before a large one that was sent earlier.
-Both need the same dtype and number of elements; shapes may differ.
-Ranks are those in the process set. `name` is shown in errors and traces only. Common errors as in
-farandole.ops: MismatchError on both ranks if the two disagree, PeerError if the other rank died,
-left or joined.
+A send matches the receive with the same process set, ranks and `tag`, in the order of each rank's
+calls. A small message may arrive before a large one that was sent earlier. Both ends need the same
+dtype and number of elements; shapes may differ. Ranks are ranks of the process set. `name` appears
+in errors and traces only. Both ranks raise MismatchError if they disagree; a rank raises PeerError
+if the other died, left or joined.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def _known(op: Op, peer: str) -> Any:
-    """How a wrong call is reported: to the rank at the other end, if it can be told which."""
+    """Reports an invalid call to the rank at the other end, if that rank is known."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         rank, tag, name = given.get(peer), given.get("tag", 0), given.get("name")
@@ -51,15 +50,15 @@ def _known(op: Op, peer: str) -> Any:
 
 
 class _Again(RepeatedCall):
-    """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
+    """A repeated message: same arguments, and an array of the same form, on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
     ) -> None:
-        """`source`: who sends, as a rank of the process set, if it is known; `first`: the earlier
-        one's handle."""
+        """`source` is the sender's rank in the process set if known, `first` the handle of the
+        first call."""
         super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
         self._plain = False
         self._source = source
@@ -99,19 +98,18 @@ def send_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[None]:
-    """Sends an array to rank `destination` of the process set, which receives it by recv.
+    """Starts to send an array to rank `destination`, which receives it by recv. Returns a handle.
 
-    A send meets the receive of the same process set, ranks and `tag`, first in, first out. Both
-    have the same dtype and number of elements; shapes may differ. Nobody may write to the array
-    until the call is done, which may be only when the receive is there. Returns a handle, whose
-    wait() gives None.
+    A send matches the receive of the same process set, ranks and `tag`, in the order of calls. Both
+    need the same dtype and number of elements; shapes may differ. Do not write to the array until
+    the handle is done, which may take until the receive is posted. wait() returns None.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - destination: a rank of the process set.
-    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
-    - name: shown in errors and traces only.
-    - process_set: the set whose ranks are meant, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - tag: an int from 0 to 2**63 - 1, equal at both ends.
+    - name: appears in errors and traces only.
+    - process_set: the set in which ranks count, by default the world.
+    - timeout: seconds until a wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -144,19 +142,18 @@ def recv_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[int]:
-    """Receives into an array what rank `source` of the process set sends; None: any rank.
+    """Starts to receive into `tensor` what rank `source` sends. Returns a handle.
 
-    A receive meets the send of the same process set, ranks and `tag`, first in, first out. Both
-    have the same dtype and number of elements; shapes may differ. Nobody else may touch the array
-    until the call is done. Returns a handle, whose wait() gives the sender's rank in the process
-    set.
+    A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
+    need the same dtype and number of elements; shapes may differ. Do not touch the array until the
+    handle is done. wait() returns the sender's rank in the process set.
 
     - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
-    - source: a rank of the process set; None: any.
-    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
-    - name: shown in errors and traces only.
-    - process_set: the set whose ranks are meant, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - source: a rank of the process set; None accepts any.
+    - tag: an int from 0 to 2**63 - 1, equal at both ends.
+    - name: appears in errors and traces only.
+    - process_set: the set in which ranks count, by default the world.
+    - timeout: seconds until a wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -200,16 +197,16 @@ def send(
 ) -> None:
     """Sends an array to rank `destination` of the process set, which receives it by recv.
 
-    A send meets the receive of the same process set, ranks and `tag`, first in, first out. Both
-    have the same dtype and number of elements; shapes may differ. Returns when the array may be
-    written to again, which may be only when the receive is there.
+    A send matches the receive of the same process set, ranks and `tag`, in the order of calls. Both
+    need the same dtype and number of elements; shapes may differ. Returns when you may write to the
+    array again, which may take until the receive is posted.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - destination: a rank of the process set.
-    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
-    - name: shown in errors and traces only.
-    - process_set: the set whose ranks are meant, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - tag: an int from 0 to 2**63 - 1, equal at both ends.
+    - name: appears in errors and traces only.
+    - process_set: the set in which ranks count, by default the world.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -234,18 +231,17 @@ def recv(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> int:
-    """Receives into an array what rank `source` of the process set sends; None: any rank.
+    """Receives into `tensor` what rank `source` of the process set sends; returns its rank.
 
-    A receive meets the send of the same process set, ranks and `tag`, first in, first out. Both
-    have the same dtype and number of elements; shapes may differ. Returns the sender's rank in the
-    process set.
+    A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
+    need the same dtype and number of elements; shapes may differ.
 
     - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
-    - source: a rank of the process set; None: any.
-    - tag: an int from 0 to 2**63 - 1; a send and its receive have the same one.
-    - name: shown in errors and traces only.
-    - process_set: the set whose ranks are meant, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - source: a rank of the process set; None accepts any.
+    - tag: an int from 0 to 2**63 - 1, equal at both ends.
+    - name: appears in errors and traces only.
+    - process_set: the set in which ranks count, by default the world.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

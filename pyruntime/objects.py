@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast and allgather of Python objects of any size, as pickled bytes. Public calls, for any
+"""Broadcast and allgather of Python objects, as pickled bytes of any size. Public calls, for any
 thread.
 
-Unpickling runs code, so bytes that may have been altered between hosts are never unpickled. Inputs
-of at most 1 KiB travel in control messages, which carry a MAC under the job's key and a number in
-their order. There each pickle is announced by its digest, so it counts for that one call only.
+Unpickling runs code, so farandole must not unpickle bytes that somebody altered between hosts. A
+call of at most 1 KiB announces each pickle's length and digest: such calls travel in control
+messages, whose MAC and sequence number nobody can forge or replay.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from farandole.ops.gathers import grouped_allgather_rows
 
 T = TypeVar("T")
 _LENGTH = "{}.length"
-_COUNT, _DIGEST = 8, 32  # bytes of a head: the length of a pickle, little-endian, and its digest
+_COUNT, _DIGEST = 8, 32  # bytes of an announcement: the pickle's length, little-endian, and digest
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _between_hosts() -> bool:
-    """Whether bytes leave a host's memory in this job; alike on all ranks."""
+    """True if the job spans several hosts. Equal on all ranks."""
     return topology.local_size() < topology.size()
 
 
 def _pickled(obj: Any) -> Bytes:
-    """The pickle as uint8, shape (bytes,)."""
+    """The pickle as uint8, shape (number of bytes,)."""
     return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
 
 
 def _digest(data: Bytes) -> bytes:
-    """None is needed where only this user's processes can touch the bytes: zeros."""
+    """Digest of a pickle; zeros on one host, where only this user's processes reach the bytes."""
     if not _between_hosts():
         return bytes(_DIGEST)
     return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
 
 
 def _head(data: Bytes) -> Bytes:
-    """What announces a pickle, writable."""
+    """The writable announcement of a pickle."""
     return np.frombuffer(bytearray(data.size.to_bytes(_COUNT, "little") + _digest(data)), np.uint8)
 
 
@@ -59,7 +59,7 @@ def _length(head: Bytes) -> int:
 
 
 def _opened(data: Bytes, head: Bytes, rank: int, call: str, name: str | None) -> Any:
-    """Unpickles what `rank` has announced. Raises PeerError if it is something else."""
+    """Unpickles the object of `rank`. Raises PeerError if its digest is not the announced one."""
     if _digest(data) != head[_COUNT:].tobytes():
         raise PeerError(
             f"{call}{'' if name is None else f' {name!r}'}: the object of rank {rank} was altered "
@@ -96,16 +96,16 @@ def broadcast_object(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """The object of `root_rank` on every rank; the root gets its own back.
+    """Sends the object of `root_rank` to every rank, and returns it; the root gets its own back.
 
-    What other ranks pass is not looked at, and may be None. Any size, over 2 GiB too. If pickling
-    fails on the root, all ranks raise its error. Raises PeerError if somebody has altered the
-    object on its way between hosts; it is not unpickled.
+    Objects have any size, also over 2 GiB. Arguments of the other ranks are ignored and may be
+    None. If pickling fails on the root, all ranks raise its error. Raises PeerError, without
+    unpickling, if somebody altered the object between hosts.
 
-    - obj: any object that cloudpickle takes.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - obj: any object that cloudpickle can pickle.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -124,7 +124,7 @@ def broadcast_object(
         broadcast_(head, root, name=length_name, process_set=process_set, timeout=timeout)
         if not is_root:
             data = np.empty(_length(head), np.uint8)
-        elif not data.flags.writeable:  # the root only reads it, so in place saves a copy
+        elif not data.flags.writeable:  # in place, to save a copy; the root only reads it
             data = np.asarray(memoryview(bytearray(data)))
         broadcast_(data, root, bytes_name, process_set, timeout=timeout)
         return obj if is_root else _opened(data, head, root, "broadcast_object", name)
@@ -140,15 +140,15 @@ def allgather_object(
     *,
     timeout: float | None = None,
 ) -> list[T]:
-    """Every rank's object, in rank order: a list with a place for each member of the set, in which
-    None stands for one that has joined. Any size.
+    """Returns every rank's object, of any size, in rank order.
 
-    If pickling fails on a rank, its error is raised on all ranks. Raises PeerError if somebody has
-    altered an object on its way between hosts; it is not unpickled.
+    The list has an entry for each member of the set; None stands for a member that has joined. If
+    pickling fails on a rank, all ranks raise its error. Raises PeerError, without unpickling, if
+    somebody altered an object between hosts.
 
-    - obj: any object that cloudpickle takes.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - obj: any object that cloudpickle can pickle.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -160,7 +160,7 @@ def allgather_object(
     head = _head(data)
 
     def parts_of(mine: Bytes, its_name: str | None) -> list[Bytes]:
-        """Each member's part, which is empty for one that has joined."""
+        """Each member's bytes; empty for one that has joined."""
         common: Any = {"name": its_name, "process_set": process_set, "timeout": timeout}
         ((packed, rows),) = grouped_allgather_rows([mine], **common).wait()
         return np.split(packed, np.cumsum(rows)[:-1])
@@ -170,7 +170,7 @@ def allgather_object(
         if _between_hosts():
             heads, parts = parts_of(head, name), parts_of(data, name and f"{name}.bytes")
         else:
-            heads, parts = [head] * len(ranks), parts_of(data, name)  # these have no digest
+            heads, parts = [head] * len(ranks), parts_of(data, name)  # all digests are zeros
         found: list[Any] = [
             _opened(part, one, rank, "allgather_object", name) if part.size else None
             for part, one, rank in zip(parts, heads, ranks, strict=True)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays of every framework are described to the core, and memory that the core lends."""
+"""Describes arrays of every framework to the core, and wraps memory that the core lends."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena: memory that all ranks of a host map, so collectives on it copy nothing. Behind empty()
-of all adapters and gradient_as_bucket_view; any thread."""
+"""Allocates arrays that all ranks of a host can map, so collectives on them copy nothing.
+
+empty() of every adapter and gradient_as_bucket_view use it. Any thread may.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _ArenaMemory:
-    """Bytes in this process's arena, freed with their last view."""
+    """Bytes in this process's arena; freed with the last view of them."""
 
     def __init__(self, nbytes: int) -> None:
         memory = ffi.new("void**")
@@ -36,23 +38,26 @@ class _ArenaMemory:
 
 
 def allocate(nbytes: int) -> Array:
-    """Zeroed bytes, shape (nbytes,), dtype uint8, in memory that all ranks of this host can map.
+    """Zeroed uint8 array of shape (nbytes,) in memory that all ranks of this host can map.
 
-    Raises LibraryError where memory is short.
+    Raises LibraryError if memory is short.
     """
     return np.asarray(_ArenaMemory(nbytes))
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
-    """An uninitialised array in memory that this host's ranks share: no collective copies it.
+    """An uninitialised array in memory shared by the host's ranks: no collective copies it.
 
-    The array and its views behave as any other; whole pages are allocated, so prefer few large
-    ones. Not collective: each rank calls it for any number of arrays, before or after init().
-    `shape` is a number or several; `dtype` any but Python objects. Copies and pickles are ordinary
-    arrays. In a forked child (a DataLoader worker) the array shows
-    what the parent has there until the child writes to it; the parent does not see those writes.
-    Raises LibraryError where memory is short, TypeError for a dtype of Python objects, ValueError
-    for negative dimensions.
+    The array and its views behave like any other array; copies and pickles are ordinary arrays.
+    farandole allocates whole pages, so prefer few large arrays. Not collective: each rank may
+    create any number, before or after init(). A forked child (a DataLoader worker) sees the
+    parent's values until the child writes; the parent never sees the child's writes.
+
+    - shape: an int or a sequence of ints.
+    - dtype: any dtype except Python objects.
+
+    Raises LibraryError if memory is short, TypeError for a dtype of Python objects, ValueError for
+    negative dimensions.
 
     Examples:
         >>> x = hvd.empty((2, 3), "float32")

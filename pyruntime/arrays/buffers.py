@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: arrays as (pointer, dtype, shape, device, stream), and the kinds of arrays on CPUs.
-Every call is made from them; any thread."""
+"""Describes arrays to the core as buffers (pointer, dtype, shape, device, stream), and implements
+the kinds of CPU arrays. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import numpy as np
 from farandole._library import ffi
 from farandole.arrays.kinds import Kind, Shape, register
 
-# The names in enum farandole_dtype, by its values.
+# Names of enum farandole_dtype, indexed by value.
 DTYPES: tuple[str, ...] = tuple(
     constant.removeprefix("FARANDOLE_").lower()
     for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
-# Types of ml_dtypes that NumPy lacks, and the NumPy type of the same memory.
+# dtypes of ml_dtypes that NumPy lacks, and the NumPy dtype that views the same memory.
 _SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
-# The address of all tensors without elements; a null pointer would mean "no contribution".
+# Address of every tensor without elements. A null pointer would mean "this rank contributes none".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
 def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
-    """`pointer`, or EMPTY for a shape without elements. ValueError for null with elements."""
+    """`pointer`, or EMPTY if `shape` has no elements. Raises ValueError for null with elements."""
     if 0 in shape:
         return EMPTY
     if not pointer:
@@ -44,9 +44,9 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An array as the core needs it: always C-contiguous; device -1 is the CPU.
+    """A C-contiguous array as the core needs it. Device -1 is the CPU.
 
-    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy.
+    `owner` keeps the memory alive: the array itself, a view, or a contiguous copy.
     """
 
     pointer: int
@@ -58,7 +58,7 @@ class Buffer:
 
 
 def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
-    """(i, j) of each buffer j that shares memory with one at a lower address, i."""
+    """(i, j) for each buffer j that overlaps a buffer i with a lower address."""
     end = last = 0
     for i, buffer in sorted(enumerate(buffers), key=lambda pair: pair[1].pointer):
         nbytes = math.prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
@@ -69,10 +69,8 @@ def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
 
 
 def check_apart(buffers: Sequence[Buffer]) -> None:
-    """Raises ValueError if two tensors that are to be reduced in place share memory.
-
-    Some of their elements would be reduced twice, and others once, depending on the rank.
-    """
+    """Raises ValueError if two tensors share memory, because an in-place call would reduce the
+    shared elements twice on some ranks."""
     for i, j in _sharing(buffers):
         raise ValueError(
             f"tensors[{min(i, j)}] and tensors[{max(i, j)}] share memory, which would be reduced "
@@ -81,9 +79,11 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
 
 
 def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
-    """For each buffer that must wait for its turn, since it shares memory with others: the one
-    before it. Turns follow the order of `buffers`."""
-    group = list(range(len(buffers)))  # by buffer: the lowest number of those that it meets
+    """Maps each buffer that shares memory with earlier ones to the one that must be sent before it.
+
+    Keys and values are indices of `buffers`.
+    """
+    group = list(range(len(buffers)))  # per buffer: the lowest index in its group of overlaps
     for i, j in _sharing(buffers):
         lower, upper = sorted((group[i], group[j]))
         group = [lower if g == upper else g for g in group]
@@ -97,7 +97,7 @@ def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
 
 
 class ResultMemory:
-    """Memory that the core allocated for a result (bytes on the CPU). Freed with its last view."""
+    """CPU memory that the core allocated for a result. Freed with its last view."""
 
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
@@ -119,7 +119,7 @@ class ResultMemory:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The core's code of a NumPy dtype; raises TypeError where there is none."""
+    """The core's code for a NumPy dtype. Raises TypeError if there is none."""
     code = _CODES.get(dtype)
     if code is not None:
         return code
@@ -129,29 +129,29 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """NumPy's dtype of a core code; for types of ml_dtypes an integer of the same size."""
+    """The NumPy dtype for a core code; for ml_dtypes, an unsigned integer of the same size."""
     return np.dtype(_SEEN_AS.get(DTYPES[code], DTYPES[code]))
 
 
 class NumpyKind(Kind):
-    """NumPy arrays and scalars; whatever NumPy can view without a copy derives from this."""
+    """NumPy arrays and scalars. Base class for every array that NumPy can view without a copy."""
 
-    gives_pointers = True  # the address as a number would take NumPy 1.5 us
+    gives_pointers = True  # NumPy needs 1.5 us to return the address as an int
 
     def matches(self, x: Any) -> bool:
-        """Whether `x` is an array or a scalar of NumPy."""
+        """True for a NumPy array or scalar."""
         return isinstance(x, (np.ndarray, np.generic))
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        """`x` as a NumPy array over the same memory."""
+        """A NumPy array over the memory of `x`."""
         return np.asarray(x)
 
     def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
-        """A NumPy array as an array of `like`'s kind."""
+        """Converts a NumPy array to the kind of `like`."""
         return result
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The memory of the view of `x`, or of a contiguous copy of it."""
+        """Describes the memory of `x`, or a contiguous copy of it."""
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(
                 "a masked array cannot be sent: send x.filled(value), or x.data and x.mask"
@@ -172,28 +172,28 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """A pointer that keeps the memory of `x`, twice; (0, None) if `x` differs or would be
-        copied."""
+        """(pointer, pointer), which keeps the memory of `x` alive; (0, None) if `x` differs or
+        would be copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:
             pointer = _from_buffer(x, in_place)
-        except ValueError:  # not contiguous, or read-only, or a dtype that no buffer has
+        except ValueError:  # not contiguous, read-only, or a dtype without buffer protocol
             return 0, None
         return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new array of the same kind, dtype and, without `shape`, shape as `like`."""
+        """A new array of the kind and dtype of `like`, and of its shape if `shape` is None."""
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array of `like`'s kind and dtype over a result's memory."""
+        """An array of the kind and dtype of `like` over a result's memory."""
         return self.give(np.asarray(memory).view(self.view(like).dtype), like)
 
 
 class _InterfaceKind(NumpyKind):
-    """Objects with `__array_interface__`: NumPy reads them, results are NumPy arrays."""
+    """Objects with `__array_interface__`. Their results are NumPy arrays."""
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__array_interface__")

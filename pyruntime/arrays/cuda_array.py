@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs without a framework: the core's memory, and objects that tell their address. For
-the neutral calls and results on GPUs."""
+"""GPU arrays without a framework: CudaArray for the core's memory, and the kinds of objects that
+export their address through DLPack or `__cuda_array_interface__`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from farandole.arrays import dlpack
 from farandole.arrays.buffers import DTYPES, Buffer, NumpyKind, address_or_empty, code_of, dtype_of
 from farandole.arrays.kinds import Kind, Shape, Stream, register
 
-LEGACY_STREAM = 1  # CUDA's number of the default stream
-_LAST_DEFAULT = 2  # and of the default stream of each thread
+LEGACY_STREAM = 1  # CUDA's handle of the legacy default stream
+_LAST_DEFAULT = 2  # CUDA's handle of the per-thread default stream
 
-# Memory to be freed, and its stream: what belongs to a stream that is captured has to wait.
+# Memory to free, and its stream. Memory cannot be freed while its stream is being captured.
 _dropped: deque[tuple[Any, int]] = deque()
 
 
@@ -27,14 +27,14 @@ def _free_dropped(dropped: Any = _dropped, free: Any = lib.farandole_free_on) ->
     for _ in range(len(dropped)):
         try:
             memory = dropped.popleft()
-        except IndexError:  # another thread frees it
+        except IndexError:  # another thread has emptied the queue
             return
         if not free(*memory):
             dropped.append(memory)
 
 
 class _GpuMemory:
-    """The core's memory on a GPU; freed after the work that is then in its stream."""
+    """GPU memory of the core; freed after all work already in its stream."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
         _free_dropped()
@@ -46,7 +46,7 @@ class _GpuMemory:
 
 
 class _BorrowedMemory:
-    """Memory of another owner on a GPU; keeps that owner alive."""
+    """GPU memory that belongs to `buffer.owner`, which it keeps alive."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.pointer = ffi.cast("void*", buffer.pointer)
@@ -54,18 +54,19 @@ class _BorrowedMemory:
 
 
 class CudaArray:
-    """A contiguous array on a GPU: the result of calls on arrays of no known library.
+    """A contiguous array on a GPU: the result of a call on GPU arrays of no known library.
 
-    shape: tuple of int; dtype: its name, as NumPy's or ml_dtypes'; device: CUDA's number; stream:
-    the values are there once its present work is done. `__cuda_array_interface__` (version 3, where
-    bfloat16 shows as uint16) and DLPack hand it to other libraries without a copy. Its memory
-    belongs to that stream: wait for any other stream that reads it before you drop the array.
+    shape is a tuple of int; dtype a name of NumPy or ml_dtypes; device CUDA's ordinal. The values
+    are valid once the present work of `stream` is done. Other libraries read the memory without a
+    copy through DLPack or `__cuda_array_interface__` (version 3; bfloat16 appears as uint16). The
+    memory is freed in the order of `stream`: before you drop the array, wait for any other stream
+    that reads it.
     """
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
     def __init__(self, allocation: _GpuMemory | _BorrowedMemory, dtype: int, shape: Shape) -> None:
-        """`dtype`: a core code. Raises ValueError for null, unless the shape has no elements."""
+        """`dtype` is a core code. Raises ValueError for null memory if the shape has elements."""
         self._allocation = allocation
         address_or_empty(self.address, shape, "a result on a GPU")
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
@@ -73,12 +74,12 @@ class CudaArray:
 
     @classmethod
     def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Takes over `pointer`, which came from farandole_take and is read in `stream` next."""
+        """Takes ownership of `pointer` from farandole_take; `stream` reads it next."""
         return cls(_GpuMemory(pointer, device, stream), dtype, shape)
 
     @classmethod
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Uninitialised, usable in `stream`. Raises LibraryError where memory is short."""
+        """Uninitialised array, usable in `stream`. Raises LibraryError if memory is short."""
         memory = ffi.new("void**")
         nbytes = dtype_of(dtype).itemsize * prod(shape)
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
@@ -86,7 +87,7 @@ class CudaArray:
 
     @classmethod
     def over(cls, buffer: Buffer) -> CudaArray:
-        """A buffer's memory, as a flat array in the buffer's stream; keeps its owner alive."""
+        """A flat array over a buffer's memory, in its stream. Keeps the buffer's owner alive."""
         return cls(_BorrowedMemory(buffer), buffer.dtype, (prod(buffer.shape),))
 
     @property
@@ -105,7 +106,7 @@ class CudaArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule, for a consumer that works in `stream` (None: the default one; -1: any)."""
+        """A capsule for a consumer working in `stream`. None is the default stream, -1 any."""
         if stream is None:
             stream = LEGACY_STREAM
         if stream not in (-1, self.stream):
@@ -114,14 +115,14 @@ class CudaArray:
         return dlpack.capsule(self.address, device, self.dtype, self.shape, self._allocation)
 
     def bytes(self) -> CudaArray:
-        """The same memory as uint8, shape (bytes,)."""
+        """The same memory as uint8, shape (number of bytes,)."""
         itemsize = dtype_of(DTYPES.index(self.dtype)).itemsize
         count = itemsize * prod(self.shape)
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
 
     @property
     def address(self) -> int:
-        """The address of its memory."""
+        """The device address of the first element."""
         return int(ffi.cast("uintptr_t", self._allocation.pointer))
 
     def __repr__(self) -> str:
@@ -129,13 +130,14 @@ class CudaArray:
 
 
 class _CpuDlpackKind(NumpyKind):
-    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's."""
+    """CPU arrays with DLPack. Results are of the same kind if the library has an array-API
+    namespace, else NumPy arrays."""
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        if isinstance(x, np.ndarray):  # a result, where x's library has no array-API namespace
+        if isinstance(x, np.ndarray):  # a result: the library of `like` has no namespace
             return x
         try:
             return np.from_dlpack(x)
@@ -148,7 +150,7 @@ class _CpuDlpackKind(NumpyKind):
 
 
 class _StreamOwner:
-    """An array that has named a stream, which lives as long as the array does."""
+    """The first array that named a stream; results keep it alive, and so the stream."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -156,14 +158,14 @@ class _StreamOwner:
         self.array = array
 
 
-_owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # by stream
+_owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # keyed by stream
 
 
 def _named_stream(x: Any) -> int:
     """The stream that an array names, else the default stream.
 
-    The first array that names a stream is its owner as long as anything in that stream lives.
-    Otherwise each result would keep the array it was made of, and so all results before it.
+    All results in a stream keep the first array that named it. If each result kept its own input,
+    a chain of calls would keep every earlier result.
     """
     number = x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
     if isinstance(number, Stream) or number <= _LAST_DEFAULT:
@@ -175,25 +177,25 @@ def _named_stream(x: Any) -> int:
 
 
 class _CudaKind(Kind):
-    """Objects with `__cuda_array_interface__`; they say which stream is theirs.
+    """Objects with `__cuda_array_interface__`, which names their stream.
 
-    Array-API libraries get results of their own kind, others a CudaArray.
+    Results are of the same kind if the library has an array-API namespace, else CudaArrays.
     """
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__cuda_array_interface__")
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """Nothing is copied: ValueError for all arrays that are not contiguous."""
-        told = x.__cuda_array_interface__
-        if told.get("mask") is not None:
+        """Describes `x` without a copy. Raises ValueError if it is not contiguous."""
+        interface = x.__cuda_array_interface__
+        if interface.get("mask") is not None:
             raise TypeError("a masked array cannot be sent: fill it first")
-        dtype = np.dtype(told["typestr"])
+        dtype = np.dtype(interface["typestr"])
         code = DTYPES.index(x.dtype) if isinstance(x, CudaArray) else code_of(dtype)
-        shape, strides = tuple(told["shape"]), told.get("strides")
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
         if strides is not None:
             strides = tuple(step // dtype.itemsize for step in strides)
-        pointer, read_only = told["data"]
+        pointer, read_only = interface["data"]
         if in_place and read_only:
             raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
@@ -211,31 +213,31 @@ class _CudaKind(Kind):
         return self.give(memory, like)
 
     def give(self, result: CudaArray, like: Any) -> Any:
-        """A result as an array of `like`'s kind."""
+        """Converts a result to the kind of `like`."""
         namespace = getattr(like, "__array_namespace__", None)
         return namespace().from_dlpack(result) if namespace else result
 
 
 class _CudaDlpackKind(_CudaKind):
-    """Arrays on GPUs that have only DLPack, which names no stream: the default stream is used."""
+    """GPU arrays with DLPack only. DLPack names no stream, so they use the default stream."""
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        if isinstance(x, CudaArray):  # a result, where x's library has no array-API namespace
+        if isinstance(x, CudaArray):  # a result: the library of `like` has no namespace
             return super().describe(x, in_place)
         capsule = x.__dlpack__(stream=LEGACY_STREAM)
-        told = dlpack.read(capsule)
-        if told.dtype not in DTYPES:
-            raise TypeError(f"dtype {told.dtype} cannot be sent; supported: {', '.join(DTYPES)}")
-        code = DTYPES.index(told.dtype)
+        info = dlpack.read(capsule)
+        if info.dtype not in DTYPES:
+            raise TypeError(f"dtype {info.dtype} cannot be sent; supported: {', '.join(DTYPES)}")
+        code = DTYPES.index(info.dtype)
         owner = (x, capsule)
-        return _buffer(x, told.pointer, code, told.shape, told.strides, LEGACY_STREAM, owner)
+        return _buffer(x, info.pointer, code, info.shape, info.strides, LEGACY_STREAM, owner)
 
     def stream(self, x: Any) -> int:
         return LEGACY_STREAM
 
 
 class _DeviceKind(Kind):
-    """Arrays with DLPack or `__cuda_array_interface__`: each array tells its own device."""
+    """Arrays with DLPack or `__cuda_array_interface__`; delegates by each array's device."""
 
     def __init__(self) -> None:
         self._cpu, self._interface, self._dlpack = _CpuDlpackKind(), _CudaKind(), _CudaDlpackKind()
@@ -271,7 +273,7 @@ def _buffer(
     stream: int,
     owner: object,
 ) -> Buffer:
-    """`strides` in elements, None: contiguous."""
+    """Builds a Buffer. `strides` count elements; None means contiguous."""
     if strides is not None and not _contiguous(shape, strides):
         raise ValueError(
             f"an array on a GPU with strides {strides} is not contiguous: copy it with its own "
@@ -282,7 +284,7 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """The CUDA device of `x`; for an array without elements that tells none, this rank's."""
+    """CUDA ordinal of `x`; this rank's device for an empty array that names none."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))
@@ -299,4 +301,4 @@ def _contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-register(_DeviceKind(), 1_000)  # after all others
+register(_DeviceKind(), 1_000)  # last: more specific kinds match first

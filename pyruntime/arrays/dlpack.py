@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, as dlpack.h defines it: reads capsules of other libraries and makes our own. For
-cuda_array.py; a consumer may free a capsule on any thread."""
+"""Reads and makes DLPack capsules, as dlpack.h defines them, for cuda_array.py. A consumer may free
+a capsule on any thread."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any, NamedTuple
 
-CUDA = 2  # of DLDeviceType
+CUDA = 2  # kDLCUDA
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # DLDataTypeCode
 _CODES = {name: code for code, name in _KINDS.items()}
 _NAME = b"dltensor"
@@ -34,26 +34,26 @@ class _Managed(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Prototypes of our own: those of ctypes.pythonapi's attributes belong to whoever set them last.
+# Own prototypes: other code may reset the attributes of ctypes.pythonapi at any time.
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
 _get = ("PyCapsule_GetPointer", ctypes.pythonapi)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
-# Takes a capsule that is being destroyed by its address: it must not be referenced any more.
+# Takes a capsule by address: a reference to an object under destruction would revive it.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
 
-# What consumers of our capsules still use, by the address of the DLPack structure.
+# Memory that consumers of farandole's capsules still use, keyed by address of the DLPack structure.
 _lent: dict[int, tuple[object, ...]] = {}
 
 
 class CapsuleInfo(NamedTuple):
-    """An array, as a capsule describes it; strides in elements, None: C-contiguous.
+    """An array as a capsule describes it.
 
-    pointer: 0 where the capsule has none.
+    `pointer` is 0 if there is no memory. `strides` count elements; None means C-contiguous.
     """
 
     pointer: int
@@ -64,9 +64,9 @@ class CapsuleInfo(NamedTuple):
 
 
 def read(made: Any) -> CapsuleInfo:
-    """What a capsule holds. It must outlive the use of the memory, and is not consumed.
+    """Reads a capsule without consuming it. Keep the capsule while you use its memory.
 
-    Raises TypeError for types that have no name here.
+    Raises TypeError for a dtype without a name here.
     """
     x = ctypes.cast(_pointer(made, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     kind = _KINDS.get(x.code)
@@ -83,7 +83,7 @@ def read(made: Any) -> CapsuleInfo:
 def capsule(
     pointer: int, device: tuple[int, int], dtype: str, shape: tuple[int, ...], owner: object
 ) -> Any:
-    """A capsule over contiguous memory, which `owner` keeps alive as long as anybody uses it."""
+    """A capsule over contiguous memory. `owner` keeps the memory alive while it is in use."""
     kind = dtype.rstrip("0123456789")
     bits = 8 if kind == "bool" else int(dtype[len(kind) :])
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
@@ -99,7 +99,7 @@ def _give_back(address: int) -> None:
 
 
 def _forget(made: int) -> None:
-    """Of a capsule that nobody has consumed."""
+    """Destructor for a capsule that was never consumed."""
     if _valid(made, _NAME):
         _lent.pop(_pointer_in(made, _NAME), None)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of adapters: how arrays of one family reach the core. docs/adapters.md explains it.
-All calls find an array's kind here, on any thread.
+"""The interface between the calls and array libraries: a Kind per family of arrays.
 
-Each adapter is its own package. It derives a class from Kind and registers an object of it when it
-is imported. It names the registering module in an entry point of the group "farandole.adapters",
-under the name of its framework's top-level module: so nobody has to import it.
+Each adapter is a package that derives a class from Kind and registers an instance on import. Its
+entry point in the group "farandole.adapters" has the name of the framework's top-level module, so
+farandole imports the adapter when it first meets such an array. docs/adapters.md is the guide.
+Any thread may call everything here, also the methods of a Kind.
 """
 
 from __future__ import annotations
@@ -22,94 +22,97 @@ Shape = tuple[int, ...]
 
 
 class Stream(int):
-    """A CUDA stream's number that keeps the stream's owner, and so the stream, alive."""
+    """A CUDA stream's handle that keeps the stream alive through its owner."""
 
     owner: object
 
     def __new__(cls, number: int, owner: object) -> Stream:
-        """`owner`: while it lives, the stream is not destroyed."""
+        """The stream exists as long as `owner` does."""
         made = super().__new__(cls, number)
         made.owner = owner
         return made
 
 
 class Kind(ABC):
-    """One family of arrays. Methods get arrays for which `matches` was true, or that
-    its `empty` has made."""
+    """One family of arrays.
 
-    gives_pointers = False  # lent() returns cffi pointers, not numbers
+    Methods get arrays that `matches` accepted or `empty` returned. Several threads may call them at
+    once. No method waits for other ranks.
+    """
+
+    gives_pointers = False  # True: lent() returns cffi pointers instead of ints
 
     @abstractmethod
     def matches(self, x: Any) -> bool:
-        """Whether `x` belongs to the kind; the answer holds for all objects of its type."""
+        """True if `x` belongs to this kind. farandole caches the answer for the type of `x`."""
 
     @abstractmethod
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy where its own is not contiguous.
+        """Describes the memory of `x`, or of a contiguous copy if `x` is not contiguous.
 
-        In place nothing may be copied: ValueError for arrays that are not contiguous or read-only.
-        TypeError for a dtype or layout that the core has no code for.
+        With `in_place`, raises ValueError instead of copying, and for read-only arrays. Raises
+        TypeError for a dtype or layout that the core does not support. The Buffer's owner keeps the
+        memory alive until the call has ended.
         """
 
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """(address of `x`, object that keeps that memory alive whatever happens to `x`), if `x` has
-        this dtype and shape and describe() would not copy; else (0, None).
+        """Fast path of describe() for arrays that are sent repeatedly.
 
-        It must be faster than describe(); it is called for arrays that are sent repeatedly.
-        `device`: what x.device must be; None: the CPU.
+        Returns (address, object that keeps the memory alive) if `x` has this dtype, shape and
+        device, and describe() would not copy it. Else returns (0, None). `device` is compared with
+        x.device; None is the CPU.
         """
         return 0, None
 
     def stream(self, x: Any) -> int:
-        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU.
+        """The CUDA stream in which the caller now uses arrays such as `x`; 0 on the CPU.
 
-        A Stream where it may be destroyed: results are freed in its order, long after the call.
+        Returns a Stream if the stream may be destroyed, because results are freed in its order,
+        possibly long after the call.
         """
         return 0
 
     @abstractmethod
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too.
-
-        The core writes a result there; the user gets what sealed() returns for it.
-        """
+        """A new contiguous array with the dtype and device of `like`, and its shape if `shape` is
+        None. The core writes a result to it; the user gets sealed(result, like)."""
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """The array to give to the user for `result`, which empty() made and the core has filled.
+        """Converts `result`, which empty() made and the core has filled, for the user.
 
-        If arrays can't be written to, empty() makes something that can, such as a NumPy array,
-        which describe() has to take too. This then makes an array of it.
+        Libraries with read-only arrays override this: their empty() makes a writable stand-in, such
+        as a NumPy array, which describe() accepts too.
         """
         return result
 
     def gives_itself(self) -> bool:
-        """Whether the user gets the very array that empty() made."""
+        """True if the user gets the array that empty() made, because sealed() is not overridden."""
         return type(self).sealed is Kind.sealed
 
     @abstractmethod
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array of `like`'s dtype over a result's memory, without a copy where possible.
+        """An array with the dtype of `like` over a result's memory, without a copy if possible.
 
-        `memory`: a ResultMemory, or, of arrays on a GPU, a cuda_array.CudaArray.
+        `memory` is a buffers.ResultMemory, or a cuda_array.CudaArray on GPUs.
         """
 
 
-_kinds: list[Kind] = []  # the first that matches counts
+_kinds: list[Kind] = []  # the first match wins
 _by_type: dict[type, Kind] = {}
 
 
 def register(kind: Kind, place: int = 0) -> None:
-    """Adds a kind, before all others by default. Adapters call this when they are imported."""
+    """Adds a kind before all others, or at `place`. Adapters call this on import."""
     _kinds.insert(place, kind)
     _by_type.clear()
 
 
 def kind_of(x: Any) -> Kind:
-    """The kind of an array; imports the adapter of its framework, if there is one.
+    """The kind of an array. Imports the adapter of its framework if there is one.
 
-    Raises TypeError if `x` is not an array, and if the adapter can't be imported.
+    Raises TypeError if `x` is not an array or its adapter cannot be imported.
     """
     type_ = type(x)
     kind = _by_type.get(type_)
@@ -134,7 +137,7 @@ def _find(x: Any) -> Kind:
 
 
 def _of_numbers() -> str:
-    """Makes an array of a number, in the framework whose part of farandole the program imported."""
+    """Code that converts a number to an array of the framework that the program uses."""
     makers = {"torch": "torch.tensor(x)", "jax": "jax.numpy.asarray(x)"}
     makers["tensorflow"] = "tensorflow.constant(x)"
     used = (text for name, text in makers.items() if f"farandole.{name}" in sys.modules)
@@ -143,15 +146,12 @@ def _of_numbers() -> str:
 
 @functools.cache
 def _adapters() -> dict[str, EntryPoint]:
-    """Entry points of adapters, by the framework's top-level module."""
+    """The adapters' entry points, keyed by the framework's top-level module."""
     return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
 
 
 def import_adapter(framework: str) -> None:
-    """Imports the adapter of a framework, which registers its objects.
-
-    Raises TypeError if that fails.
-    """
+    """Imports a framework's adapter, which registers its kinds. Raises TypeError on failure."""
     adapter = _adapters()[framework]
     try:
         adapter.load()

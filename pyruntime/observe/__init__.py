@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observing a job: flight recorders, traces, metrics, stacks."""
+"""Flight recorders, traces, metrics and stacks of a job."""

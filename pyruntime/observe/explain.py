@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole explain`: says what went wrong first, from the flight recorders of all ranks."""
+"""`farandole explain`: finds the first failure of a job in the flight recorders of its ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from farandole.observe.flight import (
     reaches_back_to,
 )
 
-_MOST = 10  # lines about one kind of trouble
-_USUAL_NS = 100_000_000  # a call that is younger is no finding: ranks are never in step exactly
+_MOST = 10  # most lines about one kind of finding
+_USUAL_NS = 100_000_000  # ranks are never exactly in step: a younger call is no finding
 
 
 def explain(pages: Sequence[Page]) -> list[str]:
-    """Lines about the ranks, what went wrong first, and all other calls that wait or failed."""
+    """The report's lines: the ranks, the first failure, then other failed or waiting calls."""
     shared = matched_calls(pages)
     lines = [*_ranks(pages), *_history(pages)]
     findings = [
@@ -38,9 +38,9 @@ def explain(pages: Sequence[Page]) -> list[str]:
     ]
     if not findings:
         done = sum(all(c.state == "done" for c in one.calls.values()) for one in shared)
-        told = f"Nothing went wrong: all ranks have finished the last {counted(done, 'call')}"
+        text = f"Nothing went wrong: all ranks have finished the last {counted(done, 'call')}"
         young = len(shared) - done
-        return [*lines, f"{told}; {young} more under way." if young else f"{told}."]
+        return [*lines, f"{text}; {young} more under way." if young else f"{text}."]
     lines.append(f"First: {findings[0]}")
     lines += [f"Also: {text}" for text in findings[1 : _MOST + 1]]
     if len(findings) > _MOST + 1:
@@ -57,7 +57,7 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
     world = f", of world {pages[0]['world']}" if pages[0]["world"] > 1 else ""
     yield f"{len(pages)} of {size} ranks recorded{world}."
     if missing := sorted(set(range(size)) - {page["rank"] for page in pages}):
-        yield f"No dump of {ranks_text(missing)}: on another host, or nobody lived to write it."
+        yield f"No dump of {ranks_text(missing)}: on another host, or no rank lived to write it."
     for page in pages:
         last = page["events"][-1] if page["events"] else None
         age = f", last event {_seconds(page['now_ns'] - last['t'])} before the dump" if last else ""
@@ -65,10 +65,10 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _history(pages: Sequence[Page]) -> Iterator[str]:
-    """How elastic training came to this world: as the rank tells it that has been there longest."""
+    """Elastic training's path to this world, as the longest-running rank recorded it."""
     stories = [page.get("story", "").splitlines() for page in pages]
     if longest := max(stories, key=len):
-        yield "How it came to this world:"
+        yield "History of this world:"
         yield from (f"  {line}" for line in longest)
     for page, story in zip(pages, stories, strict=True):
         _, own, said = story[-1].rpartition("; this rank ") if story else ("", "", "")
@@ -79,9 +79,9 @@ def _history(pages: Sequence[Page]) -> Iterator[str]:
 def _last_call(page: Page) -> str:
     calls = calls_of(page)
     if not calls:
-        return "it never submitted anything"
+        return "it never submitted a call"
     last = calls[-1]
-    return f"the last thing it submitted was {last} ({last.state})"
+    return f"its last call was {last} ({last.state})"
 
 
 def _deaths(pages: Sequence[Page]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _mismatches(shared: Sequence[MatchedCall]) -> Iterator[str]:
 
 
 def _found(pages: Sequence[Page]) -> Iterator[str]:
-    """What looked wrong to the ranks, though nothing failed; most of it to all of them."""
+    """Findings of the ranks without a failure. Most are equal on all ranks and are shown once."""
     yield from dict.fromkeys(
         f"{text.removesuffix('.')}."
         for page in pages
@@ -128,7 +128,7 @@ def _found(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
-    """(error class, text); the stacks in a stall's text are left out."""
+    """(error class, text) of each failure, without the stacks in a stall's text."""
     found: dict[tuple[str, str], list[int]] = {}
     for page in pages:
         if failure := page.get("failure"):
@@ -139,16 +139,16 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
 
 
 def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[str]:
-    """Calls that some members never submitted; one line for all with the same ranks."""
+    """Calls that some members never submitted: one line per set of waiting and missing ranks."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
     groups: dict[_Waits, list[MatchedCall]] = {}
-    # Calls that most ranks wait for come first: few ranks lack them.
+    # Calls with most waiting ranks come first: few ranks lack them.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")
         missing = [rank for rank in _wanted(pages, one.first) if rank not in one.calls]
-        if not waiting:  # a rank may have given up, too, before its oldest event
+        if not waiting:  # a missing rank may have given up before its oldest recorded event
             missing = [r for r in missing if r not in known or _would_know(known, one.first, r)]
         if not missing or (waiting and _longest(known, one) < _USUAL_NS):
             continue
@@ -169,7 +169,7 @@ def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[s
 
 
 class _Waits(NamedTuple):
-    """Who waits for whom."""
+    """Key of a group: which ranks wait for which."""
 
     verb: str
     ranks: tuple[int, ...]
@@ -182,7 +182,7 @@ def _longest(known: Mapping[int, Page], one: MatchedCall) -> int:
 
 
 def _all_of(ones: Sequence[MatchedCall]) -> str:
-    """The calls, as the coordinator's warning counts them."""
+    """Names the calls, or counts them as the coordinator's warning does."""
     if len(ones) <= 3:
         return ", ".join(str(one.first) for one in ones)
     names = [one.first.name for one in ones]
@@ -194,7 +194,7 @@ def _all_of(ones: Sequence[MatchedCall]) -> str:
 
 
 def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
-    """A hint, if a rank that others wait for waits for them."""
+    """A hint if `rank`, which others wait for, waits for them."""
     if waits.message or not any(
         rank in one.ranks and set(waits.ranks) & set(one.missing) for one in groups
     ):
@@ -206,7 +206,7 @@ def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
 
 
 def _wanted(pages: Sequence[Page], call: RecordedCall) -> Sequence[int]:
-    """The ranks that a call needs."""
+    """The ranks that must take part in a call."""
     if call.is_message and call.peer >= 0:
         return [call.peer]
     return members_of(pages, call.process_set)
@@ -217,13 +217,13 @@ def _waited_ns(page: Page, call: RecordedCall) -> int:
 
 
 def _would_know(pages: Mapping[int, Page], call: RecordedCall, rank: int) -> bool:
-    """Whether a rank's events reach back to another rank's call."""
+    """True if a rank's events reach back to another rank's call."""
     wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
     return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
 
 
 def _near(one: MatchedCall, pending: Sequence[MatchedCall], rank: int) -> str:
-    """A hint, if the missing rank alone waits for a similar name: a misspelling?"""
+    """A hint if only the missing rank waits for a similar name, which suggests a misspelling."""
     if one.first.is_message:
         return ""
     others = [p.first.name for p in pending if rank in p.calls and p.first.name]

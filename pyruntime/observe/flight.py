@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads flight recorders: what the ranks of a job on this host did last, and which calls of theirs
-belong together. For metrics(), and for `farandole dump` and `explain` outside of the job.
+"""Reads the flight recorders of a job on this host, and matches its ranks' calls.
 
-Every rank writes its last 4,096 events (submit, negotiated, launched, done, error) into memory that
-all ranks of the host map. It needs no flag and survives a killed rank.
+metrics() uses it, and `farandole dump` and `explain`, which run outside the job.
+
+Every rank always records its last 4,096 events (submit, negotiated, launched, done, error) in
+memory that all ranks of the host map, so the events survive a killed rank.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from farandole.trust import is_own_user, read_text
 
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
-_MOST_BYTES = 16 << 20  # of a dump: 4,096 events and 1,024 calls need 2 MB
-_MOST_MEMBERS = 1 << 20  # of all lists and objects in it; each takes a reader 60 bytes and more
-_MOST_RANKS = 1 << 14  # of a job, in a dump's own words
+_MOST_BYTES = 16 << 20  # limit for a dump; 4,096 events and 1,024 calls need 2 MB
+_MOST_MEMBERS = 1 << 20  # limit for items in it; each takes a reader at least 60 bytes
+_MOST_RANKS = 1 << 14  # limit for the number of ranks that a dump claims
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
@@ -34,12 +35,12 @@ Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch wr
 class RunningJob:
     """A running job of this user on this host."""
 
-    pids: tuple[int, ...]  # of its ranks, ascending
-    path: str  # of the recorders' memory, in /proc
+    pids: tuple[int, ...]  # its ranks' processes, ascending
+    path: str  # the recorders' memory, under /proc
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
-        """A descriptor of the memory, for `pages`. Raises OSError if the job is gone."""
+        """Opens the memory for pages(). Raises OSError if the job is gone."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             yield fd
@@ -48,9 +49,9 @@ class RunningJob:
 
 
 def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
-    """(device and inode, path) of the recorders that a process holds open; none without permission.
+    """(device and inode, path) of each recorder that a process holds open; none without permission.
 
-    `own`: only those that this user has made. A process cannot lie about the owner of a memory.
+    With `own`, only recorders that this user created: a process cannot forge a memory's owner.
     """
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -62,7 +63,7 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
-    """The jobs that these processes belong to; by default all jobs of this user."""
+    """The jobs of these processes; by default all jobs of this user."""
     found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for memory, path in _memories(pid, own=not pids):
@@ -72,7 +73,7 @@ def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
 
 
 def why_no_job(pids: list[int]) -> str:
-    """Says what was looked for in vain: a job of these processes, or of any of this user."""
+    """Explains why jobs_of(pids) found no job."""
     found = [_why_not(pid) for pid in pids]
     return "; ".join(found) or (
         "no farandole job of this user is running on this host; a job is found after init()"
@@ -80,7 +81,7 @@ def why_no_job(pids: list[int]) -> str:
 
 
 def _why_not(pid: int) -> str:
-    """Says why no job was found through this process."""
+    """Explains why this process led to no job."""
     process = Path(f"/proc/{pid}")
     try:
         name = printable((process / "comm").read_bytes().decode(errors="replace").strip())
@@ -93,18 +94,18 @@ def _why_not(pid: int) -> str:
 
 
 def page(fd: int, local_rank: int, events: int) -> Page:
-    """One rank's recorder with its last `events` events; `fd` -1: of the own job."""
+    """One rank's recorder with its last `events` events. `fd` -1 is this process's own job."""
     capacity = 1 << 14
     while True:
         text = ffi.new("char[]", capacity)
         length = check_count(lib.farandole_flight(fd, local_rank, events, text, capacity))
         if length <= capacity:
             return _shown(json.loads(ffi.buffer(text, length)[:].decode(errors="replace")))
-        capacity = length + (1 << 14)  # room for events written meanwhile
+        capacity = length + (1 << 14)  # room for events recorded meanwhile
 
 
 def _shown(found: Page) -> Page:
-    """A page whose strings are safe to write to a terminal."""
+    """A page whose strings are safe to print on a terminal."""
 
     def shown(value: Any, lines: bool = False) -> Any:
         if isinstance(value, str):
@@ -118,13 +119,13 @@ def _shown(found: Page) -> Page:
 
 
 def failure_of(page: Page) -> str:
-    """The first line of what a rank failed with; "": it has not failed."""
+    """First line of a rank's failure; "" if it has not failed."""
     lines = page["failure"]["text"].splitlines() if "failure" in page else []
     return lines[0] if lines else ""
 
 
 def pages(fd: int, events: int) -> list[Page]:
-    """All ranks' recorders, by local rank."""
+    """The recorders of all ranks on this host, by local rank."""
     return [page(fd, local, events) for local in range(check_count(lib.farandole_flight_ranks(fd)))]
 
 
@@ -136,40 +137,40 @@ def own_page(events: int = 0) -> Page:
 
 
 def dump(job: RunningJob, folder: Path, reason: str) -> None:
-    """Writes FOLDER/flight-rank-N.json for every rank of a running job on this host."""
+    """Writes FOLDER/flight-rank-N.json for each rank of a running job on this host."""
     with job.open() as fd:
         check(lib.farandole_dump(fd, os.fsencode(folder), reason.encode()))
 
 
 def read_dumps(folder: Path) -> list[Page]:
-    """The dumps in a folder, by rank.
+    """Reads the dumps in a folder, in rank order.
 
-    Raises FileNotFoundError if there is none, ValueError on a file that is cut off, foreign, larger
-    than 16 MB or no regular file.
+    Raises FileNotFoundError if there is none, ValueError for a file that is truncated, foreign,
+    larger than 16 MB or not regular, or if the files belong to several users.
     """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
         raise FileNotFoundError(
-            f"{folder} holds no flight-rank-*.json; dumps are written there on errors and stalls "
-            "if FARANDOLE_FLIGHT_DIR names it, or by `farandole dump PID --into`"
+            f"{folder} holds no flight-rank-*.json; farandole writes dumps on errors and stalls to "
+            "the folder that FARANDOLE_FLIGHT_DIR names, and on `farandole dump --into FOLDER`"
         )
     owners = set[int]()
     dumps = [_read(file, owners) for file in files]
-    if len(owners) > 1:  # one of them may mislead about another's job
+    if len(owners) > 1:  # another user's dump could misrepresent this user's job
         raise ValueError(
-            f"{folder} holds dumps of users {', '.join(map(str, sorted(owners)))}; remedy: put one "
-            "user's into another folder"
+            f"{folder} holds dumps of users {', '.join(map(str, sorted(owners)))}; remedy: move "
+            "one user's to another folder"
         )
     return sorted(dumps, key=lambda found: int(found["rank"]))
 
 
 def _read(file: Path, owners: set[int]) -> Page:
-    """A dump, safe to print, whose rank and size are possible. Raises ValueError for another."""
+    """Reads a dump that is safe to print. Raises ValueError if rank or size are impossible."""
     shown = printable(str(file))
     try:
         text = read_text(file, _MOST_BYTES, owners)
         if sum(map(text.count, ",[{")) > _MOST_MEMBERS:
-            raise ValueError(f"{shown} is not a dump: it has more members")
+            raise ValueError(f"{shown} is not a dump: it has too many members")
         found = _shown(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as reason:
         raise ValueError(f"{shown} is not a complete dump: {reason}") from reason
@@ -184,7 +185,7 @@ def _read(file: Path, owners: set[int]) -> Page:
 
 
 def worlds_of(folder: Path) -> list[Path]:
-    """The folders with dumps of an elastic job's worlds, in their order; [] if there is none."""
+    """Folders with the dumps of an elastic job's worlds, in order; [] if there are none."""
     later = [path for path in folder.glob("world-*") if path.name[6:].isdecimal()]
     return [folder] * any(folder.glob("flight-rank-*.json")) + sorted(
         later, key=lambda path: int(path.name[6:])
@@ -192,22 +193,22 @@ def worlds_of(folder: Path) -> list[Path]:
 
 
 def began(dumps: list[Page]) -> int:
-    """When the world of these dumps started, in nanoseconds since the epoch."""
+    """Start of these dumps' world, in nanoseconds since the epoch."""
     return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
 
 
 def of_last_job(dumps: list[Page]) -> list[Page]:
-    """Leaves out dumps of earlier jobs, written before the last job started."""
+    """The dumps of the last job; drops those written before it started."""
     last = began(dumps)
     return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last]
 
 
-# ---- calls, matched over ranks
+# ---- calls, matched across ranks
 
 
 @dataclass
 class RecordedCall:
-    """One tensor on one rank. Times are nanoseconds of CLOCK_MONOTONIC, 0 if not (yet) seen."""
+    """One call with one tensor on one rank. Times are ns of CLOCK_MONOTONIC; 0 if not seen."""
 
     rank: int
     name: str  # "": unnamed
@@ -216,34 +217,34 @@ class RecordedCall:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     bytes: int = 0
-    order: int = 0  # of unnamed calls in the set
-    peer: int = -1  # of a message: the other rank, -1: any
+    order: int = 0  # number among unnamed calls of the set
+    peer: int = -1  # the other rank of a message; -1: any
     tag: int = 0
-    site: str = ""  # the line that makes it, as file:line
-    # In the coordinator's log, or, from 1 << 62 on, among the set's calls in a cell; alike on all
-    # ranks. 0: not negotiated.
+    site: str = ""  # caller's file:line
+    # Place in the coordinator's log, or from 1 << 62 on among the set's calls in a cell. Equal on
+    # all ranks. 0: not negotiated.
     position: int = 0
     bucket: int = 0
-    lane: int = 0  # the process set whose bucket it is: a message's pair
+    lane: int = 0  # process set that runs the bucket; for a message, its pair
     submitted: int = 0
     negotiated: int = 0
     launched: int = 0
     done: int = 0
-    error: int = 0  # code; 0: none
+    error: int = 0  # error code; 0: none
 
     @property
     def is_message(self) -> bool:
-        """Whether it is one end of a message, which ranks number as they like."""
+        """True for one end of a message. Ranks do not number messages alike."""
         return self.op in ("send", "receive")
 
     @property
     def label(self) -> str:
-        """Its name, or its place among calls without one."""
+        """Its name, or its number among unnamed calls."""
         return self.name or f"unnamed call {self.order}"
 
     @property
     def state(self) -> str:
-        """How far the call came."""
+        """How far the call has got: submitted, negotiated, moving, done or failed."""
         if self.error:
             return "failed"
         if self.done:
@@ -260,16 +261,16 @@ class RecordedCall:
 
 
 def message_text(op: str, name: str, peer: int, tag: int) -> str:
-    """One end of a message: "send 'x' to rank 1 with tag 7"."""
+    """Describes one end of a message: "send 'x' to rank 1 with tag 7"."""
     what = f"{op} '{name}'" if name else op
     way = "to" if op == "send" else "from"
     return f"{what} {way} {'any rank' if peer < 0 else f'rank {peer}'} with tag {tag}"
 
 
 def calls_of(page: Page) -> list[RecordedCall]:
-    """One rank's calls in order of submission: those that are open, and those in its last events.
+    """One rank's open and recent calls, in order of submission.
 
-    Calls that are over are left out if their submission is older than the events.
+    Omits finished calls that were submitted before the oldest recorded event.
     """
     calls: dict[int, RecordedCall] = {}
     launched: dict[tuple[int, int], int] = {}
@@ -295,8 +296,8 @@ def calls_of(page: Page) -> list[RecordedCall]:
     for call in calls.values():
         if call.bucket:
             call.launched = launched.get((call.lane, call.bucket), 0)
-    whole = (call for call in calls.values() if call.submitted)
-    return sorted(whole, key=lambda call: call.submitted)
+    complete = (call for call in calls.values() if call.submitted)
+    return sorted(complete, key=lambda call: call.submitted)
 
 
 def _apply(call: RecordedCall, kind: str, event: dict[str, Any]) -> None:
@@ -320,31 +321,31 @@ def _apply(call: RecordedCall, kind: str, event: dict[str, Any]) -> None:
 class MatchedCall:
     """One call as all recorded ranks saw it."""
 
-    calls: dict[int, RecordedCall] = field(default_factory=dict)  # by rank
+    calls: dict[int, RecordedCall] = field(default_factory=dict)  # keyed by rank
 
     @property
     def first(self) -> RecordedCall:
-        """The call of the rank that submitted first."""
+        """The call of the rank that submitted it first."""
         return min(self.calls.values(), key=lambda call: call.submitted)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What is alike on all ranks and known at its submission."""
+        """Fields that are equal on all ranks and known at submission."""
         first = self.first
         return first.process_set, first.name, first.order, first.op
 
     @property
     def negotiated(self) -> bool:
-        """Whether all its members have submitted it."""
+        """True if all its members have submitted it."""
         return any(call.position for call in self.calls.values())
 
 
 def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
-    """Calls matched over ranks: first the negotiated ones in log order, then those that wait."""
+    """Matches calls across ranks: negotiated ones in log order, then waiting ones."""
     found: dict[tuple[Any, ...], MatchedCall] = {}
     for page in pages:
         for call in calls_of(page):
-            # A name may be used again after a failure: failed calls match in their order.
+            # A name can be reused after a failure, so failed calls match in their order.
             key: tuple[Any, ...] = (call.position, call.process_set, call.name, call.order)
             if call.is_message:
                 key = (call.rank, call.submitted)
@@ -356,12 +357,12 @@ def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
 
 
 def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page]) -> None:
-    """Moves a call that waits on one rank to the call of others who know already that all agree."""
+    """Moves a call that waits on one rank to the matching call that other ranks know is agreed."""
 
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])
 
-    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # the last one of each name
+    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # the last call with each identity
     for one in sorted((one for one in shared if one.negotiated), key=_order):
         agreed[one.identity] = one
     for one in shared:
@@ -380,13 +381,13 @@ def _order(shared: MatchedCall) -> tuple[bool, int, int]:
 
 
 def reaches_back_to(page: Page, ns: int) -> bool:
-    """Whether a rank's events include all that happened since `ns`, of that rank's clock."""
+    """True if a rank's events are complete since `ns` on that rank's monotonic clock."""
     kept = page["events"]
     return len(kept) == page["recorded"] or bool(kept and kept[0]["t"] <= ns)
 
 
 def members_of(pages: Sequence[Page], process_set: int) -> Sequence[int]:
-    """The ranks of a process set, ascending; those of the world if nobody recorded the set."""
+    """Ranks of a process set, ascending; the world's if no rank recorded the set."""
     for page in pages:
         if text := page["sets"].get(str(process_set)):
             return [int(rank) for rank in text.split(",")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole dump` and `farandole explain`, for the command."""
+"""The subcommands `farandole dump` and `farandole explain`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ examples:
   farandole dump 4242 --into flight         # the job of this process
   farandole explain flight                  # what went wrong first
 
-FARANDOLE_FLIGHT_DIR=flight makes a job write the same files by itself on errors and stalls.
+FARANDOLE_FLIGHT_DIR=flight makes a job write the same files on errors and stalls.
 """
 
 
 def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `farandole dump`."""
+    """Adds the arguments of `farandole dump`."""
     parser.add_argument("pids", nargs="*", type=int, help="any processes of the job (default: all)")
     parser.add_argument("--into", type=Path, default=Path("flight"), help="folder for the dumps")
 
@@ -33,20 +33,20 @@ def run_dump(options: argparse.Namespace) -> int:
     if len(jobs) != 1:
         found = "; ".join(f"processes {', '.join(map(str, job.pids))}" for job in jobs)
         print(
-            f"{len(jobs)} jobs found ({found}): name a process of the one you mean"
+            f"{len(jobs)} jobs found ({found}): name a process of one of them"
             if jobs
             else f"farandole dump: {flight.why_no_job(options.pids)}",
             file=sys.stderr,
         )
         return 1
-    flight.dump(jobs[0], options.into, "asked for by `farandole dump`")
+    flight.dump(jobs[0], options.into, "requested by `farandole dump`")
     for page in _read(options.into):
         print(f"{options.into}/flight-rank-{page['rank']}.json  {page['state']}")
     return 0
 
 
 def _read(folder: Path) -> list[flight.Page]:
-    """The last job's dumps; if they can't be read, none, and the reason goes to stderr."""
+    """The last job's dumps. If they can't be read, prints the reason and returns none."""
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:
@@ -54,21 +54,21 @@ def _read(folder: Path) -> list[flight.Page]:
         return []
     dumps = flight.of_last_job(found)
     if older := len(found) - len(dumps):
-        print(f"left out: {older} in {folder}, of an earlier job", file=sys.stderr)
+        print(f"skipped {older} in {folder}: an earlier job wrote them", file=sys.stderr)
     return dumps
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `farandole explain`."""
-    parser.add_argument("folder", type=Path, help="with flight-rank-N.json files")
+    """Adds the arguments of `farandole explain`."""
+    parser.add_argument("folder", type=Path, help="folder with flight-rank-N.json files")
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Say in words what went wrong first, from all ranks' flight recorder dumps."""
+    """Say what went wrong first, from all ranks' flight recorder dumps."""
     worlds = flight.worlds_of(options.folder)
     pages = [found for folder in worlds or [options.folder] if (found := _read(folder))]
     for i, dumps in enumerate(pages):
-        # Of an earlier job are worlds that are older than the one before.
+        # A world older than the one before it belongs to an earlier job.
         if i > 0 and flight.began(dumps) < flight.began(pages[i - 1]):
             break
         try:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the core: counters, histograms, and which ranks the others waited for. Public calls,
-for any thread."""
+"""The core's metrics: counters, histograms and stragglers. Public calls, for any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Values by powers of two: `counts[i]` are below 2**i and not in an earlier slot."""
+    """Histogram with power-of-two slots: `counts[i]` holds values in [2**(i-1), 2**i)."""
 
     count: int
     sum: int
@@ -21,32 +20,31 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean; 0 if there are no values."""
+        """The mean; 0 without values."""
         return self.sum / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """How often a rank was the last of all to be ready, and how long after the first."""
+    """How often a rank was the last to be ready, and for how many seconds the first one waited."""
 
     times: int
     seconds: float
 
 
 class Metrics(dict[str, int]):
-    """This rank's counters by name, since init().
+    """This rank's counters since init(), by name.
 
-    tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done; moving_ns (buckets
-    under way); late_times and late_ns (this rank was the last to be ready; 0 unless rank 0 is on
-    this host); sleeps; rescued_wakeups (0 unless there is a bug).
+    - tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done.
+    - moving_ns: time with a bucket under way.
+    - late_times, late_ns: this rank was the last to be ready; 0 unless rank 0 is on this host.
+    - sleeps; rescued_wakeups, which is 0 unless farandole has a bug.
     """
 
-    # negotiation_ns: a tensor's submission to its decision. wait_ns: callers blocked. bucket_bytes.
-    # bandwidth_MBps: a bucket's bytes by its time from launch to end (algorithm bandwidth).
+    # negotiation_ns: from a tensor's submission to the decision. wait_ns: time callers are blocked.
+    # bucket_bytes. bandwidth_MBps: a bucket's bytes per time from launch to end (algbw).
     histograms: dict[str, Histogram]
-    stragglers: dict[
-        int, Straggler
-    ]  # by rank: those of this host; zeros where rank 0 is on another
+    stragglers: dict[int, Straggler]  # by rank of this host; zeros if rank 0 is on another host
 
 
 def _counters() -> dict[str, int]:
@@ -57,7 +55,7 @@ def _counters() -> dict[str, int]:
 
 
 def metrics() -> Metrics:
-    """This rank's metrics. Before init() they are empty, apart from counters of the process.
+    """This rank's metrics. Before init() they hold only the counters of the process.
 
     Examples:
         >>> now = hvd.metrics()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python stacks for the core's StackReporter, also while the main thread is in native code.
+"""Provides Python stacks to the core's StackReporter, even while the main thread runs native code.
 
-faulthandler writes the stacks to a pipe when a real-time signal reaches the main thread; the core
-sends that signal to its own process when the coordinator asks, and reads the pipe.
+When the coordinator asks, the core sends this process a real-time signal. faulthandler then writes
+the stacks to a pipe, which the core reads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _installed = False
 
 
 def _left_out() -> list[str]:
-    """The package's folders, whose frames hide the user's; none if debugging the package."""
+    """Folders whose frames to omit: farandole's, unless somebody debugs it."""
     return [] if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else own_folders()
 
 
 def install() -> None:
-    """Makes the stacks available, once per process. init() calls this.
+    """Makes stacks available, once per process. init() calls this.
 
-    It replaces no handler of the user: the signal is one without a handler, or the one that
-    FARANDOLE_STACK_SIGNAL names. Raises ValueError if that can't be handled.
+    Uses a signal without a handler, or FARANDOLE_STACK_SIGNAL; replaces no handler. Raises
+    ValueError if Python can't handle that signal.
     """
     global _installed
     if _installed:
@@ -39,12 +39,16 @@ def install() -> None:
     lib.farandole_stacks(number, reader, ":".join(_left_out()).encode())
     try:
         faulthandler.register(number, file=writer, all_threads=True)
-    except (OSError, RuntimeError, ValueError) as reason:  # SIGKILL, SIGSEGV, glibc's own, ...
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as reason:  # SIGKILL, SIGSEGV, reserved by glibc, ...
         lib.farandole_stacks(0, -1, b"")
         os.close(reader)
         os.close(writer)
         raise ValueError(
             f"FARANDOLE_STACK_SIGNAL={number}: Python can't show its stacks by this signal "
-            f"({reason}); unset the variable, and farandole chooses a free signal"
+            f"({reason}); unset the variable: farandole then chooses a free signal"
         ) from reason
     _installed = True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace of this rank for Chrome or Perfetto, started and stopped at run time. Public calls; a
-thread of the core writes it."""
+"""Starts and stops a trace of this rank for Chrome or Perfetto. Public calls; a thread of the core
+writes the file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from farandole.topology import rank
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts to write a trace: rank 0 to `file_path`, rank N to NAME.rankN.SUFFIX in its folder.
+    """Starts a trace: rank 0 writes `file_path`, rank N writes NAME.rankN.SUFFIX next to it.
 
-    Not collective; it does not affect the calls. `mark_cycles` marks each batch of
-    decisions that the rank reads. Raises ValueError before init() and if a trace is already
-    written, LibraryError if the file can't be made.
+    Not collective; calls are not affected. With `mark_cycles` the trace shows each batch of
+    decisions that the rank reads. Raises ValueError before init() or if a trace is being written,
+    LibraryError if the file can't be created.
 
     Examples:
         >>> hvd.start_timeline("run.json")
@@ -26,7 +26,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Writes the rest of the trace and closes it. Does nothing if none is being written.
+    """Completes the trace and closes its file. Does nothing if no trace is being written.
 
     Raises ValueError before init().
 

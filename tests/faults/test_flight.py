@@ -70,7 +70,7 @@ def test_survivors_dump_the_killed_rank(fork_ranks, tmp_path, capsys, dead):
         assert all(c.submitted < c.negotiated < c.done for c in done)
         assert all(c.negotiated < c.launched < c.done for c in done if c.bucket)
     text = explained(folder, capsys)
-    assert f"First: rank {dead} died; the last thing it submitted was 'last words'" in text
+    assert f"First: rank {dead} died; its last call was 'last words'" in text
     assert not list(folder.glob("*.tmp"))
 
 
@@ -116,7 +116,7 @@ def test_messages_that_never_meet_are_explained(fork_ranks, tmp_path, capsys):
     text = explained(tmp_path, capsys)
     assert re.search(
         r"rank 0 waits \d\.\d+ s for send 'activations' to rank 1 with tag 7; rank 1 never posted "
-        r"the other end; of rank 1: the last thing it submitted was receive from rank 0 with tag 8 "
+        r"the other end; of rank 1: its last call was receive from rank 0 with tag 8 "
         r"\(submitted\)\.",
         text,
     )
@@ -141,7 +141,7 @@ threading.Event().wait()
     assert out.splitlines() == [f"{folder}/flight-rank-{rank}.json  running" for rank in (0, 1)]
     text = explained(folder, capsys)
     assert re.search(rf"First: rank 0 waits \S+ s for 'evaluation' {ALLREDUCE}", text)
-    assert "rank 1 never submitted it; of rank 1: the last thing it submitted was 'grad.2'" in text
+    assert "rank 1 never submitted it; of rank 1: its last call was 'grad.2'" in text
 
 
 def test_ranks_that_disagree_are_told(fork_ranks, tmp_path, capsys):
@@ -154,7 +154,7 @@ def test_ranks_that_disagree_are_told(fork_ranks, tmp_path, capsys):
     assert cli.main(["explain", str(folder)]) == 0
     text, left_out = capsys.readouterr()
     assert "2 of 2 ranks recorded" in text
-    assert left_out.startswith("left out: 1 in")
+    assert left_out.startswith("skipped 1 in")
     assert re.search(rf"First: the ranks disagree about 'b' {ALLREDUCE}: shape is", text)
     assert "(30, 40) on rank 0, (30, 41) on rank 1" in text
 

@@ -69,7 +69,7 @@ def test_a_dump_as_it_should_be_is_explained(tmp_path: Path) -> None:
         ({"failure": {"code": 1}}, "not written by farandole"),
         ({"events": [{}]}, "not written by farandole"),
         ({"open": 7}, "not written by farandole"),
-        ({"open": [[]] * 1_100_000}, "not a dump: it has more members"),
+        ({"open": [[]] * 1_100_000}, "not a dump: it has too many members"),
         ({"story": "x" * (17 << 20)}, "at most 16777216 are read"),
         ({"now_ns": None}, "has no times"),
     ],

@@ -64,7 +64,7 @@ def test_one_after_the_other_until_one_is_left(elastic_ranks: Start, tmp_path: P
         assert [page["world"] for page in dumps] == [world] * ranks
         lines = explain(dumps)[ranks + 1 :]
         assert lines[: world - 1 + (world > 1)] == (
-            ["How it came to this world:", *(f"  {line}" for line in told[: world - 1])]
+            ["History of this world:", *(f"  {line}" for line in told[: world - 1])]
             if world > 1
             else []
         )

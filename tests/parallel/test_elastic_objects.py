@@ -259,7 +259,7 @@ def test_a_rank_without_the_object_is_told_of_on_all() -> None:
 def test_two_objects_in_a_set_have_no_order() -> None:
     fd.init()
     schedulers = {made("StepLR")[2], made("StepLR")[2]}
-    with pytest.raises(TypeError, match=r"state, both\.member: a set has no order"):
+    with pytest.raises(TypeError, match=r"state, both\.member: a set holds several"):
         ObjectState(both=schedulers)
 
 

@@ -77,7 +77,7 @@ def difference(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str | None:
 @pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
 def test_what_no_rank_can_have_told(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It travels without a MAC."""
-    with pytest.raises(PeerError, match=r"^optimizer: what a rank tells .* private network"):
+    with pytest.raises(PeerError, match=r"^optimizer: a rank's report about .* private network"):
         difference(line, monkeypatch)
 
 
