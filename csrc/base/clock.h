@@ -10,10 +10,14 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/simulated_kernel.h"
+
 namespace farandole {
 
 // CLOCK_MONOTONIC: comparable between processes of one host; never set back.
 inline int64_t now_ns() {
+  if (g_simulated_kernel) [[unlikely]]
+    return g_simulated_kernel->now_ns();
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;

@@ -80,6 +80,8 @@ bool Driver::guarded(Step&& step) {
 }
 
 bool Driver::step() {
+  if (g_simulated_kernel) [[unlikely]]
+    g_simulated_kernel->yield();
   return guarded([this] { return setup_.engine.step(); });
 }
 

@@ -12,11 +12,11 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 
 #include "base/clock.h"
 #include "lib/ipc/event_count.h"
 #include "lib/os/spin.h"
+#include "lib/os/thread.h"
 #include "runtime/calls/rank_calls.h"
 #include "runtime/engine.h"
 #include "runtime/rank_watch.h"
@@ -90,7 +90,7 @@ class Driver {
   } probe_;
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace farandole

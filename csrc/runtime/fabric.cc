@@ -42,11 +42,11 @@ Fabric::Fabric(const Config& config, const Topology& topology, std::span<const P
 void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                           std::span<const PeerInfo> peer_infos, SegmentSize staging,
                           Deadline deadline) {
-  links_ = HostLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);
+  sockets_ = SocketLinks(topology_, peer_infos, listener, key_, std::move(to_leader), deadline);
   const int ranks = topology_.local_size();
   const auto segment = [&](const char* name, SegmentSize bytes) {
-    return links_.leads() ? links_.give(kWorldSet, name, bytes, numbers_below(ranks))
-                          : links_.receive(kWorldSet, deadline);
+    return leads() ? sockets_.give(kWorldSet, name, bytes, numbers_below(ranks))
+                   : sockets_.receive(kWorldSet, deadline);
   };
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
@@ -59,11 +59,11 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
 void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
   const int ranks = topology_.local_size();
   if (ranks == 1) return;
-  arena_directory_ = links_.leads()
-                         ? links_.give(kWorldSet, "farandole-arenas",
-                                       ArenaDirectory::bytes_needed(ranks), numbers_below(ranks))
-                         : links_.receive(kWorldSet, deadline);
-  std::vector<Fd> fds = links_.share(own->fd(), deadline);
+  arena_directory_ = leads()
+                         ? sockets_.give(kWorldSet, "farandole-arenas",
+                                         ArenaDirectory::bytes_needed(ranks), numbers_below(ranks))
+                         : sockets_.receive(kWorldSet, deadline);
+  std::vector<Fd> fds = sockets_.share(own->fd(), deadline);
   arenas_ = std::make_unique<HostArenas>(std::move(own), topology_.local_rank, std::move(fds),
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
@@ -72,7 +72,7 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
 void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;
-  if (links_.leads()) link_leaders(listener, peer_infos, deadline);
+  if (leads()) link_leaders(listener, peer_infos, deadline);
   if (config_.wire != "tcp") open_wire_ = by_mpi();
   if (!open_wire_) open_wire_ = by_tcp(std::move(listener), peer_infos);
 }
@@ -128,8 +128,19 @@ void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_
   }
   std::ranges::move(listener.accept(topology_.rank, below, key_, deadline),
                     std::back_inserter(peers));
-  hosts_ = std::make_unique<HostChannel>(std::move(peers), peer_timeout(),
-                                         [this] { wakeup().notify(); });
+  hosts_ = std::make_unique<TcpHostChannel>(std::move(peers), peer_timeout(),
+                                            [this] { wakeup().notify(); });
+}
+
+void Fabric::use(Parts parts) {
+  control_ = std::move(parts.control);
+  staging_ = std::move(parts.staging);
+  flight_ = std::move(parts.flight);
+  given_ = std::move(parts.links);
+  hosts_ = std::move(parts.hosts);
+  tree_ = std::move(parts.tree);
+  open_wire_ = std::move(parts.open_wire);
+  wakeups_ = control().wakeups();
 }
 
 void Fabric::finish(Deadline deadline) {

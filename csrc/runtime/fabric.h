@@ -36,11 +36,21 @@ class Fabric {
   // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
   // Throws Error(kLibrary) if FARANDOLE_WIRE names a transport that is not available here.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
+  // Takes what the three above would make.
+  struct Parts {
+    Segment control, staging, flight;
+    std::unique_ptr<HostLinks> links;
+    std::unique_ptr<HostChannel> hosts;
+    HostTree tree;
+    OpenWire open_wire;
+  };
+  void use(Parts parts);
   // Sends what is queued for other hosts, if it can be by the deadline.
   void finish(Deadline deadline);
 
-  bool leads() const { return links_.leads(); }  // is its host's leader
-  HostLinks& links() { return links_; }
+  bool leads() const { return topology_.local_rank == 0; }  // is its host's leader
+  HostLinks& links() { return given_ ? *given_ : sockets_; }
+  SocketLinks& sockets() { return sockets_; }
   const OpenWire& open_wire() const { return open_wire_; }
   HostArenas* arenas() const { return arenas_.get(); }  // null: the only rank of its host
   HostChannel* hosts() const { return hosts_.get(); }   // leaders of several hosts only
@@ -63,8 +73,9 @@ class Fabric {
   const Topology& topology_;
   const JobKey key_;  // of the world
   std::vector<std::string> host_names_;
-  HostLinks links_;
-  std::unique_ptr<MpiComm> mpi_;  // null: one host, or no MPI
+  SocketLinks sockets_;
+  std::unique_ptr<HostLinks> given_;  // null: the sockets
+  std::unique_ptr<MpiComm> mpi_;      // null: one host, or no MPI
   Segment control_;
   Segment staging_;
   Segment flight_;

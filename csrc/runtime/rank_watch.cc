@@ -104,8 +104,8 @@ std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const PeerInfo> peer
     peer.pid = static_cast<pid_t>(peer_info.pid);
     peer.start_time = peer_info.start_time;
     peer.same_namespace = by_pidfd && peer_info.pid_namespace == own.pid_namespace;
-    if (fabric_.leads()) peer.socket = fabric_.links().member(i).fd();
-    if (!fabric_.leads() && i == 0) peer.socket = fabric_.links().leader().fd();
+    if (fabric_.leads()) peer.socket = fabric_.sockets().member(i).fd();
+    if (!fabric_.leads() && i == 0) peer.socket = fabric_.sockets().leader().fd();
     peers.push_back(peer);
   }
   return peers;

@@ -64,25 +64,27 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
                                        began_ns);
   fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
-  channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
-  if (fabric_->leads()) open_leader();
   open_engine(cores_of_host(topology_, peer_infos));
-  fabric_->links().barrier(deadline);
+  fabric_->sockets().barrier(deadline);
   // Right after the barrier, because a peer may end from then on.
-  watch_->start(peer_infos, [this](Rank rank, Failure failure) {
-    if (leader_) {
-      leader_->lose(rank, std::move(failure));
-    } else if (rank == topology_.leader()) {
-      calls_->job.fail(std::move(failure));
-    }
-    driver_->ring();
-  });
+  watch_->start(peer_infos, [this](Rank rank, Failure failure) { lose(rank, std::move(failure)); });
   try {
     driver_->start();
   } catch (...) {
     watch_->stop();  // before the objects that its callback uses
     throw;
   }
+}
+
+Runtime::Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
+                 std::unique_ptr<Fabric> fabric)
+    : config_(std::move(config)), topology_(std::move(topology)), fabric_(std::move(fabric)) {
+  backends_ = std::make_unique<BackendFactory>(
+      config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
+  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, StackSource{},
+                                       now_ns());
+  open_engine(0);
+  driver_->start();
 }
 
 Runtime::~Runtime() {
@@ -110,7 +112,18 @@ void Runtime::open_leader() {
   }
 }
 
+void Runtime::lose(Rank rank, Failure failure) {
+  if (leader_) {
+    leader_->lose(rank, std::move(failure));
+  } else if (rank == topology_.leader()) {
+    calls_->job.fail(std::move(failure));
+  }
+  driver_->ring();
+}
+
 void Runtime::open_engine(int cores) {
+  channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
+  if (fabric_->leads()) open_leader();
   // Rank 0's host has no relay that batches reports.
   calls_ = std::make_unique<RankCalls>(
       RankCalls::Setup{topology_.rank, *channel_, topology_.leader() != 0,

@@ -28,6 +28,9 @@ class Runtime {
   // without it, tensors travel between hosts by TCP.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
+  // For simulations: this rank is connected already by `fabric`, and its owner tells it of deaths.
+  Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
+          std::unique_ptr<Fabric> fabric);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -41,6 +44,8 @@ class Runtime {
   // Makes one call whose caller waits. True: it is done, and has no handle.
   bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
+  // A rank of this host has died.
+  void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
   // Reports that this rank leaves, waits for the others as long as the settings allow, and fails its calls in flight.
   // nullopt: not before `deadline`; call it again. Else the runtime may be destroyed, and the failure says why this rank,

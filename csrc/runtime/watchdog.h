@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -59,7 +58,7 @@ class Watchdog {
 
   ExitLatch over_;
   const std::vector<Awaited> awaited_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace farandole

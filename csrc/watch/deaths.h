@@ -5,12 +5,12 @@
 
 #include <functional>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "base/types.h"
 #include "lib/os/fd.h"
 #include "lib/os/process.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 
@@ -40,7 +40,7 @@ class DeathWatch {
   OnDeath on_death_;
   Fd epoll_;
   Fd stop_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace farandole

@@ -6,9 +6,10 @@
 #include <functional>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
+
+#include "lib/os/thread.h"
 
 namespace farandole {
 
@@ -49,7 +50,7 @@ class StackReporter {
   const StackSource source_;
   std::mutex mutex_;
   bool busy_ = false;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace farandole

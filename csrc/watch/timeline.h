@@ -10,13 +10,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/json.h"
 #include "lib/os/fd.h"
+#include "lib/os/thread.h"
 #include "watch/flight_memory.h"
 
 namespace farandole {
@@ -97,7 +97,7 @@ class Timeline {
   bool stopping_ = false;
 
   std::unique_ptr<TraceFile> file_;
-  std::thread writer_;
+  Thread writer_;
 };
 
 // The file of a rank if the job writes to `path`: for rank 0 itself, for rank 2 NAME.rank2.SUFFIX beside it.

@@ -20,9 +20,9 @@ ByteView bytes_of(const T& value) {
 
 }  // namespace
 
-HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
-                     UnixListener& listener, const JobKey& key,
-                     std::unique_ptr<UnixSocket> to_leader, Deadline deadline)
+SocketLinks::SocketLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
+                         UnixListener& listener, const JobKey& key,
+                         std::unique_ptr<UnixSocket> to_leader, Deadline deadline)
     : leads_(topology.local_rank == 0), leader_(std::move(to_leader)) {
   if (!leads_) {
     const PeerInfo& leader = peer_infos[static_cast<size_t>(topology.leader())];
@@ -46,8 +46,8 @@ HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_in
   }
 }
 
-Segment HostLinks::give(SetId set, const char* label, SegmentSize size,
-                        std::span<const int> locals) {
+Segment SocketLinks::give(SetId set, const char* label, SegmentSize size,
+                          std::span<const int> locals) {
   Segment segment = Segment::create(label, size);
   int fd = segment.fd();
   for (int local : locals) {
@@ -58,14 +58,14 @@ Segment HostLinks::give(SetId set, const char* label, SegmentSize size,
   return segment;
 }
 
-Segment HostLinks::receive(SetId set, Deadline deadline) {
+Segment SocketLinks::receive(SetId set, Deadline deadline) {
   UnixMessage message = leader_->receive(deadline);
   while (Decoder(message.bytes).get<SetId>() != set) message = leader_->receive(deadline);
   if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "the leader sent no memory");
   return Segment::map(std::move(message.fds.front()));
 }
 
-std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
+std::vector<Fd> SocketLinks::share(int fd, Deadline deadline) {
   std::vector<Fd> all;
   if (!leads_) {
     leader_->send(kHello, {&fd, 1}, deadline);
@@ -94,7 +94,7 @@ std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
   return all;
 }
 
-void HostLinks::barrier(Deadline deadline) {
+void SocketLinks::barrier(Deadline deadline) {
   if (!leads_) {
     leader_->send(kHello, {}, deadline);
     leader_->receive(deadline);

@@ -84,8 +84,8 @@ std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
   return Frame{arrived.subspan(kBeforeMessage, head.bytes), sealed + kMacBytes};
 }
 
-HostChannel::HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
-                         std::function<void()> notify)
+TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
+                               std::function<void()> notify)
     : timeout_(timeout),
       chunk_(64 << 10),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -108,7 +108,7 @@ HostChannel::HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds t
   thread_ = start_thread("farandole-tcp", [this] { run(); });
 }
 
-HostChannel::~HostChannel() {
+TcpHostChannel::~TcpHostChannel() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -117,7 +117,7 @@ HostChannel::~HostChannel() {
   if (thread_.joinable()) thread_.join();
 }
 
-void HostChannel::finish(Deadline deadline) {
+void TcpHostChannel::finish(Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
     finishing_ = true;
@@ -127,9 +127,11 @@ void HostChannel::finish(Deadline deadline) {
   thread_.join();
 }
 
-bool HostChannel::over() { return stop_ || (finishing_ && (say_last() || finish_by_.expired())); }
+bool TcpHostChannel::over() {
+  return stop_ || (finishing_ && (say_last() || finish_by_.expired()));
+}
 
-bool HostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
+bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   if (!has_message_) return false;
   std::deque<Arrival> arrivals;
   {
@@ -147,7 +149,7 @@ bool HostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   return true;
 }
 
-void HostChannel::deliver(Arrival arrival) {
+void TcpHostChannel::deliver(Arrival arrival) {
   {
     std::lock_guard lock(inbox_mutex_);
     inbox_.push_back(std::move(arrival));
@@ -156,12 +158,12 @@ void HostChannel::deliver(Arrival arrival) {
   notify_();
 }
 
-void HostChannel::wake() {
+void TcpHostChannel::wake() {
   uint64_t one = 1;
   [[maybe_unused]] ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
-void HostChannel::watch(Link& link, int operation) {
+void TcpHostChannel::watch(Link& link, int operation) {
   epoll_event event{};
   event.events = (link.open ? EPOLLIN : 0U) | (link.out.empty() || link.broken ? 0U : EPOLLOUT);
   event.data.ptr = &link;
@@ -174,7 +176,7 @@ void HostChannel::watch(Link& link, int operation) {
   }
 }
 
-void HostChannel::send(Rank peer, ByteView message) {
+void TcpHostChannel::send(Rank peer, ByteView message) {
   std::lock_guard lock(mutex_);
   auto found = links_.find(peer);
   if (found == links_.end() || found->second.broken || found->second.ended) return;
@@ -186,7 +188,7 @@ void HostChannel::send(Rank peer, ByteView message) {
 }
 
 // Sends as much as possible without blocking. Under the mutex.
-void HostChannel::write(Link& link) {
+void TcpHostChannel::write(Link& link) {
   while (!link.out.empty() && !link.broken) {
     ByteString& first = link.out.front();
     ssize_t n = ::send(link.fd.get(), first.data() + link.out_done, first.size() - link.out_done,
@@ -205,7 +207,7 @@ void HostChannel::write(Link& link) {
   }
 }
 
-void HostChannel::run() {
+void TcpHostChannel::run() {
   constexpr int kEvents = 32;
   epoll_event events[kEvents];
   for (;;) {
@@ -231,7 +233,7 @@ void HostChannel::run() {
   }
 }
 
-void HostChannel::read(Link& link) {
+void TcpHostChannel::read(Link& link) {
   for (;;) {
     ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
@@ -243,7 +245,7 @@ void HostChannel::read(Link& link) {
   }
 }
 
-void HostChannel::take_messages(Link& link) {
+void TcpHostChannel::take_messages(Link& link) {
   size_t at = 0;
   try {
     while (const auto frame = link.reader.next(ByteView(link.arrived).subspan(at))) {
@@ -257,7 +259,7 @@ void HostChannel::take_messages(Link& link) {
 }
 
 // ECONNRESET and EPIPE count as the peer's own end: they come when a process with unread messages is killed.
-std::string HostChannel::end_by(int error_number) const {
+std::string TcpHostChannel::end_by(int error_number) const {
   if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
     return "has ended: that rank died; see its own output for the reason (killed, out of memory, "
            "crashed?)";
@@ -269,12 +271,12 @@ std::string HostChannel::end_by(int error_number) const {
   return text + ": that host or the network between the hosts is down";
 }
 
-void HostChannel::close(Link& link, std::string how) {
+void TcpHostChannel::close(Link& link, std::string how) {
   link.open = false;
   deliver({link.rank, {}, std::move(how)});
 }
 
-bool HostChannel::say_last() {
+bool TcpHostChannel::say_last() {
   bool quiet = true;
   for (auto& [rank, link] : links_) {
     if (link.out.empty() && !std::exchange(link.ended, true)) shutdown(link.fd.get(), SHUT_WR);

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "control/protocol/codec.h"
 #include "lib/net/siphash.h"
 #include "lib/net/tcp_socket.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 
@@ -58,27 +58,37 @@ class FrameReader {
   uint64_t number_ = 0;
 };
 
+// What a leader and its tree need of the links between hosts.
 class HostChannel {
  public:
-  // `timeout`: after which the kernel gives up a peer that acknowledges neither data nor probes. `notify` is
-  // called on the channel's thread when a message has come.
-  HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
-              std::function<void()> notify);
-  ~HostChannel();
-  HostChannel(const HostChannel&) = delete;
-  HostChannel& operator=(const HostChannel&) = delete;
-
+  virtual ~HostChannel() = default;
   // Any thread. Queues what can't be sent at once; drops messages to a peer that is gone.
-  void send(Rank peer, ByteView message);
+  virtual void send(Rank peer, ByteView message) = 0;
   // Ends the channel: sends what is queued, then receives until all peers have ended too.
-  void finish(Deadline deadline);
+  virtual void finish(Deadline deadline) = 0;
 
   using OnMessage = std::function<void(Rank, ByteView)>;
   // `how`, behind the connection's name: "is lost: ...".
   using OnEnd = std::function<void(Rank, const std::string& how)>;
   // Tells what has come, in order; the end of a peer's connection is its last. The driver only.
-  bool drain(const OnMessage& hear, const OnEnd& lose);
-  bool has_message() const { return has_message_; }
+  virtual bool drain(const OnMessage& hear, const OnEnd& lose) = 0;
+  virtual bool has_message() const = 0;
+};
+
+class TcpHostChannel final : public HostChannel {
+ public:
+  // `timeout`: after which the kernel gives up a peer that acknowledges neither data nor probes. `notify` is
+  // called on the channel's thread when a message has come.
+  TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
+                 std::function<void()> notify);
+  ~TcpHostChannel() override;
+  TcpHostChannel(const TcpHostChannel&) = delete;
+  TcpHostChannel& operator=(const TcpHostChannel&) = delete;
+
+  void send(Rank peer, ByteView message) override;
+  void finish(Deadline deadline) override;
+  bool drain(const OnMessage& hear, const OnEnd& lose) override;
+  bool has_message() const override { return has_message_; }
 
  private:
   struct Link {
@@ -127,7 +137,7 @@ class HostChannel {
   std::mutex inbox_mutex_;
   std::deque<Arrival> inbox_;
   std::atomic<bool> has_message_{false};
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace farandole

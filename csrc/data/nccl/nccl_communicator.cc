@@ -7,11 +7,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "lib/os/futex.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {
@@ -242,7 +242,7 @@ Deadline NcclCommunicator::Shared::look() {
 
 // It sleeps once nothing has been under way for one look, so that a steady stream of buckets need not wake it.
 void NcclCommunicator::Shared::watch() {
-  std::thread worker;
+  Thread worker;
   std::unique_lock lock(mutex);
   try {
     worker = start_thread("farandole-call", [this] { work(); });

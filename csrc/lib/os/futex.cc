@@ -13,6 +13,11 @@ namespace farandole {
 
 FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        Deadline deadline) {
+  if (g_simulated_kernel) {
+    if (word != expected) return FutexResult::kChanged;
+    const bool woken = g_simulated_kernel->sleep(word, bits, deadline.ns());
+    return woken ? FutexResult::kWoken : FutexResult::kTimedOut;
+  }
   // Always passes a time-out, even one centuries away: without one the kernel restarts the call after a
   // signal handler, and the caller would not learn of the signal.
   const timespec until = deadline.as_timespec();
@@ -28,6 +33,7 @@ FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t 
 }
 
 int futex_wake(std::atomic<uint32_t>& word, int count, uint32_t bits) {
+  if (g_simulated_kernel) return g_simulated_kernel->wake(word, count, bits);
   const long woken = syscall(SYS_futex, &word, FUTEX_WAKE_BITSET, count, nullptr, nullptr, bits);
   if (woken < 0) throw_system_error("cannot wake the sleepers of a futex", errno);
   return static_cast<int>(woken);

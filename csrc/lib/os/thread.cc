@@ -39,7 +39,13 @@ class AllSignalsBlocked {
 
 }  // namespace
 
-std::thread start_thread(const std::string& name, std::function<void()> run) {
+void Thread::join() {
+  if (const int number = std::exchange(simulated_, 0)) return g_simulated_kernel->join(number);
+  thread_.join();
+}
+
+Thread start_thread(const std::string& name, std::function<void()> run) {
+  if (g_simulated_kernel) return Thread(g_simulated_kernel->start(std::move(run)));
   AllSignalsBlocked blocked;
   std::thread thread;
   try {
@@ -49,7 +55,7 @@ std::thread start_thread(const std::string& name, std::function<void()> run) {
                        "raise the limit of threads (ulimit -u, or pids.max of the cgroup)");
   }
   pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
-  return thread;
+  return Thread(std::move(thread));
 }
 
 LeavableThread::LeavableThread(const std::string& name, std::function<void()> run) {

@@ -6,13 +6,29 @@
 #include <future>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 
 namespace farandole {
 
+// A thread of the core; join() it before it goes.
+class Thread {
+ public:
+  Thread() = default;
+  explicit Thread(std::thread thread) : thread_(std::move(thread)) {}
+  explicit Thread(int simulated) : simulated_(simulated) {}
+  bool joinable() const { return thread_.joinable() || simulated_ > 0; }
+  void join();
+  void detach() { thread_.detach(); }
+
+ private:
+  std::thread thread_;
+  int simulated_ = 0;  // its number there
+};
+
 // The kernel allows 15 characters; a longer `name` is cut.
-std::thread start_thread(const std::string& name, std::function<void()> run);
+Thread start_thread(const std::string& name, std::function<void()> run);
 
 // A thread that may hang for ever in a library of others. Once it may, it must use nothing of its owner's.
 class LeavableThread {
@@ -23,7 +39,7 @@ class LeavableThread {
 
  private:
   std::future<void> ended_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 // True on the thread that the process began with.

@@ -36,13 +36,13 @@ class ChannelInbox {
   }
 
   // The next message of this peer.
-  ByteString next(HostChannel& channel, Rank from) {
+  ByteString next(TcpHostChannel& channel, Rank from) {
     Heard heard = hear(channel, from);
     if (heard.end) fail("the connection " + *heard.end);
     return std::move(heard.message);
   }
   // How the connection to this peer ended, after all of its messages.
-  std::string end(HostChannel& channel, Rank from) {
+  std::string end(TcpHostChannel& channel, Rank from) {
     const Heard heard = hear(channel, from);
     if (!heard.end) fail("a message came instead of the end");
     return *heard.end;
@@ -53,7 +53,7 @@ class ChannelInbox {
     ByteString message;
     std::optional<std::string> end = {};
   };
-  Heard hear(HostChannel& channel, Rank from) {
+  Heard hear(TcpHostChannel& channel, Rank from) {
     for (;;) {
       const int seen = rings();
       channel.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
@@ -83,13 +83,13 @@ class End {
  public:
   explicit End(std::vector<TcpPeer> peers)
       : channel_(std::move(peers), kTimeout, [this] { inbox_.ring(); }) {}
-  HostChannel& channel() { return channel_; }
+  TcpHostChannel& channel() { return channel_; }
   ByteString next(Rank from) { return inbox_.next(channel_, from); }
   std::string end(Rank from) { return inbox_.end(channel_, from); }
 
  private:
   ChannelInbox inbox_;
-  HostChannel channel_;
+  TcpHostChannel channel_;
 };
 
 }  // namespace farandole::check

@@ -15,7 +15,7 @@ using namespace farandole;
 // Signals belong to the user's threads; those keep theirs.
 TEST(a_thread_of_ours_blocks_all_signals) {
   bool blocked = false;
-  std::thread thread = start_thread("farandole-with-a-long-name", [&] {
+  Thread thread = start_thread("farandole-with-a-long-name", [&] {
     sigset_t set;
     pthread_sigmask(SIG_SETMASK, nullptr, &set);
     blocked = sigismember(&set, SIGINT) == 1 && sigismember(&set, SIGUSR1) == 1;
@@ -29,7 +29,7 @@ TEST(a_thread_of_ours_blocks_all_signals) {
 
 TEST(sleeps_of_a_thread_that_asks_are_punctual) {
   int slack_ns = 0;
-  std::thread thread = start_thread("farandole", [&] {
+  Thread thread = start_thread("farandole", [&] {
     ask_for_punctual_sleeps();
     slack_ns = prctl(PR_GET_TIMERSLACK);
   });
@@ -64,7 +64,7 @@ TEST(a_policy_that_the_user_chose_stays) {
 TEST(a_short_slice_leaves_niceness_alone) {
   check::run_in_fork([] {
     const int niceness = nice(5);  // of whoever runs the tests, and five
-    std::thread thread = start_thread("farandole", [niceness] {
+    Thread thread = start_thread("farandole", [niceness] {
       ask_for_short_slice();
       CHECK_EQ(getpriority(PRIO_PROCESS, 0), niceness);
     });
