@@ -74,7 +74,8 @@ class Decider:
         self._sent = 0
         self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
         self._disk = ""  # why the last decision is not written yet
-        self._late = float("inf")  # when a rank that has not come is ended
+        self._awaited: set[str] = set()  # ranks that have not come, where others wait
+        self._late = float("inf")  # when these are ended
         self.ending = Ending(well=record.ended)
         self.worlds = 0  # how many were decided
         self.story: list[str] = []  # sentences for the user; whoever reads them clears them
@@ -234,7 +235,7 @@ class Decider:
         if has_ended(here, world):
             self._write(Record(self._record.term, world, self._record.done + 1))
             return
-        newest = [rank for rank in here if rank.standing.commit.world == world.number]
+        newest = [x for x in here if x.standing.commit.world == world.number > 0]
         # Members that are left of a world that is over are awaited, even if nobody is here.
         left = not self._record.done and any(rank.name in world.members for rank in near)
         if not ((here or left) and self._all_came(near, here, bool(newest), now) and here):
@@ -259,8 +260,10 @@ class Decider:
         members = [rank for rank in others if rank.name in self._record.world.members]
         joining = [rank for rank in others if rank.standing.away]
         needed = members if newest else others
-        if not needed and not joining:
-            self._late = float("inf")
+        awaited = {rank.name for rank in (*needed, *joining)}
+        if awaited != self._awaited:  # each gets its whole time: one may have started just now
+            self._awaited, self._late = awaited, float("inf")
+        if not awaited:
             return True
         noticed = any(rank.standing.stalled for rank in here)
         short = not needed or (noticed and bool(members))
@@ -289,8 +292,7 @@ class Decider:
         before = self._record.world
         failed = not (newest or all(rank.standing.met for rank in here))
         # Before the first world the disk may have the commit of a job that had no supervisor.
-        in_memory = newest and before.number > 0
-        disk = NOTHING if in_memory else self._journal.commit()
+        disk = NOTHING if newest else self._journal.commit()
         world = next_world(before, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")

@@ -19,7 +19,11 @@ _REMEDY = (
     r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)"
     r"|drop_last|must call shutdown"
 )
-_ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|in MPI_Init for|left: "
+# MPI_Init holds the GIL: there the core ends a rank by such a line, and mpirun ends the others.
+_ENDED_BY_MPI = (
+    r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|in MPI_Init for|left: "
+    r"|PeerError: init\(\): rank \d+ ended before coming"
+)
 
 
 def complaints(schedule: Schedule, outcome: Outcome) -> list[str]:

@@ -107,6 +107,27 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     assert world.members == (first, second)
 
 
+def test_who_does_not_come_to_the_first_world_is_ended() -> None:
+    job = Job()
+    first, second, hangs = list(job.ranks)
+    for name in (first, second):
+        job.ranks[name] = Rank(name, Standing(away=True))
+    job.tell()
+    job.tell(4.0)
+    assert hangs in job.wanted.ranks
+    job.ranks[second] = Rank(second, Standing(), End.LOST)
+    job.tell(0.5)
+    (new,) = set(job.wanted.ranks) - {first, second, hangs}
+    job.tell(1.0)
+    assert {hangs, new} <= set(job.wanted.ranks), "the new one has its own time"
+    job.ranks[new] = Rank(new, Standing(away=True))
+    job.tell(0.5)
+    assert hangs in job.wanted.ranks
+    job.tell(6.0)
+    assert hangs not in job.wanted.ranks
+    assert any("hangs: it is ended" in text for text in job.decider.story)
+
+
 def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
     """Nobody waits for them but a world that is over."""
     job = Job()
