@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from farandole.installed import gpu_count, nccl_version
-from farandole.runtime import met_by
+from farandole.runtime import current_bootstrap
 from farandole.start.mpi_ranks import Mpi
 
 
@@ -15,7 +15,7 @@ def mpi_enabled() -> bool:
         >>> hvd.mpi_enabled() or hvd.size() == 1
         True
     """
-    return isinstance(met_by(), Mpi)
+    return isinstance(current_bootstrap(), Mpi)
 
 
 def mpi_threads_supported() -> bool:
@@ -25,7 +25,7 @@ def mpi_threads_supported() -> bool:
         >>> not hvd.mpi_enabled() or hvd.mpi_threads_supported()
         True
     """
-    job = met_by()
+    job = current_bootstrap()
     if not isinstance(job, Mpi):
         raise ValueError("MPI is not in use: not initialised, or started without MPI")
     return job.threads_supported()

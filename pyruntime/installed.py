@@ -19,7 +19,7 @@ from typing import Any
 from farandole._library import lib, read_string
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
-from farandole.trust import out_of_reach
+from farandole.trust import safe_working_folder
 
 # Packages that an editable install keeps in other folders.
 _PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
@@ -85,7 +85,7 @@ def mpi_library() -> str:
 
     if "mpi4py.MPI" not in sys.modules and promised_ranks() <= 1:
         mpi4py.rc.initialize = False
-    with out_of_reach():
+    with safe_working_folder():
         from mpi4py import MPI
 
     return MPI.Get_library_version().split("\n")[0].split("\x00")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For commands: values of options, and files that are refused before the work instead of after."""
+"""Helpers of commands: option types for argparse, and checks before the work starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-Tell = Callable[[str], None]  # prints a line
+PrintLine = Callable[[str], None]  # prints a line
 
 
-def teller(rank: int) -> Tell:
-    """Prints lines at once on rank 0, and nothing on others."""
+def rank_zero_printer(rank: int) -> PrintLine:
+    """A print function that flushes on rank 0, and prints nothing on other ranks."""
     return functools.partial(print, flush=True) if rank == 0 else lambda line: None
 
 
-def why_not(path: Path | None) -> str:
-    """Why this file can't be written; empty if it can, or if there is none to write."""
+def why_unwritable(path: Path | None) -> str:
+    """Reason why a file can't be written, or "". `path` None means there is no file to write."""
     if path is None:
         return ""
     if path.is_dir():
@@ -31,8 +31,8 @@ def why_not(path: Path | None) -> str:
     return ""
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """The type of an option for argparse: a whole number of at least `least`."""
+def int_at_least(least: int) -> Callable[[str], int]:
+    """Option type for argparse: an integer of at least `least`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -43,7 +43,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of an option for argparse: a time."""
+    """Option type for argparse: a positive number of seconds."""
     if not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return float(text)

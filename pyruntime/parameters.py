@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as collections of arrays, broadcast before training. Public in farandole.numpy and
-farandole.cupy; torch uses parts of it.
+"""Broadcasts a model's arrays before training. Public in farandole.numpy and farandole.cupy; the
+torch adapter uses parts.
 
-A collection is an array, or a dict or list of collections, of any framework with an adapter.
+A model is an array, or a dict or list of models, of any framework with an adapter.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_
 
-PARAMETERS = "broadcast_parameters"  # its calls' name, unless one is given
-_MOST_NAMES = 5  # of parameters in an error
+PARAMETERS = "broadcast_parameters"  # default name of its calls
+_MOST_NAMES = 5  # parameters listed in an error
 
 
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, array) in an order that is the same on all ranks: dicts by key, lists by position.
+    """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
 
-    The name is the path to the array, "encoder.weights.0".
+    The name is the array's path, such as "encoder.weights.0".
     """
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays
@@ -42,7 +42,7 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def root_in(root_rank: int, process_set: ProcessSet) -> int:
-    """The root as an int. Raises ValueError if it is not a member of the set."""
+    """Returns the root as an int. Raises ValueError if it is not a member of the set."""
     members = process_set.ranks or []
     if index(root_rank) not in members:
         raise ValueError(f"root_rank is {root_rank}: pass a member of the process set, {members}")
@@ -56,30 +56,30 @@ def agree_on_parameters(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> None:
-    """Raises ValueError on all ranks if names or roots differ; collective."""
+    """Raises ValueError on all ranks if names or roots differ. Collective."""
     mine = list(names), root_rank
     if equal_on_all_ranks(mine, call, process_set, timeout):
         return
-    told = allgather_object(mine, f"{call}.names", process_set, timeout=timeout)
-    known = {r: one for r, one in zip(process_set.ranks or [], told, strict=True) if one}
+    theirs = allgather_object(mine, f"{call}.names", process_set, timeout=timeout)
+    known = {r: one for r, one in zip(process_set.ranks or [], theirs, strict=True) if one}
     roots = {rank: root for rank, (_, root) in known.items()}
     if len(set(roots.values())) > 1:
         texts = ", ".join(f"{root} on rank {rank}" for rank, root in roots.items())
-        raise ValueError(f"root_rank is {texts}: pass the same")
-    different = _differences({rank: theirs for rank, (theirs, _) in known.items()})
+        raise ValueError(f"root_rank is {texts}: pass the same rank on all ranks")
+    different = _differences({rank: names for rank, (names, _) in known.items()})
     raise ValueError(f"params: ranks have different parameters: {different}")
 
 
-def _differences(told: dict[int, list[str]]) -> str:
-    """Who lacks which of the names; if nobody does, who has them in a different order."""
+def _differences(known: dict[int, list[str]]) -> str:
+    """Names the ranks that lack a parameter; if none does, two ranks whose order differs."""
     lacking: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for names in told.values() for name in names):
-        ranks = [rank for rank, names in told.items() if name not in names]
+    for name in dict.fromkeys(name for names in known.values() for name in names):
+        ranks = [rank for rank, names in known.items() if name not in names]
         if ranks:
             lacking.setdefault(ranks_text(ranks), []).append(repr(name))
     if not lacking:
-        first, *others = told
-        rank = next(rank for rank in others if told[rank] != told[first])
+        first, *others = known
+        rank = next(rank for rank in others if known[rank] != known[first])
         return f"their order on {ranks_text([first, rank])} differs"
     texts = []
     for who, names in lacking.items():
@@ -91,11 +91,11 @@ def _differences(told: dict[int, list[str]]) -> str:
 def broadcast_all(
     named: Sequence[tuple[str, Any]], root: int, process_set: ProcessSet, timeout: float | None
 ) -> None:
-    """Broadcasts arrays in place, under these names, and waits.
+    """Broadcasts named arrays in place and waits for all. Raises the first failure.
 
-    All are sent at once, but for those that share memory with earlier ones (tied weights): these
-    follow in their order, which cannot block although other ranks tie others. Sends all even if
-    some fail, so that no peer waits. Raises the first failure.
+    All broadcasts start at once, except arrays that share memory with earlier ones (tied weights):
+    they follow in order, which cannot deadlock even if other ranks tie other arrays. After a
+    failure the remaining broadcasts still run, so that no peer waits.
     """
     handles: list[Handle[Any] | None] = [None] * len(named)
     failures: list[Exception] = []
@@ -137,18 +137,17 @@ def broadcast_parameters(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Overwrites each array with the root's values, in place; any dtypes and shapes.
+    """Overwrites each array with the root's values, in place. Any dtypes and shapes.
 
-    A dict or list may be nested at will. Calls from several threads need a `name`. Raises on all
-    ranks, if one has the error: TypeError for members that are not arrays, ValueError for arrays
-    that can't be written in place, for different names or roots, MismatchError for different shapes
-    or dtypes.
+    If calls come from several threads, give each a `name`. If one rank has an error, all ranks
+    raise: TypeError for members that are not arrays; ValueError for arrays that can't be written in
+    place, and for different names or roots; MismatchError for different shapes or dtypes.
 
-    - params: a dict of arrays, or a list of arrays or of (name, array), nested at will.
-    - root_rank: the rank of the world that sends, a member of the process set.
+    - params: an array, or a dict or list of arrays or (name, array) pairs, nested at will.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
-    - name: the prefix of the names of the calls; None: one prefix for all such calls.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - name: prefix of the calls' names. None uses one prefix for all such calls.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

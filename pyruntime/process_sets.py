@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process sets, ranks that reduce among themselves: adding and removing them. Public calls, for any
-thread."""
+"""Adds and removes process sets: subsets of ranks that communicate among themselves. Public calls,
+for any thread."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ __all__ = [
     "remove_process_set",
 ]
 
-# Named calls, so that any thread may add and remove sets.
+# add and remove are named calls, so any thread may make them.
 _ADDING, _REMOVING = "add_process_set", "remove_process_set"
-_ranks_of: list[Callable[[Any], list[int]]] = []  # one, see know_communicators()
+_ranks_of: list[Callable[[Any], list[int]]] = []  # one function, set by know_communicators()
 
 
 @collective(Op.ADD_SET, unnamed=_ADDING)
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a set; every rank of the world calls this, with the same ranks, and waits.
+    """Registers a process set and returns it. Every rank of the world calls this with the same
+    ranks.
 
-    `process_set`: a ProcessSet, or the ranks of one. Returns the set, which calls take.
-    Sets from mpi4py communicators may differ between ranks, as with Comm.Split: each rank
-    registers its own. Raises on all ranks: ValueError if the same set exists, MismatchError if
-    ranks disagree, TypeError if a rank passes something other than a set of ranks.
+    `process_set` is a ProcessSet, or the ranks of a new one. Sets from mpi4py communicators may
+    differ between ranks, as after Comm.Split: each rank registers its own. Raises on all ranks:
+    ValueError if a set with these ranks exists, MismatchError if ranks disagree, TypeError if a
+    rank passes anything else.
 
     Examples:
         >>> if hvd.size() > 2:  # a set of all ranks is there already: global_process_set
@@ -64,7 +65,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def know_communicators(ranks_of: Callable[[Any], list[int]]) -> None:
-    """Registers what gives this world's ranks in an mpi4py communicator. The runtime calls this."""
+    """Sets the function that finds a communicator's ranks in this world. The runtime calls this."""
     _ranks_of[:] = [ranks_of]
 
 
@@ -83,10 +84,11 @@ def _add_split(process_set: ProcessSet, own: list[int]) -> None:
 
 @collective(Op.REMOVE_SET, unnamed=_REMOVING)
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; every rank of the world calls this. False for the world or an unknown set.
+    """Removes a set; every rank of the world calls this. Returns False for the world or an unknown
+    set, else True.
 
-    `process_set`: what add_process_set gave.
-    Raises MismatchError if ranks name different sets, TypeError for a value of another type.
+    `process_set` is a set that add_process_set returned. Raises MismatchError if ranks name
+    different sets, TypeError for a value of another type.
 
     Examples:
         >>> hvd.remove_process_set(hvd.global_process_set)
@@ -95,7 +97,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             f"process_set is {process_set!r}, of type {type(process_set).__name__}: pass what "
-            "add_process_set gave"
+            "add_process_set returned"
         )
     number = process_set.process_set_id or 0
 
@@ -114,7 +116,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Tells the other ranks, which would wait if they did name a set."""
+    """Meets the other ranks in a barrier: if they did name a set, they get an error, not a wait."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -122,12 +124,11 @@ def _remove_nothing() -> bool:
 
 
 def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
-    """A new set, made by its members alone; for adapters of other interfaces.
+    """Creates a set by its members alone, for adapters of other interfaces, and returns it.
 
-    `name`: new, and the same on all members. Unlike other sets, it may have the same ranks as
-    another one, and unnamed calls in it may come from any thread. Raises MismatchError on all of
-    them if they have other members in mind, StallError naming those that do not come in `timeout`
-    seconds.
+    `name` is new, and equal on all members. Unlike other sets, it may have the same ranks as
+    another one, and any thread may make unnamed calls in it. Raises MismatchError on all members if
+    they name different ranks, and StallError with the missing members after `timeout` seconds.
     """
     new = ProcessSet(ranks)
     shape = Buffer(0, 0, tuple(new._members()), None)
@@ -144,9 +145,10 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
 
 
 def disband_process_set(process_set: ProcessSet, name: str) -> None:
-    """Says that this rank uses a set of form_process_set no more; it ends when all members have.
+    """Releases this rank's use of a set of form_process_set, without waiting.
 
-    Does not wait. `name` as in form_process_set. Nothing happens if farandole has shut down.
+    The core destroys the set once every member has released it. `name` is new, and equal on all
+    members. Does nothing after shutdown().
     """
     number, process_set.process_set_id = process_set.process_set_id, None
     if number is None or not topology.is_initialized():
@@ -160,7 +162,7 @@ def disband_process_set(process_set: ProcessSet, name: str) -> None:
 
 
 def forget_all() -> None:
-    """Unregisters every set. shutdown() calls this."""
+    """Unregisters every set; shutdown() calls this."""
     while registered:
         registered.pop().process_set_id = None
     prepared.clear()

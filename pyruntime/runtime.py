@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init(), shutdown() and restart(): how a rank starts and leaves its job. Users call them, and so
-does the end of the process; a lock lets in one thread at a time."""
+"""Starts and ends a rank's part in its job: init(), shutdown() and restart(). A lock admits one
+thread at a time; the end of the process calls in too."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from farandole.start import agency, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
-_START_EXTRA = 10.0  # seconds: some ranks still start the core while others wait for the outcome
+_START_EXTRA = 10.0  # seconds: added because ranks start the core at different times
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
-_comm: Any = None  # of the last init()
+_comm: Any = None  # argument of the last init()
 _parting: bootstrap.Parting | None = None  # how the ranks left the last job
-_ended = ""  # why this rank's elastic training ended; empty: it has not
+_ended = ""  # reason why this rank's elastic training has ended, or ""
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Starts the runtime on every rank; collective. Does nothing if it runs already.
+    """Starts the runtime on every rank. Collective. Does nothing if it is running.
 
-    `comm`: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator, which
-    is duplicated. `process_sets`: sets to register at once; "dynamic" is accepted, sets always are.
-    If one rank can't start, all raise the same error, and nothing is initialised. Raises
-    ValueError for wrong arguments; within FARANDOLE_INIT_TIMEOUT StallError, naming the missing
-    ranks, or PeerError for those that have said they will not come; ShutdownError in a process
-    that is only the child of a rank.
+    - comm: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator, which
+      farandole duplicates.
+    - process_sets: sets to register. "dynamic" is accepted; sets are always dynamic.
+
+    If one rank can't start, all raise the same error and nothing is initialised. Raises ValueError
+    for wrong arguments. Within FARANDOLE_INIT_TIMEOUT raises StallError naming the missing ranks,
+    or PeerError for ranks that have said they will not come. Raises ShutdownError in a child
+    process of a rank.
 
     Examples:
         >>> hvd.init()
@@ -60,7 +62,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _meet(comm: Any, process_sets: Any) -> None:
-    """Starts the runtime in the next world."""
+    """Starts the runtime in the next world, once."""
     global _job, _comm, _ended, _parting
     unmet.excuse()
     with limits.typed():
@@ -83,19 +85,19 @@ def _meet(comm: Any, process_sets: Any) -> None:
 
 
 class _Agreement:
-    """The progress of one init(), over all ranks."""
+    """The ranks' agreement during one init(): each step succeeds on all ranks or on none."""
 
     def __init__(self, job: bootstrap.Bootstrap) -> None:
         self.job = job
-        self.agreed = False  # whether all ranks raise the same error
+        self.agreed = False  # True once all ranks raise the same error
 
     def agree(
         self, failure: Exception | None, data: Any, seconds: float | None = None
     ) -> list[Any]:
-        """Allgathers `data`, as JSON; if any rank passes a failure, all raise, in the first one's
-        class."""
-        told = None if failure is None else (_kind(failure), leaving.describe(failure))
-        met = self.job.allgather(json.dumps((told, data)).encode(), seconds)
+        """Allgathers `data` as JSON. If any rank passes a failure, all ranks raise an error of the
+        first failure's class."""
+        error = None if failure is None else (_kind(failure), leaving.describe(failure))
+        met = self.job.allgather(json.dumps((error, data)).encode(), seconds)
         try:
             answers = [json.loads(answer) for answer in met]
         except ValueError as reason:
@@ -116,20 +118,20 @@ class _Agreement:
         return [theirs for _, theirs in answers]
 
 
-# Classes that exist on every rank and are made from a text.
+# Classes that exist on every rank and can be built from a text.
 _KNOWN: list[type[Exception]] = [ValueError, TypeError, ImportError, OSError, Warning]
 _KNOWN += [FarandoleError, *FarandoleError.__subclasses__()]
 _KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
 def _kind(error: Exception) -> str:
-    """The name of the nearest of them in the class hierarchy."""
+    """Name of the closest class in _KNOWN among the error's bases."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN)
     return next(known, FarandoleError.__name__)
 
 
 def _undo(agreement: _Agreement, reason: BaseException) -> None:
-    """Cleans up after a failed init(), and tells the ranks that wait for this one."""
+    """Cleans up after a failed init(), and releases the ranks that wait for this one."""
     with contextlib.suppress(Exception):  # `reason` is the error to raise
         _leave_core(leaving.describe(reason))
     forget_all()
@@ -150,7 +152,7 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
 
 
 def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
-    """Starts the core on all ranks or on none; returns the sets to register then."""
+    """Starts the core on all ranks or on none. Returns the sets to register next."""
     job = agreement.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
@@ -204,7 +206,7 @@ def _with_world(
     key: Any,
     call: Callable[[Any], int],
 ) -> int:
-    """Returns call(...), given the ranks, which of them share hosts, their peer info and key."""
+    """Builds the core's description of the world, and returns call(world)."""
     keep = [ffi.new("char[]", blob) for blob in blobs]
     places = ffi.new("int32_t[]", node)
     table = ffi.new("char*[]", keep)
@@ -226,7 +228,7 @@ def _with_world(
 
 
 def _sets_of(process_sets: Any) -> list[ProcessSet]:
-    """Checks init()'s argument."""
+    """Validates init()'s `process_sets`."""
     if process_sets is None or process_sets == "dynamic":
         return []
     sets = list(process_sets) if isinstance(process_sets, Sequence) else [process_sets]
@@ -242,10 +244,10 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 
 
 def shutdown() -> None:
-    """Leaves the job: waits for the other ranks to leave too. init() may follow. Idempotent.
+    """Leaves the job and waits until the other ranks leave too. Idempotent; init() may follow.
 
-    Work under way ends with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT this rank
-    leaves alone, and StallError names those that have not; Ctrl-C makes it leave at once.
+    Pending calls fail with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT this rank
+    leaves alone, and StallError names the ranks that have not left. Ctrl-C makes it leave at once.
 
     Examples:
         >>> hvd.shutdown()
@@ -255,35 +257,35 @@ def shutdown() -> None:
 
 
 def restart() -> None:
-    """shutdown() and init() of the same ranks, for elastic training; collective.
+    """Calls shutdown() and init() on the same ranks, for elastic training. Collective.
 
-    Raises what init() raises; StallError if a rank does not leave within FARANDOLE_INIT_TIMEOUT,
-    since it hangs, and PeerError, naming the rank and why it left, if one does not come back.
+    Raises the errors of init(); StallError if a rank hangs and does not leave within
+    FARANDOLE_INIT_TIMEOUT; PeerError, naming the rank and its reason, if one does not come back.
     """
-    leave_anew(_job.seconds if _job is not None else None)
+    leave_for_restart(_job.seconds if _job is not None else None)
     init(_comm)
 
 
-def leave_anew(limit: float | None = None) -> None:
-    """Leaves the job, to be in the next one at once.
+def leave_for_restart(limit: float | None = None) -> None:
+    """Leaves the job in order to join the next one at once.
 
-    After `limit` seconds it leaves alone and raises StallError; None: as shutdown().
+    After `limit` seconds it leaves alone and raises StallError; None waits as long as shutdown().
     """
     _leave(bootstrap.Farewell(bootstrap.Coming.ANEW), False, limit=limit)
 
 
-def patience() -> float:
+def exit_timeout() -> float:
     """Seconds that the ranks of the present or last world may take to leave it."""
     return _job.seconds if _job is not None else 0.0
 
 
 def world() -> int:
-    """The number of the present or last world in this job's life, from 1; 0: there was none."""
+    """Number of the present or last world in this job, from 1; 0 before the first."""
     return requests.world()
 
 
 def end_training(cause: str) -> None:
-    """Notes that this rank's elastic training is over, and why; peers that restart are told."""
+    """Records why this rank's elastic training is over; peers that restart get this reason."""
     global _ended
     _ended = cause
 
@@ -293,14 +295,15 @@ def _end(cause: str, failed: bool) -> None:
     if failed:
         agency.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
     else:
-        _tell_if_unused()
+        _warn_if_unused()
     _leave(bootstrap.Farewell(bootstrap.Coming.NEVER, cause or _ended), failed, cause)
     if not failed:
         agency.tell_end()
 
 
-def _tell_if_unused() -> None:
-    """Says so if this rank of several ends without a single call: it may have trained alone."""
+def _warn_if_unused() -> None:
+    """Warns if this rank, one of several, ends without a collective call: it may have trained
+    alone."""
     if _job is None or _job.size == 1 or requests.world() > 1:
         return
     if lib.farandole_broken() or part.has_ended():
@@ -316,18 +319,18 @@ def _tell_if_unused() -> None:
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
-    """Stops the core; returns its error, if any. `cause`: of this rank's failure; empty: none."""
+    """Stops the core and returns its error, if any. `cause` says why this rank failed, or ""."""
     deadline = float("inf") if limit is None else time.monotonic() + limit
-    while True:  # in slices, so that Ctrl-C works
+    while True:  # short waits, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
         if code != lib.FARANDOLE_PENDING:
             part.restart()
             break
         if time.monotonic() > deadline:
             raise StallError(
-                f"elastic training: other ranks did not leave within {limit:g} s, so none can "
-                "restart; a rank that hangs or is stopped does not; FARANDOLE_INIT_TIMEOUT sets "
-                "how long the others wait"
+                f"elastic training: other ranks did not leave within {limit:g} s, so no rank can "
+                "restart; remedy: look for a rank that hangs or is stopped; FARANDOLE_INIT_TIMEOUT "
+                "sets how long the others wait"
             )
     return core_error(code) if code != lib.FARANDOLE_OK else None
 
@@ -335,7 +338,7 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
 def _leave(
     farewell: bootstrap.Farewell, failed: bool, cause: str = "", limit: float | None = None
 ) -> None:
-    """Leaves the job, for shutdown() and for all that ends the process. Idempotent."""
+    """Leaves the job: the common path of shutdown() and the end of the process. Idempotent."""
     global _job, _parting
     with _lock:
         job, _job = _job, None
@@ -346,11 +349,11 @@ def _leave(
         try:
             requests.leave()
             failure = _leave_core(cause, limit)
-        except BaseException as reason:  # Ctrl-C, or the limit: stop waiting
+        except BaseException as reason:  # Ctrl-C or the limit: stop waiting
             interrupt = reason
             failure = _leave_core(leaving.describe(reason))
         forget_all()
-        if not lib.farandole_initialized():  # else threads of the core may still be at work
+        if not lib.farandole_initialized():  # else threads of the core may still use the memory
             leases.restart()
         broken |= failure is not None or interrupt is not None
         _parting = job.close(farewell, failed, broken)
@@ -370,7 +373,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def world_ranks(comm: Any) -> list[int]:
-    """This world's ranks in an mpi4py communicator, ascending. Raises ValueError where unknown."""
+    """World ranks of an mpi4py communicator, ascending. Raises ValueError if they are unknown."""
     if _job is None:
         raise not_initialized()
     return _job.world_ranks(comm)
@@ -379,26 +382,26 @@ def world_ranks(comm: Any) -> list[int]:
 know_communicators(world_ranks)
 
 
-def met_by() -> bootstrap.Bootstrap | None:
-    """The bootstrap that the ranks used; None when not initialised."""
+def current_bootstrap() -> bootstrap.Bootstrap | None:
+    """The bootstrap that connected the ranks; None before init()."""
     return _job
 
 
 def _advise() -> None:
-    """Warns, on rank 0 and once, about settings that do nothing or make every run slow."""
-    told = [without_effect(os.environ)]
+    """Warns, on rank 0, about settings that have no effect and about slow CPU binding."""
+    texts = [without_effect(os.environ)]
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
     if mine == 1 and cores // local > 1:
-        told.append(
-            "the launcher has bound this whole process, all its threads, to one core; remedy: "
+        texts.append(
+            "the launcher has bound all threads of this process to one core; remedy: run "
             "`mpirun --bind-to none` (or `--map-by ppr:1:socket --bind-to socket`)"
         )
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch is not None else 1
     if threads > 1 and threads * local > max(mine, cores):
-        told.append(
-            f"{local} ranks of {threads} torch threads each share {cores} cores; remedy: "
+        texts.append(
+            f"{local} ranks with {threads} torch threads each share {cores} cores; remedy: call "
             f"torch.set_num_threads({max(1, cores // local)}) or OMP_NUM_THREADS"
         )
-    for text in filter(None, told):
+    for text in filter(None, texts):
         warn(text, RuntimeWarning)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names that the packages of all frameworks have alike, and no others."""
+"""Public names that are equal in the packages of all frameworks."""
 
-from farandole import adasum as _adasum  # noqa: F401  # registers the reduction
+from farandole import adasum as _adasum  # noqa: F401  # registers op=Adasum
 from farandole._library import lib, text
 from farandole.agreement import same_on_all_ranks
 from farandole.calls.handles import Handle

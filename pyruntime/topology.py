@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's number and the number of ranks: in the world, on its host, and across hosts. Public
+"""This rank's number, and the number of ranks: in the world, on its host, and across hosts. Public
 calls, for any thread.
 
-In a forked child, such as a DataLoader's worker, the answers are those of the parent rank at the
-time of the fork.
+In a forked child, such as a DataLoader worker, the answers are the parent's at the time of the
+fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole._library import ffi, lib
 
 
 def is_initialized() -> bool:
-    """Whether init() has run and shutdown() has not. Never raises.
+    """True after init() and before shutdown(). Never raises.
 
     Examples:
         >>> hvd.is_initialized()
@@ -24,17 +24,17 @@ def is_initialized() -> bool:
     return _asked() is not None
 
 
-_kept: Any = None  # of a rank whose part in the job has ended, until shutdown()
+_kept: Any = None  # answers of a rank that has left the job, until shutdown()
 
 
 def keep() -> None:
-    """Keeps the answers while the core stops; only shutdown() ends them."""
+    """Keeps the answers while the core stops, until shutdown()."""
     global _kept
     _kept = _asked()
 
 
 def forget() -> None:
-    """Undoes keep()."""
+    """Drops the answers that keep() has kept."""
     global _kept
     _kept = None
 
@@ -52,18 +52,18 @@ def _where() -> Any:
 
 
 def not_initialized() -> ValueError:
-    """The error of a call before init(). It names what the program has imported: tests of Horovod's
-    users compare the text."""
+    """The error of a call before init(). It names the package that the program imported, because
+    tests of Horovod's users compare the text."""
     name = "Horovod" if "horovod" in sys.modules else "farandole"
     text = f"{name} has not been initialized: call init() first"
     started = sys.modules.get("multiprocessing.process")
     if started is not None and started.parent_process() is not None:
-        text += "; a worker that a rank has spawned is not a rank: hand it rank() and size()"
+        text += "; a worker that a rank has spawned is not a rank: pass it rank() and size()"
     return ValueError(text)
 
 
 def rank() -> int:
-    """This process's number among all, from 0. Raises ValueError when not initialised.
+    """Number of this process among all, from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.rank()
@@ -73,7 +73,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of processes. Raises ValueError when not initialised.
+    """Number of processes. Raises ValueError before init().
 
     Examples:
         >>> hvd.size()
@@ -83,7 +83,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its host, from 0. Raises ValueError when not initialised.
+    """Number of this process on its host, from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_rank()
@@ -93,7 +93,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of processes on this host. Raises ValueError when not initialised.
+    """Number of processes on this host. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_size()
@@ -103,7 +103,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This host's number among those with this local rank. Raises ValueError when not initialised.
+    """Number of this host among those with this local rank. Raises ValueError before init().
 
     Examples:
         >>> hvd.cross_rank()
@@ -113,7 +113,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of hosts that have this local rank. Raises ValueError when not initialised.
+    """Number of hosts that have this local rank. Raises ValueError before init().
 
     Examples:
         >>> hvd.cross_size()
@@ -123,7 +123,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have the same number of ranks. Raises ValueError when not initialised.
+    """True if all hosts have the same number of ranks. Raises ValueError before init().
 
     Examples:
         >>> hvd.is_homogeneous()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as JSON and named blocks of bytes, so that reading them runs no code. For commits.py, on
-the thread that writes or reads."""
+"""Encodes values as JSON and named blocks of bytes; reading them runs no code, unlike pickle. For
+commits.py, on the thread that writes or reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from farandole.arrays.kinds import import_adapter
 
-Tree = Any  # what JSON holds; KIND marks what it has no form for
-Flat = np.ndarray[Any, np.dtype[np.uint8]]  # of one dimension
+Tree = Any  # a JSON value; a dict with the key KIND encodes a type that JSON lacks
+Flat = np.ndarray[Any, np.dtype[np.uint8]]  # one-dimensional
 
 KIND = "$"
-METADATA = "__metadata__"  # of a file: no block's name
-# Names of safetensors, those of PyTorch and NumPy, and bytes of an element.
+METADATA = "__metadata__"  # reserved by safetensors: no block may have this name
+# safetensors' name -> (name in PyTorch and NumPy, bytes per element)
 DTYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -46,36 +46,39 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "OrderedDict": OrderedDict,
     "Counter": Counter,
 }
-# Types of ml_dtypes, which NumPy knows by their names only.
+# dtypes of ml_dtypes; NumPy's dtype.str does not name them.
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 class Block(NamedTuple):
-    """A tensor without its framework."""
+    """A tensor's dtype, shape and bytes, without its framework."""
 
-    dtype: str  # as PyTorch and NumPy name it
+    dtype: str  # name in PyTorch and NumPy
     shape: tuple[int, ...]
     flat: Flat
 
 
 class Tensors(ABC):
-    """Tensors of a framework as blocks, in the words of its adapter, which registers an object."""
+    """Converts a framework's tensors to blocks and back. The framework's adapter registers one.
+
+    The thread that commits or restores calls the methods.
+    """
 
     @abstractmethod
     def block_of(self, x: Any, path: str) -> tuple[Block, list[int] | None]:
-        """The elements, and the strides if they are not contiguous. Raises TypeError or ValueError,
-        with the path, for a tensor that no file holds."""
+        """The block, and the strides if it is not contiguous. Raises TypeError or ValueError with
+        the path for a tensor that a file cannot hold."""
 
     @abstractmethod
     def tensor_of(self, block: Block, strides: list[int] | None) -> Any:
-        """The inverse, over the same memory where it can be; on the CPU."""
+        """A CPU tensor from a block, over the same memory if possible."""
 
 
-_tensors: list[Tensors] = []  # of torch, see register_torch()
+_tensors: list[Tensors] = []  # at most one, torch's; see register_torch()
 
 
 def register_torch(tensors: Tensors) -> None:
-    """Registers how tensors of torch become blocks. The adapter calls this when it is imported."""
+    """Registers the conversion of torch tensors. The torch adapter calls this on import."""
     _tensors[:] = [tensors]
 
 
@@ -86,25 +89,27 @@ def _of_torch() -> Tensors:
 
 
 class Blocks:
-    """The elements of arrays and tensors, by name, while a tree stands for their owner."""
+    """The blocks of one file, keyed by name. Trees refer to them."""
 
     def __init__(self, objects: Mapping[str, Any], found: dict[str, Block] | None = None) -> None:
-        """`objects`: by path, those whose states are other trees."""
+        """`objects` maps paths to objects whose states are stored as separate trees."""
         self.found = {} if found is None else found
         self._objects = objects
         self._paths = {id(value): path for path, value in objects.items()}
 
     def put(self, path: str, flat: Flat) -> str:
-        """Keeps bytes as a block of uint8, under a name like `path`; returns the name."""
+        """Adds bytes as a uint8 block. Returns its name: `path`, with quotes until it is unique."""
         return self._put(path, Block("uint8", (flat.size,), flat))
 
     def take(self, name: str) -> Flat:
-        """The bytes of the block of this name. Raises KeyError."""
+        """A block's bytes. Raises KeyError."""
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """The tree of an object with a state, of a tensor or a JAX array; None for all else, and if
-        nobody has imported its framework."""
+        """The tree of an object with a state, a torch tensor or a JAX array; None for other values.
+
+        A framework that is not imported has no tensors here.
+        """
         if (known := self._paths.get(id(value))) is not None:
             return {KIND: "object", "path": known}
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
@@ -117,7 +122,7 @@ class Blocks:
         return None
 
     def decode(self, tree: dict[str, Any]) -> Any:
-        """The object, tensor or JAX array of such a tree."""
+        """Decodes a tree from encode() of this class."""
         if tree[KIND] == "object":
             return self._objects[tree["path"]]
         if tree[KIND] == "tensor":
@@ -138,14 +143,14 @@ class Blocks:
 def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as reason:  # a key, say, or a deleted array
+    except (TypeError, ValueError, RuntimeError) as reason:  # such as a PRNG key, a deleted array
         raise TypeError(f"state, {path}: {reason}") from reason
 
 
 def encode(value: Any, path: str, blocks: Blocks) -> Tree:
-    """The value as a tree; its arrays go to `blocks`, by names like `path`.
+    """Encodes a value as a tree; its arrays become blocks named like `path`.
 
-    Raises TypeError, with the path, for what no tree stands for.
+    Raises TypeError with the path for an unsupported type.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -160,7 +165,9 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
     if kind is complex:
         return {KIND: "complex", "parts": [value.real, value.imag]}
     if kind is list or kind in _GROUPS.values():
-        ordered = sorted(value, key=repr) if kind in (set, frozenset) else value  # as on all ranks
+        ordered = (
+            sorted(value, key=repr) if kind in (set, frozenset) else value
+        )  # equal on all ranks
         members = [encode(x, f"{path}.{i}", blocks) for i, x in enumerate(ordered)]
         return members if kind is list else {KIND: kind.__name__, "members": members}
     if _is_named_tuple(kind):
@@ -175,7 +182,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
             for key, x in value.items()
         ]
         tree = {KIND: kind.__name__, "pairs": pairs}
-        if hasattr(value, "_metadata"):  # of a model's state: the versions of its modules
+        if hasattr(value, "_metadata"):  # a state_dict's: versions of the model's modules
             tree["metadata"] = encode(value._metadata, f"{path}.metadata", blocks)
         return tree
     raise TypeError(
@@ -186,9 +193,9 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def decode(tree: Tree, blocks: Blocks, like: Any = None) -> Any:
-    """The value of a tree; `like`: the value whose place it takes, with its classes.
+    """Decodes a tree. `like` is the value that the result replaces; it supplies classes.
 
-    Raises one of Python's own errors if `tree` is not a tree.
+    Raises one of Python's own errors if `tree` is malformed.
     """
     if isinstance(tree, list):
         return [decode(x, blocks, _member(like, i)) for i, x in enumerate(tree)]
@@ -231,7 +238,7 @@ def _dict(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
 
 
 def _named(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
-    """A named tuple, of the class that the value before it has."""
+    """Decodes a named tuple to the class of `like`."""
     members = tree["members"]
     kind = type(like)
     fits = kind.__name__ == tree["class"] and _is_named_tuple(kind)
@@ -252,7 +259,7 @@ def _array(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """What _dtype() knows it by; empty for a type whose elements are no plain numbers or texts."""
+    """Name by which _dtype() finds a dtype; "" for objects and structured types."""
     if dtype.name in _NAMED:
         return str(dtype.name)
     return "" if dtype.kind in "OV" else dtype.str
@@ -260,7 +267,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 def _dtype(name: str) -> np.dtype[Any]:
     if name in _NAMED:
-        import ml_dtypes  # what has made such arrays needs it too
+        import ml_dtypes  # installed: the library that created such arrays needs it
 
         name = getattr(ml_dtypes, name)
     dtype: np.dtype[Any] = np.dtype(name)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which users, folders and files this process trusts. The core has the rule for users; any thread.
+"""Decides which users, folders and files this process trusts. Any thread may use it; the core has
+the rule for users.
 
-A file is trusted by the descriptor of its folder, and a folder by the descriptors of all folders
-above it: a path that was checked may lead elsewhere a moment later.
+A path may lead elsewhere a moment after a check. So this module opens each folder on the way and
+checks its descriptor, then opens the file relative to the last one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from farandole._library import lib
 from farandole.errors import CheckpointError
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_SHARED = stat.S_IWGRP | stat.S_ISGID  # a folder in which a group works has either of them
+_SHARED = stat.S_IWGRP | stat.S_ISGID  # either bit marks a folder that a group shares
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it waits for no pipe's writer
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # never waits for a pipe's writer
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/null")
-_PLACE = ".farandole-place"  # a link in a folder below one that a group shares
-_MOST_LINKS = 40  # in one path, as the kernel has it
-_EVERYBODY = 0xFFFFFFFF  # ids, if a namespace maps all of them
-_ACL = struct.Struct("<HHI")  # of acl(5): what kind of entry, permissions, user or group
+_PLACE = ".farandole-place"  # link inside a folder that records its path below the shared folder
+_MOST_LINKS = 40  # per path, the kernel's limit
+_EVERYBODY = 0xFFFFFFFF  # number of ids if a user namespace maps all of them
+_ACL = struct.Struct("<HHI")  # an entry of acl(5): tag, permissions, user or group
 _ACL_USER, _ACL_GROUP, _ACL_WRITE = 2, 8, 2
 Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
 
@@ -38,31 +39,37 @@ Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
 def is_own_user(user: int) -> bool:
     """True for the user that this process runs as.
 
-    False for the kernel's overflow user (nobody) in a user namespace that does not map every user:
-    there it stands for all users that are not mapped.
+    False for the kernel's overflow user (nobody) in a user namespace that does not map all users,
+    because there it stands for every unmapped user.
     """
     return bool(lib.farandole_is_own_user(user))
 
 
 @contextlib.contextmanager
 def opened(path: Path, within: int) -> Iterator[int]:
-    """The descriptor of a folder that is this user's own alone, in one that has been checked and
-    has the descriptor `within`. Raises CheckpointError for one that is not, OSError."""
-    with _closing(_opened(within, path.name or "/", path, _FOLDER)) as number:
-        yield number
+    """Descriptor of a folder that only this user may write to.
+
+    `within` is the descriptor of its parent, which the caller has checked. Raises CheckpointError
+    if another user may write to the folder, OSError.
+    """
+    with _closing(_opened(within, path.name or "/", path, _FOLDER)) as fd:
+        yield fd
 
 
 @contextlib.contextmanager
-def out_of_reach() -> Iterator[None]:
-    """A context in which the working folder is one that others can't write to, for libraries that
-    read settings from there when they are loaded, such as UCX, which MPI loads, ucx.conf."""
+def safe_working_folder() -> Iterator[None]:
+    """Changes to / if others can write to the working folder, and back at the end.
+
+    Libraries read settings from the working folder when they are loaded: UCX, which MPI loads,
+    reads ucx.conf.
+    """
     with contextlib.ExitStack() as stack:
         try:
             before = os.open(".", os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, before)
             found = os.fstat(before)
             reached = found.st_mode & _OTHERS or not is_trusted_user(found.st_uid)
-        except OSError:  # nobody can be obeyed in a folder that can't be opened
+        except OSError:  # the folder can't be opened, so no library can read from it
             reached = False
         if reached:
             os.chdir("/")
@@ -71,7 +78,7 @@ def out_of_reach() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, for this user alone. Raises OSError."""
+    """Creates a folder and its missing parents, for this user alone. Raises OSError."""
     for each in (*reversed(path.absolute().parents), path):
         if not each.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -79,46 +86,49 @@ def make_folder(path: Path) -> None:
 
 
 class Folder:
-    """A folder of this user's own that stays the one it was when it was opened first: members of a
-    group that shares a folder above it can't put another one of this user's in its place. Later
-    processes know it by a link in it, which names its place below the shared folder."""
+    """A folder of this user that nobody has exchanged since it was first opened.
+
+    Members of a group that shares a parent folder could rename a different folder of this user to
+    its path. So this object keeps a descriptor, and a link inside the folder records its path for
+    later processes.
+    """
 
     def __init__(self, path: Path, new: bool = False) -> None:
-        """`new`: it is empty when it is opened first, or has been exchanged already."""
+        """With `new`, the folder must be empty when it is first opened."""
         self.path, self._new = path, new
         self._held: int | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Its descriptor. Raises CheckpointError if it is another one, or is not this user's own
-        alone, or if others can exchange it; OSError."""
+        """Its descriptor. Raises CheckpointError if the folder was exchanged, or others may write
+        to it or exchange it; OSError."""
         parent = _parent(self.path, _check_above)
-        with parent as (above, last, shared), opened(last, above) as number:
+        with parent as (above, last, shared), opened(last, above) as fd:
             if self._held is None:
-                with os.scandir(number) as found:
+                with os.scandir(fd) as found:
                     if self._new and any(found):
                         raise _untrusted(self.path, "is not new: somebody has exchanged it")
-                self._held = os.dup(number)
+                self._held = os.dup(fd)
                 weakref.finalize(self, os.close, self._held)
-            elif not self._is(number):
+            elif not self._is(fd):
                 raise CheckpointError(
                     f"{self.path} is not the folder that it was before: somebody has exchanged it; "
                     "remedy: look who may write to the folders above it, and start again"
                 )
             if shared:
-                _check_place(last, number, shared)
-            yield number
+                _check_place(last, fd, shared)
+            yield fd
 
-    def _is(self, number: int) -> bool:
+    def _is(self, fd: int) -> bool:
         assert self._held is not None
         try:
-            return os.path.sameopenfile(self._held, number)
-        except OSError:  # a network's disk was away: it does not know what it has told
+            return os.path.sameopenfile(self._held, fd)
+        except OSError:  # a network file system that was away cannot compare its old descriptors
             return True
 
     def remove(self) -> None:
-        """Removes all that was found in the folder when it was opened, wherever that is now, and
-        the empty folder. Raises OSError."""
+        """Removes the contents of the opened folder, wherever it is now, and the empty folder at
+        its path. Raises OSError."""
         for _, folders, files, at in os.fwalk(".", topdown=False, dir_fd=self._held):
             for name in files:
                 os.unlink(name, dir_fd=at)
@@ -127,14 +137,14 @@ class Folder:
         self.path.rmdir()
 
 
-def _check_place(path: Path, number: int, shared: str) -> None:
-    """Notes a folder's place in it, or raises CheckpointError if it has been at another one."""
+def _check_place(path: Path, fd: int, shared: str) -> None:
+    """Records a folder's path inside it. Raises CheckpointError if a different one is recorded."""
     try:
         with contextlib.suppress(FileExistsError):
-            os.symlink(shared, _PLACE, dir_fd=number)
-        noted = os.readlink(_PLACE, dir_fd=number)
+            os.symlink(shared, _PLACE, dir_fd=fd)
+        noted = os.readlink(_PLACE, dir_fd=fd)
     except OSError:
-        return  # nobody may write here, or this file system has no links
+        return  # the folder is read-only, or the file system has no links
     if noted != shared:
         raise _untrusted(
             path,
@@ -143,69 +153,72 @@ def _check_place(path: Path, number: int, shared: str) -> None:
         )
 
 
-def read_file(place: int, name: str) -> bytes:
-    """A file of the folder with the descriptor `place`. Raises CheckpointError for one that another
-    user may write to, OSError."""
-    with open_file(place, name, Path(name)) as file:
+def read_file(folder_fd: int, name: str) -> bytes:
+    """Reads a file in a folder, given by descriptor. Raises CheckpointError if another user may
+    write to the file, OSError."""
+    with open_file(folder_fd, name, Path(name)) as file:
         return file.read()
 
 
-def open_file(place: int, name: str, path: Path) -> io.BufferedReader:
-    """Opens such a file; errors name `path`."""
-    return os.fdopen(_opened(place, name, path, _READ), "rb")
+def open_file(folder_fd: int, name: str, path: Path) -> io.BufferedReader:
+    """Opens a file in a folder, given by descriptor, with the checks of read_file().
+
+    Errors name `path`.
+    """
+    return os.fdopen(_opened(folder_fd, name, path, _READ), "rb")
 
 
-def _opened(place: int, name: str, path: Path, flags: int) -> int:
-    """The descriptor of a file or folder in the folder with the descriptor `place`. Raises
-    CheckpointError for one that another user may write to, and for a link, OSError."""
+def _opened(folder_fd: int, name: str, path: Path, flags: int) -> int:
+    """Opens a file or folder in a folder, given by descriptor. Raises CheckpointError for a link or
+    if another user may write to it, OSError."""
     with contextlib.suppress(FileNotFoundError):
-        # First: an error that names the owner says more than one of open().
-        check(path, os.stat(name, dir_fd=place, follow_symlinks=False))
-    number = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        # Check before opening: this error names the owner, open()'s says less.
+        check(path, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
+    fd = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
     try:
-        check(path, os.fstat(number))
+        check(path, os.fstat(fd))
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
-    return number
+    return fd
 
 
 @contextlib.contextmanager
-def _closing(number: int) -> Iterator[int]:
+def _closing(fd: int) -> Iterator[int]:
     try:
-        yield number
+        yield fd
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def replace_file(
-    place: int, name: str, new: str, parts: Iterable[bytes | memoryview], mode: int = 0o600
+    folder_fd: int, name: str, new: str, parts: Iterable[bytes | memoryview], mode: int = 0o600
 ) -> None:
-    """Gives a file of the folder with the descriptor `place` other contents, whatever is killed
-    when. `new`: its name until it is whole. Raises OSError."""
+    """Replaces a file in a folder, given by descriptor; after a crash it is the old file or the new
+    one. `new` names it while it is incomplete. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=place)
+        os.unlink(new, dir_fd=folder_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, mode, dir_fd=place), "wb") as file:
+    with os.fdopen(os.open(new, flags, mode, dir_fd=folder_fd), "wb") as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(new, name, src_dir_fd=place, dst_dir_fd=place)
-    os.fsync(place)  # else the new name may be lost with the machine
+    os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    os.fsync(folder_fd)  # else a crash of the machine may undo the rename
 
 
-def open_lock(place: int, name: str) -> int:
-    """The descriptor of a file for locks in the folder with the descriptor `place`. Raises
-    CheckpointError for one that another user may lock, OSError."""
+def open_lock(folder_fd: int, name: str) -> int:
+    """Opens a lock file in a folder, given by descriptor. Raises CheckpointError if another user
+    may lock it, OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    return _opened(place, name, Path(name), flags)
+    return _opened(folder_fd, name, Path(name), flags)
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file that the user has named. What is at that name is replaced, a link too; on the
-    way no link is followed that another user can have put there.
+    """Writes a file that the user has named, replacing what is there, also a link.
 
-    Raises CheckpointError for such a link, OSError.
+    Raises CheckpointError if a folder on the way is a link that another user may have created,
+    OSError.
     """
     if str(path) in _STREAMS:
         path.write_bytes(data)
@@ -213,17 +226,17 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     way = _parent(path, _check_way)
-    with way as (parent, last, _), _closing(os.open(".", _FOLDER, dir_fd=parent)) as place:
-        replace_file(place, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
+    with way as (parent, last, _), _closing(os.open(".", _FOLDER, dir_fd=parent)) as folder_fd:
+        replace_file(folder_fd, last.name, f".{last.name}.{secrets.token_hex(8)}", [data], mode)
 
 
 def read_secret(path: Path, most: int) -> bytes:
-    """The first `most` bytes of a regular file that only this user may read or write, and that
-    nobody else can exchange; links to it are followed.
+    """First `most` bytes of a regular file that only this user may read, write or exchange.
 
-    Raises CheckpointError for a folder above it that is not trusted, PermissionError, OSError.
+    Follows links. Raises CheckpointError for an untrusted folder above it, PermissionError,
+    OSError.
     """
-    path.stat()  # no folder need be trusted where no secret is
+    path.stat()  # raises for a missing secret, whose folders need no trust
     with _parent(path, _check_above, follows=True) as (parent, last, _):
         descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
     with _closing(descriptor):
@@ -238,10 +251,11 @@ def read_secret(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
-    """The text of a regular file of at most `most` bytes, whoever owns it; never waits for a pipe's
-    writer. `owners`: gets the file's owner; then no link is followed to it.
+    """Text of a regular file of at most `most` bytes, of any owner. Never waits for a pipe's
+    writer.
 
-    Raises ValueError for any other kind of file and for a larger one, OSError.
+    With `owners`, adds the file's owner to it and follows no link to the file. Raises ValueError
+    for other kinds of file and larger files, OSError.
     """
     descriptor = os.open(path, _READ | (0 if owners is None else os.O_NOFOLLOW))
     with os.fdopen(descriptor, "rb") as file:
@@ -259,7 +273,7 @@ def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Raises CheckpointError for what another user owns or may write to, and for links."""
+    """Raises CheckpointError for a link, and if another user owns or may write to `path`."""
     mode = found.st_mode
     if stat.S_ISLNK(mode):
         raise _untrusted(path, "is a symbolic link; remedy: give the path that it leads to")
@@ -277,8 +291,8 @@ def check(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for a link that another user made, or can have renamed."""
+def _check_way(fd: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
+    """Raises CheckpointError for a link that another user created or can rename."""
     if stat.S_ISLNK(found.st_mode):
         user, mode = found.st_uid, above.st_mode
         if not (is_trusted_user(user) or _is_unknown(found, above)):
@@ -293,13 +307,16 @@ def _check_way(number: int, path: Path, found: os.stat_result, above: os.stat_re
     return False
 
 
-def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for a link as _check_way() does, and for a folder whose owner or whose
-    writers can exchange what is below it. Members of this user's own groups are trusted in folders
-    that a group shares, as computing centres give them to projects: returns True there."""
+def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
+    """Raises CheckpointError for a folder whose owner or writers can exchange the path below it,
+    and for a link as _check_way() does.
+
+    Trusts members of this user's groups in folders that a group shares, as computing centres set up
+    for projects. Returns True for such a folder.
+    """
     mode, user = found.st_mode, found.st_uid
     if stat.S_ISLNK(mode):
-        return _check_way(number, path, found, above)
+        return _check_way(fd, path, found, above)
     ours = bool(mode & _SHARED) and _is_own_group(found.st_gid)
     if not (is_trusted_user(user) or ours or _is_unknown(found, above)):
         raise _untrusted(
@@ -307,14 +324,14 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
             f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
             "below ones of root, of you, or that a group of yours shares",
         )
-    by_owner = not (is_trusted_user(user) or _is_hidden(user))  # root is hidden, too, if any is
+    by_owner = not (is_trusted_user(user) or _is_hidden(user))  # a hidden user may be root
     if not mode & _OTHERS or _sticky(mode):
         return by_owner
     if mode & stat.S_IWOTH:
         who, remedy = "others", "chmod o-w"
     elif not (ours or _is_hidden(found.st_gid, "gid")):
         who, remedy = f"group {found.st_gid}, which is not yours,", "chmod g-w"
-    elif named := _named_in_acl(number):
+    elif named := _named_in_acl(fd):
         who, remedy = named, "setfacl -b"
     else:
         return True
@@ -325,12 +342,12 @@ def _check_above(number: int, path: Path, found: os.stat_result, above: os.stat_
     )
 
 
-def _named_in_acl(number: int) -> str:
-    """Another user, or a group that is not this user's, that a folder's access control list lets
-    write; "" for none."""
+def _named_in_acl(fd: int) -> str:
+    """Names another user, or a foreign group, that the folder's access control list allows to
+    write; "" if there is none."""
     try:
-        entries = os.getxattr(f"/proc/self/fd/{number}", "system.posix_acl_access")[4:]
-    except OSError:  # there is no list
+        entries = os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")[4:]
+    except OSError:  # no access control list
         return ""
     for tag, permissions, who in _ACL.iter_unpack(entries):
         if permissions & _ACL_WRITE:
@@ -355,14 +372,14 @@ def _is_own_group(group: int) -> bool:
 
 
 def _is_unknown(found: os.stat_result, above: os.stat_result) -> bool:
-    """True if the kernel hides whose it is, but only the owner of the folder `above`, such as root,
-    can have put it there."""
+    """True if the kernel hides the owner, but only the owner of the folder `above` can have put it
+    there."""
     return not above.st_mode & _OTHERS and _is_hidden(found.st_uid)
 
 
 def _is_hidden(number: int, kind: str = "uid") -> bool:
-    """True if the kernel does not tell whose a file is: in a user namespace that does not map
-    everybody, such as Apptainer's, one number stands for all others. Root is among them."""
+    """True if the kernel hides this user or group: in a user namespace that does not map all ids,
+    such as Apptainer's, one number stands for all unmapped ones, root among them."""
     with contextlib.suppress(OSError, ValueError):
         if number == int(Path(f"/proc/sys/kernel/overflow{kind}").read_text()):
             lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
@@ -371,47 +388,49 @@ def _is_hidden(number: int, kind: str = "uid") -> bool:
 
 
 def _sticky(mode: int) -> bool:
-    """True if others may add to a folder, but not replace what is there."""
+    """True for a folder in which others may add entries, but not replace those of other users."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 @contextlib.contextmanager
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
-    """The descriptor of the folder in which `path` is, the path without links, and the part of it
-    below the first folder that a group shares. It is reached step by step, so that nobody can
-    exchange what `judge` has seen: each folder above it and each link, with the folder in which
-    that is. `follows` a link at the end, too."""
+    """Opens the folder that contains `path`, step by step, so nobody can exchange what was judged.
+
+    Yields (its descriptor, the path without links, the part of the path below the first folder that
+    a group shares). `judge` sees each folder and each link on the way, with the folder it is in.
+    `follows` also follows a link at the end.
+    """
     whole = path.absolute()
     at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
     shared: list[str] | None = None
-    number = os.open(at, _STEP)
-    here = os.fstat(number)
+    fd = os.open(at, _STEP)
+    here = os.fstat(fd)
     try:
         while True:
-            above, here = here, os.fstat(number)
-            if judge(number, at, here, above) and shared is None:
+            above, here = here, os.fstat(fd)
+            if judge(fd, at, here, above) and shared is None:
                 shared = []
-            while (found := _link(number, names, follows)) is not None:
-                judge(number, at / names[-1], found, here)
+            while (found := _link(fd, names, follows)) is not None:
+                judge(fd, at / names[-1], found, here)
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                names += reversed(Path(os.readlink(names.pop(), dir_fd=number)).parts)
+                names += reversed(Path(os.readlink(names.pop(), dir_fd=fd)).parts)
             name = names.pop()
             if shared is not None:
                 shared.append(name)
             if not names:
-                yield number, at / name, "/".join(shared or ())
+                yield fd, at / name, "/".join(shared or ())
                 return
-            step = os.open(name, _STEP, dir_fd=number)
-            os.close(number)
-            number, at = step, at / name
+            step = os.open(name, _STEP, dir_fd=fd)
+            os.close(fd)
+            fd, at = step, at / name
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def _link(folder: int, names: list[str], follows: bool) -> os.stat_result | None:
-    """Looks at the next of these names; returns its status if it is a link to follow."""
+    """The status of the next name if it is a link to follow, else None."""
     if len(names) == 1 and not follows:
         return None
     try:

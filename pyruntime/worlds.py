@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one world of an elastic job to the next, in the same process. For a call of elastic
-training, on its thread."""
+"""Moves one process from world to world of an elastic job. For elastic.py, on the training
+thread."""
 
 from __future__ import annotations
 
@@ -12,45 +12,48 @@ from farandole.errors import StallError, counted
 from farandole.membership.words import NOTHING, World
 from farandole.start import agency
 
-_HANGS = 0.2  # seconds that the others have to leave when it is known that one will not
-_LINES = 12  # of the story that are kept
+_HANGS = 0.2  # seconds that the others get to leave if one rank is known to hang
+_LINES = 12  # lines of history that are kept
 
 
 class Worlds:
-    """The worlds of one call of elastic training. `agent` hears of commits, and tells of others."""
+    """The worlds of one call of elastic training. `agent` passes messages to and from the host's
+    agent."""
 
     def __init__(self, agent: agency.Agency) -> None:
         self.agent = agent
-        self.start = World()  # the present one, and the commit from which it starts
+        self.start = World()  # the present world, and the commit from which it starts
 
     @classmethod
     def of_job(cls) -> Worlds | None:
-        """Those of the present job; None: its ranks stay the same, or end together."""
+        """The present job's worlds; None if its ranks never change."""
         agent = agency.connect()
         return None if agent is None else cls(agent)
 
     def begin(self) -> bool:
-        """Enters the world of the others, if this process is not in one; returns whether it has."""
+        """Joins the other ranks' world if this process is alone. Returns True if it did."""
         if not self.agent.alone:
             self.start = self._present()
             return False
-        runtime.leave_anew()
+        runtime.leave_for_restart()
         self.agent.alone = False
         self.agent.leave(met=True)
         self._enter()
         return True
 
     def ended(self) -> bool:
-        """For a rank whose training has come to its end: waits until all others' has, too; False
-        if it has to go on with some, in another world. It enters that by go_on()."""
+        """Waits until all ranks have finished training.
+
+        Returns False if some ranks need this one in another world; then call go_on(None).
+        """
         self.agent.leave(finished=True)
         return self.agent.ended()
 
     def go_on(self, error: BaseException | None) -> None:
-        """Enters the next world, after an error, or None: because all have met."""
+        """Joins the next world, after an error, or with None after all ranks have met."""
         met, stalled = error is None, isinstance(error, StallError)
-        with contextlib.suppress(StallError):  # whoever does not leave is ended
-            runtime.leave_anew(_HANGS if stalled else runtime.patience())
+        with contextlib.suppress(StallError):  # the agents end ranks that do not leave
+            runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())
         self.agent.leave(met=met, stalled=stalled)
         self._enter()
 
@@ -58,15 +61,15 @@ class Worlds:
         before = self.start
         runtime.init()
         self.start = self._present()
-        _tell(before, self.start)
+        _record(before, self.start)
 
     def _present(self) -> World:
-        met_by = runtime.met_by()
-        return met_by.world if isinstance(met_by, agency.AgencyBootstrap) else World()
+        bootstrap = runtime.current_bootstrap()
+        return bootstrap.world if isinstance(bootstrap, agency.AgencyBootstrap) else World()
 
 
-def _tell(before: World, now: World) -> None:
-    """Keeps in the flight recorder how the present world came about."""
+def _record(before: World, now: World) -> None:
+    """Records in the flight recorder how the present world came about."""
     verb = "goes" if topology.size() == 1 else "go"
     text = f"world {now.number}: {counted(topology.size(), 'rank')} {verb} on"
     changes = [text + f" from commit {now.start.number}" * (now.start != NOTHING)]
@@ -77,9 +80,9 @@ def _tell(before: World, now: World) -> None:
         changes.append(f"of world {before.number} {what} {'is' if len(gone) == 1 else 'are'} gone")
     if joined and before.members:
         changes.append(f"{counted(joined, 'rank')} joined")
-    _story.append("; ".join(changes if before.members else [*changes, "this rank joined"]))
-    del _story[:-_LINES]
-    check(lib.farandole_story("\n".join(_story).encode()))
+    _history.append("; ".join(changes if before.members else [*changes, "this rank joined"]))
+    del _history[:-_LINES]
+    check(lib.farandole_story("\n".join(_history).encode()))
 
 
-_story: list[str] = []
+_history: list[str] = []

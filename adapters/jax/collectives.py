@@ -101,16 +101,16 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Any shapes, equal on all ranks as the dtypes are. Within jit any op but Adasum. The derivative,
     for Average and Sum, reduces gradients as the arrays were. Returns new arrays.
 
     - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
     - op: Average (the default), Sum, Min, Max, Product or Adasum.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -136,7 +136,7 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     At least one dimension; shapes and dtypes are equal on all ranks. If rows do not divide evenly,
     low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an allgather.
@@ -144,9 +144,9 @@ def reducescatter(
 
     - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -167,15 +167,15 @@ def allgather(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """All ranks' arrays, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' arrays along the first dimension, in rank order.
 
     At least one dimension; dtypes are equal on all ranks, and so are all dimensions but the first,
     within jit that one too. The derivative is a reducescatter: this rank's rows of the gradients'
     sum. Returns new arrays.
 
     - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -203,8 +203,8 @@ def broadcast(
 
     - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
     - root_rank: a rank of the world, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -238,9 +238,9 @@ def alltoall(
     Returns a new array; with `splits` also the rows from each member, as int64 of NumPy.
 
     - tensor: an array of JAX; numbers and NumPy's become JAX's.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

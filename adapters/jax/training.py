@@ -190,10 +190,10 @@ def broadcast_parameters(
     TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
 
     - params: a pytree of arrays.
-    - root_rank: the rank of the world that sends, a member of the process set.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
     - name: the prefix of the names of the calls; None: one prefix for all such calls.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

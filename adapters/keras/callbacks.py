@@ -85,9 +85,9 @@ def broadcast_state(
     Weights and optimizers are alike on all ranks. States of random generators stay each rank's own.
 
     - keras_model: a Keras model that is built; its optimizer goes with it.
-    - root_rank: the rank of the world that sends, a member of the process set.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

@@ -80,7 +80,7 @@ def grouped_allreduce(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing,
     inside tf.function by one node. tf.IndexedSlices, with Average and Sum, are gathered: their
@@ -91,9 +91,9 @@ def grouped_allreduce(
     - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -120,7 +120,7 @@ def allreduce(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Any shape, equal on all ranks as the dtype is. A tf.IndexedSlices, with Average and Sum, is
     gathered: its result has the slices of all ranks. Returns a new tensor; gradients, of Average
@@ -130,9 +130,9 @@ def allreduce(
     - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -236,9 +236,9 @@ def grouped_allgather(
     over the ranks.
 
     - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - ignore_name_scope: accepted for compatibility with Horovod, and not used.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -266,9 +266,9 @@ def allgather(
     over the ranks.
 
     - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - ignore_name_scope: accepted for compatibility with Horovod, and not used.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -332,9 +332,9 @@ def broadcast(
 
     - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
     - root_rank: a rank of the world, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - ignore_name_scope: accepted for compatibility with Horovod, and not used.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -385,8 +385,8 @@ def broadcast_variables(
     - variables: a list of variables of TensorFlow or Keras.
     - root_rank: a rank of the world, a member of the process set.
     - inplace: accepted for compatibility with Horovod, and not used.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

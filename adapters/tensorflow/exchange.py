@@ -41,10 +41,10 @@ def alltoall(
     back to the ranks that the rows came from.
 
     - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - ignore_name_scope: accepted for compatibility with Horovod, and not used.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -88,8 +88,8 @@ def barrier(
 ) -> Any:
     """Returns when every member has called it; inside tf.function its node ends then.
 
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -116,7 +116,7 @@ def grouped_reducescatter(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
     low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average and
@@ -126,9 +126,9 @@ def grouped_reducescatter(
     - device_dense: accepted for compatibility with Horovod, and not used.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -153,7 +153,7 @@ def reducescatter(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
     low ranks get one more. Any op but Adasum. Returns a new tensor; the gradient, of Average and
@@ -163,9 +163,9 @@ def reducescatter(
     - device_dense: accepted for compatibility with Horovod, and not used.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

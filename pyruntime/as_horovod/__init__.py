@@ -3,8 +3,8 @@
 
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 
-`path/` has a package `horovod` with Horovod's module names and farandole's contents, and in bin/ a
-command `horovodrun`, which is `farandole run`.
+`path/` holds a package `horovod`, with Horovod's module names and farandole's calls, and the
+command `horovodrun`, which runs `farandole run`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FOLDER = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """Makes `import horovod` load ours, here and in processes started from here, which find
-    `horovodrun` too.
+    """Makes `import horovod` load farandole's package, here and in child processes. These find
+    `horovodrun`, too.
 
-    Raises RuntimeError if the real one has been imported already.
+    Raises RuntimeError if the real Horovod has been imported.
     """
     module = sys.modules.get("horovod")
     if module is not None and not str(module.__file__).startswith(FOLDER):

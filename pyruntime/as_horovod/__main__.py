@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command: python -m farandole.as_horovod (script.py | -m module) arguments..."""
+"""The command python -m farandole.as_horovod (script.py | -m module) arguments..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USAGE = "usage: python -m farandole.as_horovod (script.py | -m module) [argument
 
 
 def main() -> None:
-    """Runs a script or module as Python itself would, with its exit code and errors."""
+    """Runs a script or module as Python itself does, with the same exit code and errors."""
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     arguments = arguments[as_module:]

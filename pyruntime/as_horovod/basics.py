@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HorovodBasics: the calls about ranks, as methods."""
+"""HorovodBasics: Horovod's calls about ranks, as methods of a class."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """A class that libraries instantiate; all instances use the same runtime."""
+    """Libraries instantiate this class; all instances share one runtime."""
 
     Average, Sum, Adasum = farandole.Average, farandole.Sum, farandole.Adasum
     Min, Max, Product = farandole.Min, farandole.Max, farandole.Product
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
-        """The arguments, which located Horovod's library, are ignored."""
+        """Ignores its arguments, which located Horovod's library."""
 
 
 _CALLS = (

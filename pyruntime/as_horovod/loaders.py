@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data loaders whose batches are read ahead by a thread."""
+"""Horovod's data loaders, in which a thread reads batches ahead."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _END = object()
 
 
 class BaseDataLoader(ABC):
-    """Base of loaders: derived classes tell the number of batches and yield them."""
+    """Base class of loaders. Derived classes define __len__() and _iterate()."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def _iterate(self) -> Iterator[Any]:
-        """The batches as they are read."""
+        """Yields the batches that the loader reads."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._iterate():
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """A hook that may change each batch, called in the consumer's thread."""
+        """Hook that may change a batch. Called in the consumer's thread."""
         return batch
 
 
 class _Reader:
-    """One pass over the batches in a thread, through a queue; may be stopped early."""
+    """Reads one pass of batches in a thread, through a queue."""
 
     def __init__(self, batches: Iterator[Any], size: int) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(size)
@@ -67,7 +67,7 @@ class _Reader:
         """Ends the thread, even if batches are left."""
         self._stopped.set()
         while self._thread.is_alive():
-            try:  # makes room for a put() that waits
+            try:  # make room for a put() that waits
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
@@ -75,13 +75,13 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin for a loader: class Loader(AsyncDataLoaderMixin, MyLoader). A thread reads ahead.
+    """Mixin that reads ahead in a thread: class Loader(AsyncDataLoaderMixin, MyLoader).
 
-    Errors of the loader are raised where the batches are consumed.
+    The consumer's thread raises the loader's errors.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """`async_loader_queue_size`: most batches to read ahead; 0: no thread."""
+        """`async_loader_queue_size` batches are read ahead; 0 uses no thread."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)
@@ -97,7 +97,7 @@ class AsyncDataLoaderMixin:
             yield loader._process_batch(batch)
 
     def close_async_loader(self) -> None:
-        """Ends the thread of an iteration that was not finished."""
+        """Ends the thread of an unfinished iteration."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.stop()

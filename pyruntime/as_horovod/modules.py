@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's modules as a table, and the finder that makes them. For the package `horovod` in
-path/; the finder runs on the thread that imports."""
+"""Horovod's modules as a table, and the import finder that creates them on the importing thread."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Module -> what it holds: `module` is all that the module exports, `module:A B=C` its A, and its C
-# under the name B. A package has its submodules as attributes, as Horovod's own import leaves them.
+# Module -> sources of its names. `module` means all that it exports; `module:A B=C` means its A,
+# and its C under the name B. A package has its submodules as attributes, as in Horovod.
 _RANKS = "farandole:cross_rank cross_size is_initialized local_rank local_size rank size"
 _SETS = "farandole:ProcessSet add_process_set global_process_set remove_process_set"
 _FAILURE = "farandole.errors:HorovodInternalError=FarandoleError"
@@ -114,7 +113,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "horovod.tensorflow.keras.callbacks": (_KERAS_CALLBACKS,),
     "horovod.tensorflow.keras.elastic": _KERAS_ELASTIC,
 }
-# Parts of Horovod that farandole does not have, and what to use instead.
+# Modules that farandole lacks, and what to use instead.
 INSTEAD = {
     "horovod.mxnet": "MXNet has been archived since 2023; farandole has adapters for PyTorch, JAX, "
     "TensorFlow and Keras",
@@ -124,13 +123,13 @@ INSTEAD = {
 }
 
 
-class Modules(MetaPathFinder, Loader):
-    """Finds the modules of TABLE and fills them; says what replaces those of INSTEAD."""
+class HorovodFinder(MetaPathFinder, Loader):
+    """Creates the modules in TABLE on import. For those in INSTEAD, the error names a remedy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ImportError for a part of Horovod that farandole does not have."""
+        """Raises ImportError for a module that farandole lacks."""
         if name in INSTEAD:
             raise ImportError(f"{name} is not part of farandole: {INSTEAD[name]}", name=name)
         if name not in TABLE:
@@ -140,7 +139,7 @@ class Modules(MetaPathFinder, Loader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fills the module, then imports its submodules. Raises what their imports raise."""
+        """Fills the module, then imports its submodules. Raises the errors of these imports."""
         name = module.__name__
         names: set[str] = set()
         for source in TABLE[name]:
@@ -153,16 +152,16 @@ class Modules(MetaPathFinder, Loader):
 
 
 def _children(name: str) -> list[str]:
-    """The submodules that come with a package: TensorFlow works without Keras."""
+    """Submodules that are imported with a package; TensorFlow must load without Keras."""
     inner = [row.removeprefix(f"{name}.") for row in TABLE if row.startswith(f"{name}.")]
     return [row for row in inner if "." not in row and f"{name}.{row}" not in LATE]
 
 
-LATE = {"horovod.tensorflow.keras"}  # modules that only their own import loads
+LATE = {"horovod.tensorflow.keras"}  # not imported with its package
 
 
 def _fill(module: ModuleType, source: str) -> set[str]:
-    """Takes over what one entry of a row names; returns the names."""
+    """Copies the names of one source into the module, and returns them."""
     place, _, words = source.partition(":")
     found = importlib.import_module(place)
     pairs = [word.partition("=")[::2] for word in words.split() or found.__all__]

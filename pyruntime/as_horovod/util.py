@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helpers that scripts and libraries import from horovod.common.util. For any thread."""
+"""Helpers that scripts and libraries import from horovod.common.util. For any thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the adapter ("torch", "numpy") and its framework are installed."""
+    """True if the adapter, such as "torch" or "numpy", and its framework are installed."""
     try:
         found = importlib.util.find_spec(f"farandole.{ext_base_name}") is not None
         return found and importlib.util.find_spec(ext_base_name) is not None
@@ -59,10 +59,10 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raises ImportError if `ext_name` ("horovod.torch") has no adapter here."""
+    """Raises ImportError if `ext_name`, such as "horovod.torch", has no adapter here."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
-        raise ImportError(f"{ext_name} is not here: farandole has no adapter or no {name} for it")
+        raise ImportError(f"{ext_name} cannot be used: {name} or its adapter is not installed")
 
 
 def check_installed_version(
@@ -72,7 +72,7 @@ def check_installed_version(
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework may use a GPU."""
+    """True if the framework may use a GPU."""
     if ext_base_name != "torch":
         return False
     import torch
@@ -81,19 +81,19 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def split_list(values: Sequence[T], num_parts: int) -> list[Sequence[T]]:
-    """`values` in `num_parts` slices whose lengths differ by at most one, longer ones first."""
+    """Cuts `values` into `num_parts` slices whose lengths differ by at most one, longest first."""
     size, longer = divmod(len(values), num_parts)
     ends = [(i + 1) * size + min(i + 1, longer) for i in range(num_parts)]
     return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number is a power of two."""
+    """True if the number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can work with so many ranks: farandole's can with any number."""
+    """True if Adasum supports this number of ranks; farandole's supports any."""
     return num_rank > 0
 
 
@@ -104,7 +104,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls `target(*args)` on a new thread, and returns it; `silent`: its errors are dropped."""
+    """Calls `target(*args)` on a new thread and returns the thread. `silent` drops its errors."""
 
     def quiet() -> None:
         with suppress(Exception):
@@ -119,7 +119,7 @@ def in_thread(
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether `x` can be iterated over."""
+    """True if `x` can be iterated over."""
     try:
         iter(x)
     except TypeError:
@@ -128,7 +128,8 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version ("2.1.0") is `target` or newer. Raises ValueError without three numbers."""
+    """True if version `ver` ("2.1.0") is `target` or newer. Raises ValueError unless both have
+    three numbers."""
     numbers = [int(part) for part in ver.split("+")[0].split(".")[:3]]
     wanted = [int(part) for part in target.split(".")]
     if len(numbers) < 3 or len(wanted) < 3:
@@ -138,7 +139,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 @contextmanager
 def env(**kwargs: str) -> Iterator[None]:
-    """A context in which these environment variables are set; restores them afterwards."""
+    """Sets environment variables, and restores them at the end of the context."""
     before = {name: os.environ.get(name) for name in kwargs}
     os.environ.update(kwargs)
     try:
@@ -152,11 +153,11 @@ def env(**kwargs: str) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
-    """A function (op, average) -> op; `reduce_ops` has Average and Sum."""
+    """Returns a function (op, average) -> op. `reduce_ops` has the attributes Average and Sum."""
 
     def choose(op: Any, average: bool | None) -> Any:
         if op is not None and average is not None:
-            raise ValueError("give op or average, not both")
+            raise ValueError("pass op or average, not both")
         if average is not None:
             return reduce_ops.Average if average else reduce_ops.Sum
         return reduce_ops.Average if op is None else op
@@ -165,5 +166,5 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, A
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """The reduce op that `op` or Horovod's older argument `average` asks for."""
+    """The reduction that `op`, or Horovod's older argument `average`, selects."""
     return get_average_backwards_compatibility_fun(ReduceOp)(op, average)

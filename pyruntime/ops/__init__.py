@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neutral collectives, public calls for any thread: arrays of any kind in, arrays of the same
-kind out.
+"""The neutral collectives: arrays of any kind in, arrays of the same kind out. Public calls, for
+any thread.
 
 `x` waits, `x_async` returns a handle, a trailing underscore means in place, `grouped_x` takes a
-list. A wrong argument on one rank is an error on all: the peers of such a call fail too instead of
-waiting.
+list. If one rank passes a wrong argument, all ranks raise an error: nobody waits for that call.
 """
 
 from farandole.calls.arguments import ReduceOp as ReduceOp
+from farandole.ops.barriers import *  # noqa: F403
 from farandole.ops.broadcasts import *  # noqa: F403
 from farandole.ops.exchanges import *  # noqa: F403
 from farandole.ops.gathers import *  # noqa: F403
-from farandole.ops.meetings import *  # noqa: F403
 from farandole.ops.reductions import *  # noqa: F403
 from farandole.ops.starts import Adasum as Adasum
 from farandole.ops.starts import Average as Average

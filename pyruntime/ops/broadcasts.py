@@ -36,15 +36,15 @@ def broadcast_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """The array of `root_rank`, on every rank.
+    """Sends the array of `root_rank` to every rank.
 
-    Any shape and dtype, equal on all ranks. Returns a handle, whose wait() gives a new array of the
-    same kind.
+    Shape and dtype must be equal on all ranks. Returns a handle; its wait() returns a new array of
+    the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -65,14 +65,14 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> T:
-    """The array of `root_rank`, on every rank.
+    """Sends the array of `root_rank` to every rank.
 
-    Any shape and dtype, equal on all ranks. Returns a new array of the same kind.
+    Shape and dtype must be equal on all ranks. Returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -93,15 +93,15 @@ def broadcast_async_(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """The array gets the values of `root_rank`, in place.
+    """Overwrites the array with the values of `root_rank`, in place.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
-    the call is done. Returns a handle, whose wait() gives this very array.
+    The array must be contiguous and writable, with equal shape and dtype on all ranks. Do not touch
+    it until the handle is done. Returns a handle; its wait() returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -122,15 +122,15 @@ def broadcast_(
     *,
     timeout: float | None = None,
 ) -> T:
-    """The array gets the values of `root_rank`, in place.
+    """Overwrites the array with the values of `root_rank`, in place.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
-    the call is done. Returns this very array.
+    The array must be contiguous and writable, with equal shape and dtype on all ranks. No other
+    thread may touch it meanwhile. Returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -150,5 +150,5 @@ def broadcast_list(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """New arrays with the values of `root_rank`, by one call. For adapters, which wait for it."""
+    """Broadcasts a list into new arrays, as one call. Adapters use it and wait for the handle."""
     return _broadcast(tensors, root_rank, name, process_set, timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall, which sends rows by splits: public calls, for any thread."""
+"""alltoall, which sends rows by splits. Public calls, for any thread."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ def alltoall_async(
     *,
     timeout: float | None = None,
 ) -> Handle[tuple[T, Rows]]:
-    """Rows for each member, and from each: starts the exchange.
+    """Starts to send rows to each member, and to receive rows from each.
 
-    Sends `splits[i]` rows of the array to member i, and receives theirs in rank order. Rows for a
-    member that has joined are dropped. Returns a handle, whose wait() gives (a new array of the
-    same kind, the rows from each member as int64); alltoall() gives the array alone if it has no
-    `splits`.
+    Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
+    order. Rows for a member that has joined are dropped. Returns a handle; its wait() returns (a
+    new array of the same kind, the number of rows from each member as int64).
 
     - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
       complex. The dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -84,17 +83,17 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Rows for each member, and from each: exchanges them.
+    """Sends rows to each member, and receives rows from each.
 
-    Sends `splits[i]` rows of the array to member i, and receives theirs in rank order. Rows for a
-    member that has joined are dropped. Returns a new array of the same kind; with `splits` it
-    returns (the array, the rows from each member as int64).
+    Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
+    order. Rows for a member that has joined are dropped. Returns a new array of the same kind; with
+    `splits`, (the array, the number of rows from each member as int64).
 
     - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
       complex. The dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

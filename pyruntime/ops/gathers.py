@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather and reducescatter in all their forms: public calls, for any thread."""
+"""allgather and reducescatter in all their forms. Public calls, for any thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grouped_allgather_rows(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[tuple[T, Table]]]:
-    """grouped_allgather_async() for adapters: each array comes with the rows from each member."""
+    """Allgathers arrays for adapters; each result comes with the number of rows per member."""
     return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 
@@ -55,14 +55,14 @@ def allgather_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """All ranks' arrays, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns a handle, whose wait() gives a new array of the same kind.
+    Arrays have at least one dimension; only the first may differ between ranks. The dtype is equal
+    on all ranks. Returns a handle; its wait() returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -81,14 +81,14 @@ def allgather(
     *,
     timeout: float | None = None,
 ) -> T:
-    """All ranks' arrays, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns a new array of the same kind.
+    Arrays have at least one dimension; only the first may differ between ranks. The dtype is equal
+    on all ranks. Returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -107,14 +107,14 @@ def grouped_allgather_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """All ranks' arrays, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns a handle, whose wait() gives new arrays of the same kind.
+    Arrays have at least one dimension; only the first may differ between ranks. Dtypes are equal on
+    all ranks. Returns a handle; its wait() returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -133,14 +133,14 @@ def grouped_allgather(
     *,
     timeout: float | None = None,
 ) -> list[T]:
-    """All ranks' arrays, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns new arrays of the same kind.
+    Arrays have at least one dimension; only the first may differ between ranks. Dtypes are equal on
+    all ranks. Returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -162,17 +162,17 @@ def reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns a handle, whose wait() gives a new array
-    of the same kind.
+    Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
+    returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -195,16 +195,17 @@ def reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> T:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns a new array of the same kind.
+    Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns a new array of the
+    same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -227,17 +228,17 @@ def grouped_reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns a handle, whose wait() gives new arrays
-    of the same kind.
+    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
+    returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -260,16 +261,17 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> list[T]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns new arrays of the same kind.
+    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns new arrays of the
+    same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

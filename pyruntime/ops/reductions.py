@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce in all its forms: public calls, for any thread."""
+"""allreduce in all its forms. Public calls, for any thread."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def allreduce_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. Returns a handle, whose wait() gives a new array
-    of the same kind, shape and dtype.
+    Shape and dtype must be equal on all ranks. Returns a handle; its wait() returns a new array of
+    the same kind, shape and dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -77,16 +77,16 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> T:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. Returns a new array of the same kind, shape and
+    Shape and dtype must be equal on all ranks. Returns a new array of the same kind, shape and
     dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -113,16 +113,16 @@ def allreduce_async_(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """The array becomes postscale_factor * op(prescale_factor * x) over the ranks, in place.
+    """Overwrites the array with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
-    the call is done. Returns a handle, whose wait() gives this very array.
+    The array must be contiguous and writable, with equal shape and dtype on all ranks. Do not touch
+    it until the handle is done. Returns a handle; its wait() returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -147,16 +147,16 @@ def allreduce_(
     *,
     timeout: float | None = None,
 ) -> T:
-    """The array becomes postscale_factor * op(prescale_factor * x) over the ranks, in place.
+    """Overwrites the array with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch it until
-    the call is done. Returns this very array.
+    The array must be contiguous and writable, with equal shape and dtype on all ranks. No other
+    thread may touch it meanwhile. Returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -182,16 +182,16 @@ def grouped_allreduce_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
-    Returns a handle, whose wait() gives new arrays of the same kind, shape and dtype.
+    Shapes and dtypes must be equal on all ranks. The list is one call, which succeeds or fails as a
+    whole. Returns a handle; its wait() returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -215,16 +215,16 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> list[T]:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
-    Returns new arrays of the same kind, shape and dtype.
+    Shapes and dtypes must be equal on all ranks. The list is one call, which succeeds or fails as a
+    whole. Returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -250,17 +250,17 @@ def grouped_allreduce_async_(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Arrays become postscale_factor * op(prescale_factor * x) over the ranks, in place.
+    """Overwrites the arrays with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
-    the call is done. A list is reduced together, all of it or nothing. Returns a handle, whose
-    wait() gives these very arrays.
+    The arrays must be contiguous and writable, with equal shapes and dtypes on all ranks. The list
+    is one call, which succeeds or fails as a whole. Do not touch the arrays until the handle is
+    done. Returns a handle; its wait() returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -284,16 +284,17 @@ def grouped_allreduce_(
     *,
     timeout: float | None = None,
 ) -> list[T]:
-    """Arrays become postscale_factor * op(prescale_factor * x) over the ranks, in place.
+    """Overwrites the arrays with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
-    the call is done. A list is reduced together, all of it or nothing. Returns these very arrays.
+    The arrays must be contiguous and writable, with equal shapes and dtypes on all ranks. The list
+    is one call, which succeeds or fails as a whole. No other thread may touch the arrays meanwhile.
+    Returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
-    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
+    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

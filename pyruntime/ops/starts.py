@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of collectives on arrays: the public calls of this package submit themselves by these
-functions, and so do adapters."""
+"""Submits collectives on arrays, for the public calls in this package and for adapters."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
-# Reductions that consist of several calls of this package. Their modules register them.
+# Reductions that consist of several calls. Their modules register them here.
 composed: dict[int, Callable[..., Handle[Any]]] = {}
 
 
 def start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call`, one of MIRRORED, over `tensors`: in place or into new arrays."""
+    """Submits `call` over `tensors`, in place or into new arrays. Its op is one of MIRRORED."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -54,8 +53,11 @@ def start(
 def start_rows(
     call: Call, tensors: Sequence[T], timeout: float | None
 ) -> Handle[list[tuple[T, Table]]]:
-    """Submits `call`, whose results have a shape that only negotiation tells. Gives each result
-    with the rows received from each member of the set, which are 0 from one that has joined."""
+    """Submits a call whose result shapes depend on all ranks.
+
+    The handle gives each result with the number of rows from each member, 0 for one that has
+    joined.
+    """
     tensors = list(tensors)
     kinds, inputs = describe(tensors, in_place=False)
 
@@ -73,19 +75,19 @@ def start_rows(
 def new_results(
     kinds: Sequence[Kind], tensors: Sequence[Any], inputs: Sequence[Buffer]
 ) -> tuple[list[Any], list[Buffer]]:
-    """New arrays for results of the inputs' form, to be passed to sealed(); their memory."""
+    """New arrays for results that have the inputs' form, and their buffers. See sealed()."""
     triples = zip(kinds, tensors, inputs, strict=True)
     results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
     return results, [k.describe(y, True) for k, y in zip(kinds, results, strict=True)]
 
 
 def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """The user's arrays for new_results() that are complete."""
+    """Converts complete new_results() to the arrays that the user gets."""
     return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
-    """The kinds and memory of arrays. Raises TypeError or ValueError that names a wrong one."""
+    """Kinds and buffers of arrays. Raises TypeError or ValueError that names the wrong array."""
     kinds: list[Kind] = []
     inputs: list[Buffer] = []
     try:
@@ -106,7 +108,7 @@ def handle_of(
     what: object,
     timeout: float | None,
 ) -> Handle[R]:
-    """A handle of the core's numbers, for arrays in this kind of memory, CPU or GPU."""
+    """A handle for the core's numbers that suits the arrays' memory, CPU or GPU."""
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
@@ -115,7 +117,7 @@ def handle_of(
 
 
 def one(handle: Handle[list[T]]) -> Handle[T]:
-    """The handle of a call on one array, from that of the call on a list of it."""
+    """Turns the handle of a call on a list of one array into one for that array."""
     return handle.map(_first)
 
 
@@ -130,7 +132,7 @@ def reduction(
     name: str | None,
     process_set: ProcessSet,
 ) -> Call:
-    """A call that reduces, by default to the average. Raises the error about a wrong reduction."""
+    """A Call that reduces, by default to the average. Raises if `reduce_op` is not allowed."""
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise NotImplementedError(
@@ -142,7 +144,7 @@ def reduction(
 
 
 def reduce_op_of(op: int | None, average: bool | None) -> int:
-    """The reduction of a call; `average` is Horovod's deprecated argument for it."""
+    """The reduction to use. `average` is Horovod's deprecated argument."""
     if average is None:
         return Average if op is None else op
     if op is not None:

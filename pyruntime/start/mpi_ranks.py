@@ -25,7 +25,7 @@ from farandole.start import leaving, limits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.secret import job_secret
-from farandole.trust import out_of_reach
+from farandole.trust import safe_working_folder
 
 _LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
@@ -297,7 +297,7 @@ def load(promised: int, seconds: float) -> Any:
         if ours:
             mpi4py.rc.finalize = False
         others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
-        with _bounded(seconds, promised, loaded, others), home_for_mpi(), out_of_reach():
+        with _bounded(seconds, promised, loaded, others), home_for_mpi(), safe_working_folder():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         raise ImportError(str(reason)) from reason
@@ -314,7 +314,7 @@ def load(promised: int, seconds: float) -> Any:
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
     if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
         others = siblings.Siblings().wait_for_birth()
-        with _bounded(seconds, promised, False, others), home_for_mpi(), out_of_reach():
+        with _bounded(seconds, promised, False, others), home_for_mpi(), safe_working_folder():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 

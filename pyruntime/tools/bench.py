@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole bench`: how fast the collectives are here. For the command, on all ranks."""
+"""`farandole bench`: measures the collectives on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import farandole
-from farandole.output import teller, whole, why_not
+from farandole.output import int_at_least, rank_zero_printer, why_unwritable
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
 from farandole.trust import write_file
@@ -23,11 +23,11 @@ examples:
   mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16
   mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json
 
-Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
-ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
-nccl-tests; wrong counts elements of each turn's first call, and any makes the command fail. Peers
-take turns in one run, so that their ratios hold on a noisy machine. zerocopy is farandole on memory
-of farandole.empty(). mpi measures no 16-bit floats: it has none.
+Columns: size is a rank's largest buffer. Times are of one blocking call, averaged over the ranks.
+algbw = size / median. busbw scales algbw to the traffic on the links, as nccl-tests defines it.
+wrong counts wrong elements in each turn's first call; any makes the command fail. Peers take turns
+in one run, so their ratios hold on a noisy machine. zerocopy is farandole on arrays from
+farandole.empty(). mpi skips 16-bit floats, which MPI lacks.
 """
 
 
@@ -60,8 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(option, type=_names(known), default=[usual], metavar="LIST", help=", ".join(known))
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
-    add("-f", "--factor", type=whole(2), default=8, metavar="N", help="from size to size (8)")
-    add("-n", "--calls", type=whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
+    add(
+        "-f", "--factor", type=int_at_least(2), default=8, metavar="N", help="from size to size (8)"
+    )
+    add("-n", "--calls", type=int_at_least(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["zerocopy", "gloo", "mpi"]
     text = "compared with farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
@@ -76,7 +78,7 @@ def _steps(begin: int, end: int, factor: int) -> list[int]:
 
 
 def _need(package: str, option: str) -> None:
-    """Ends the command, before any measurement, if a package is missing."""
+    """Exits the command, before any measurement, if a package is missing."""
     if importlib.util.find_spec(package) is None:
         sys.exit(f"farandole bench {option} needs {package}: pip install {package}")
 
@@ -91,13 +93,13 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if "gloo" in options.peers:
         _need("torch", "--peers gloo")
-    bench_timing.begin()
+    bench_timing.init_or_explain()
     rank, size = farandole.rank(), farandole.size()
-    if bench_timing.is_refused("bench", lambda: why_not(options.json)):
+    if bench_timing.is_refused("bench", lambda: why_unwritable(options.json)):
         return 2
-    out = teller(rank)
+    out = rank_zero_printer(rank)
     if size == 1:
-        out("# one rank: nothing travels, so these are times of calls, no measure of speed")
+        out("# one rank: no data moves, so these times measure the calls only")
     peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
     values = bench_report.settings()
     bench_report.print_settings(out, values)

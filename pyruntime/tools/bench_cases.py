@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of `farandole bench`: collectives, their data, and their right results."""
+"""The cases of `farandole bench`: collectives, their inputs, and their expected results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Prime, so that elements moved by a block, stripe or page are noticed; and small, so that sums of
-# a few ranks are exact in every dtype.
+# A prime, so that data shifted by a block, stripe or page is noticed. Small, so that sums over
+# ranks are exact in every dtype.
 _PERIOD = 13
 _CHUNK = _PERIOD << 13  # elements compared at once
 
@@ -21,7 +21,7 @@ DTYPES = ("float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation. Sizes are those of the largest buffer of a rank, as in nccl-tests."""
+    """A collective. Sizes refer to a rank's largest buffer, as in nccl-tests."""
 
     name: str
     bus: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, for n ranks
@@ -42,7 +42,7 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One collective on `count` elements; `rank` is this one of `size`."""
+    """A collective on `count` elements, on rank `rank` of `size`."""
 
     collective: Collective
     dtype: str
@@ -52,7 +52,7 @@ class Case:
 
     @classmethod
     def of(cls, name: str, dtype: str, nbytes: int, rank: int, size: int) -> Case:
-        """The case nearest to `nbytes`: at least one element, and equal parts if it is split."""
+        """The case closest to `nbytes`, with at least one element, and equal parts if split."""
         collective = COLLECTIVES[name]
         parts = size if collective.split else 1
         count = max(1, nbytes // np.dtype(dtype).itemsize // parts) * parts
@@ -71,10 +71,10 @@ class Case:
 
 
 class Operand:
-    """A rank's input: small whole numbers computed from rank and index."""
+    """A rank's input: small integers computed from rank and index."""
 
     def __init__(self, case: Case) -> None:
-        """Not filled until fill()."""
+        """Allocates the array; fill() writes the values."""
         self.case = case
         gathers = case.collective.name == "allgather"
         count = case.count // case.size if gathers else case.count
@@ -88,7 +88,7 @@ class Operand:
             part[:] = chunk[: part.size]
 
     def wrong(self, output: Array) -> int:
-        """The number of wrong elements in the result of the first call after fill()."""
+        """Number of wrong elements in the result of the first call after fill()."""
         blocks = self._expected()
         if output.size != self.case.output_count:
             return max(output.size, 1)
@@ -96,10 +96,10 @@ class Operand:
         return sum(self._differ(part, block) for part, block in parts)
 
     def _expected(self) -> list[Array]:
-        """One period of the result's values, for each of its equal blocks."""
+        """One period of the expected values for each equal block of the result."""
         case, name = self.case, self.case.collective.name
         ranks = range(case.size)
-        mine = case.rank * (case.count // case.size)  # where this rank's part begins
+        mine = case.rank * (case.count // case.size)  # start of this rank's part
         if name == "broadcast":
             return [_values(0)]
         if name == "allgather":
@@ -109,7 +109,7 @@ class Operand:
         return [np.sum([_values(r, mine * case.collective.split) for r in ranks], axis=0)]
 
     def _differ(self, got: Array, period: Array) -> int:
-        """The number of elements that differ from `period`, repeated."""
+        """Number of elements that differ from `period`, repeated."""
         wanted = np.resize(period, _CHUNK).astype(got.dtype)
         starts = range(0, got.size, _CHUNK)
         parts = (got[start : start + _CHUNK] for start in starts)
@@ -117,5 +117,5 @@ class Operand:
 
 
 def _values(rank: int, start: int = 0) -> Array:
-    """One period of a rank's values from element `start` on."""
+    """One period of a rank's values, from element `start`."""
     return (np.arange(start, start + _PERIOD) + 5 * rank) % _PERIOD + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contestants of `farandole bench`: farandole itself, and alternatives to it."""
+"""The implementations that `farandole bench` compares: farandole, MPI and Gloo."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ Run = Callable[[], Array]  # one blocking call; returns its output
 
 
 class Peer(ABC):
-    """One implementation of the collectives, on all ranks of the job. Made on all ranks at once."""
+    """One implementation of the collectives. All ranks create and close it together.
+
+    One thread per rank calls the methods. prepare() comes before the calls that it returns;
+    close() ends the object.
+    """
 
     name: str
     dtypes: tuple[str, ...] = tuple(DTYPES)
     collectives: tuple[str, ...] = tuple(COLLECTIVES)
 
     def supports(self, case: Case) -> bool:
-        """Whether prepare() works for this case."""
+        """True if prepare() supports this case."""
         return case.collective.name in self.collectives and case.dtype in self.dtypes
 
     @abstractmethod
     def prepare(self, x: Operand) -> Run:
-        """Returns a function for the operand's collective; allreduce and broadcast are in place."""
+        """Returns a function that runs the collective; allreduce and broadcast are in place."""
 
     def close(self) -> None:  # noqa: B027 (nothing to end is the common case)
-        """Releases what it has; collective."""
+        """Releases resources. Collective."""
 
 
 class FarandolePeer(Peer):
-    """The neutral calls."""
+    """farandole's neutral calls."""
 
     name = "farandole"
 
     def prepare(self, x: Operand) -> Run:
-        """Returns a function that makes the neutral call of the operand's collective."""
+        """Returns a function that runs the operand's collective."""
         array = x.array
         runs: dict[str, Callable[[], Any]] = {
             "allreduce": lambda: farandole.allreduce_(array, op=farandole.Sum),
@@ -55,24 +59,24 @@ class FarandolePeer(Peer):
 
 
 class ZeroCopyPeer(FarandolePeer):
-    """The neutral calls on memory from farandole.empty(): nothing is copied to shared memory."""
+    """farandole's calls on arrays from farandole.empty(), which no collective copies."""
 
     name = "zerocopy"
 
     def prepare(self, x: Operand) -> Run:
-        """Moves the operand's array to that memory; returns a function for its collective."""
+        """Allocates the operand's array by empty(); returns a function that runs its collective."""
         x.array = farandole.empty(x.array.size, x.array.dtype)
         return super().prepare(x)
 
 
 class MpiPeer(Peer):
-    """Raw mpi4py on buffers, on the world's communicator."""
+    """mpi4py on the world's communicator, with buffers."""
 
     name = "mpi"
     dtypes = ("float32", "float64")
 
     def prepare(self, x: Operand) -> Run:
-        """Returns a function that makes MPI's call of the operand's collective."""
+        """Returns a function that runs the operand's collective in MPI."""
         from mpi4py import MPI
 
         world, array, case = MPI.COMM_WORLD, x.array, x.case
@@ -94,12 +98,12 @@ class MpiPeer(Peer):
 
 
 class GlooPeer(Peer):
-    """torch.distributed with the gloo backend, one thread of torch."""
+    """torch.distributed with the gloo backend and one torch thread."""
 
     name = "gloo"
 
     def __init__(self) -> None:
-        """Joins or makes torch's default process group. ImportError without torch."""
+        """Joins or creates torch's default process group. Raises ImportError without torch."""
         import torch
         import torch.distributed
 
@@ -111,7 +115,7 @@ class GlooPeer(Peer):
             self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
 
     def _join(self, rank: int, size: int, one_host: bool) -> None:
-        """Makes torch's process group at a free port of rank 0; on one host by the loopback."""
+        """Creates torch's process group at a free port of rank 0; on one host, on loopback."""
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_host else socket.gethostname()
@@ -122,7 +126,7 @@ class GlooPeer(Peer):
         self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def prepare(self, x: Operand) -> Run:
-        """Returns a function that makes torch.distributed's call of the operand's collective."""
+        """Returns a function that runs the operand's collective in torch.distributed."""
         dist, case = self._dist, x.case
         tensor = self._from_numpy(x.array)
         out = tensor.new_empty(case.output_count)
@@ -151,7 +155,7 @@ class GlooPeer(Peer):
         return call
 
     def close(self) -> None:
-        """Ends torch's process group if this object has made it; collective."""
+        """Ends torch's process group if this object created it. Collective."""
         if self._mine:
             self._dist.destroy_process_group()
 

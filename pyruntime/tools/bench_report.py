@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of `farandole bench`: settings, a table that grows, JSON."""
+"""Prints the results of `farandole bench`: settings, table rows, JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import farandole
 from farandole._library import lib, text
 from farandole.errors import counted
 from farandole.installed import mpi_library, version
-from farandole.output import Tell
-from farandole.tools.bench_timing import Result
+from farandole.output import PrintLine
+from farandole.tools.bench_timing import Measurement
 
 _COLUMNS = {
     "collective": 13,
@@ -34,7 +34,7 @@ _PACKAGES = ("mpi4py", "numpy", "torch")
 
 
 def size_text(nbytes: int) -> str:
-    """`1536` -> `1.5K`."""
+    """Formats bytes: 1536 is "1.5K"."""
     for unit, width in (("G", 30), ("M", 20), ("K", 10)):
         if nbytes >= 1 << width:
             return f"{nbytes / (1 << width):.4g}{unit}"
@@ -45,7 +45,7 @@ def size_text(nbytes: int) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """What results depend on: versions, ranks, variables that are set. Collective."""
+    """Facts on which results depend: versions, ranks, variables. Collective."""
     bound = farandole.allgather_object(len(os.sched_getaffinity(0)))
     found = {"farandole": f"{farandole.__version__}, core {text(lib.farandole_build_id())}"}
     found |= {"MPI": mpi_library().split(",")[0], "python": platform.python_version()}
@@ -60,7 +60,7 @@ def settings() -> dict[str, Any]:
     }
 
 
-def print_settings(out: Tell, values: dict[str, Any]) -> None:
+def print_settings(out: PrintLine, values: dict[str, Any]) -> None:
     """Prints one line per setting."""
     for name, value in values.items():
         shown = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
@@ -70,12 +70,12 @@ def print_settings(out: Tell, values: dict[str, Any]) -> None:
 # ---- the table
 
 
-def print_head(out: Tell) -> None:
-    """Prints the head of the table."""
+def print_head(out: PrintLine) -> None:
+    """Prints the table's header."""
     _print(out, list(_COLUMNS))
 
 
-def print_rows(out: Tell, results: Sequence[Result]) -> None:
+def print_rows(out: PrintLine, results: Sequence[Measurement]) -> None:
     """Prints the rows of one case."""
     for r in results:
         us = [f"{1e6 * seconds:.1f}" for seconds in (r.minimum, r.median, r.p99)]
@@ -84,7 +84,7 @@ def print_rows(out: Tell, results: Sequence[Result]) -> None:
         _print(out, [*names, str(len(r.seconds)), *us, *rates, str(r.wrong)])
 
 
-def _print(out: Tell, cells: Sequence[str]) -> None:
+def _print(out: PrintLine, cells: Sequence[str]) -> None:
     columns = zip(cells, _COLUMNS.items(), strict=True)
     padded = (
         cell.ljust(width) if name in _LEFT else cell.rjust(width) for cell, (name, width) in columns
@@ -95,7 +95,7 @@ def _print(out: Tell, cells: Sequence[str]) -> None:
 # ---- a file
 
 
-def as_json(values: dict[str, Any], results: Sequence[Result]) -> str:
+def as_json(values: dict[str, Any], results: Sequence[Measurement]) -> str:
     """Settings and rows as JSON; times in seconds, rates in bytes per second."""
     rows = [
         {

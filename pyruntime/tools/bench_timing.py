@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times `farandole bench`: peers take turns, and the first call of each turn is checked."""
+"""Times the peers of `farandole bench` in turns, and checks the first call of each turn."""
 
 from __future__ import annotations
 
@@ -17,48 +17,49 @@ from farandole.tools.bench_cases import Array, Case, Operand
 from farandole.tools.bench_peers import Peer, Run
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
-_FEWEST, _MOST = 6, 1000
-_BYTES = 5e8  # total over the calls of one case, within limits of the number of calls
-_ROUNDS = 3  # least turns of each peer
+_FEWEST, _MOST = 6, 1000  # limits for the number of calls
+_BYTES = 5e8  # wanted total over the calls of one case
+_ROUNDS = 3  # fewest turns per peer
 
 
 @dataclass(frozen=True)
-class Result:
-    """One peer's result in one case. Times are seconds of a call, the mean over the ranks."""
+class Measurement:
+    """One peer's result in one case. Each time is one call's, averaged over the ranks."""
 
     case: Case
     peer: str
     seconds: Seconds  # ascending
-    wrong: int  # elements, all ranks and batches together
+    wrong: int  # wrong elements on all ranks in all turns
 
     @property
     def minimum(self) -> float:
-        """The fastest call."""
+        """Seconds of the fastest call."""
         return float(self.seconds[0])
 
     @property
     def median(self) -> float:
-        """The median call."""
+        """Median seconds of a call."""
         return float(np.median(self.seconds))
 
     @property
     def p99(self) -> float:
-        """The 99th percentile."""
+        """99th percentile of a call's seconds."""
         return float(np.quantile(self.seconds, 0.99))
 
     @property
     def algbw(self) -> float:
-        """Algorithm bandwidth: bytes per second, by the median."""
+        """Algorithm bandwidth: bytes / median seconds."""
         return self.case.nbytes / self.median
 
     @property
     def busbw(self) -> float:
-        """Bus bandwidth as in nccl-tests, comparable between numbers of ranks."""
+        """Bus bandwidth as nccl-tests defines it, comparable between numbers of ranks."""
         return self.algbw * self.case.collective.bus(self.case.size)
 
 
-def begin() -> None:
-    """Calls init() for a command. A setting that it refuses is not a defect: no traceback."""
+def init_or_explain() -> None:
+    """Calls init() for a command. An invalid setting becomes a FarandoleError, which the command
+    prints without a traceback."""
     try:
         farandole.init()
     except ValueError as reason:
@@ -66,8 +67,10 @@ def begin() -> None:
 
 
 def is_refused(command: str, why: Callable[[], str]) -> bool:
-    """Whether rank 0 can't write what the command shall write: `why`, by its file system, goes to
-    stderr, and the job ends. Collective."""
+    """True if `why()` returns a reason on rank 0: prints it and shuts down. Collective.
+
+    `why` checks rank 0's file system, before the work, for a file that the command will write.
+    """
     refused = farandole.broadcast_object(why() if farandole.rank() == 0 else "", 0)
     if refused:
         if farandole.rank() == 0:
@@ -77,12 +80,12 @@ def is_refused(command: str, why: Callable[[], str]) -> bool:
 
 
 def calls_for(nbytes: int) -> int:
-    """The number of calls of this size for a steady median in acceptable time."""
+    """Number of calls of this size that gives a steady median in acceptable time."""
     return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
 
 
-def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Result]:
-    """At least `calls` timed calls of each peer that supports the case, in turn; collective."""
+def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
+    """Times at least `calls` calls of each peer that supports the case, in turns. Collective."""
     peers = [peer for peer in peers if peer.supports(case)]
     operands = [Operand(case) for _ in peers]
     runs = [peer.prepare(x) for peer, x in zip(peers, operands, strict=True)]
@@ -94,11 +97,13 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Result]:
         for i in (*range(turn, len(peers)), *range(turn)):
             operands[i].fill()
             wrong[i] += operands[i].wrong(runs[i]())
-            times[i] += timed(runs[i], batch)[0]  # sums in place grow, at last to infinity
+            times[i] += timed(runs[i], batch)[0]  # in-place sums grow, at last to infinity
         turn = (turn + 1) % len(peers)
     del runs
     return [
-        Result(case, peer.name, np.sort(everywhere(t).mean(axis=0)), int(everywhere([w]).sum()))
+        Measurement(
+            case, peer.name, np.sort(everywhere(t).mean(axis=0)), int(everywhere([w]).sum())
+        )
         for peer, t, w in zip(peers, times, wrong, strict=True)
     ]
 
@@ -119,5 +124,5 @@ def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) ->
 
 
 def everywhere(values: Sequence[float]) -> Seconds:
-    """All ranks' values, a row per rank; collective."""
+    """All ranks' values, a row per rank. Collective."""
     return np.asarray(farandole.allgather(np.array([values], np.float64)))

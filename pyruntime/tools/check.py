@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole check`: every collective with every dtype and op, compared with NumPy's result.
-Each rank computes all ranks' data, and compares what it receives."""
+"""`farandole check`: compares every collective, dtype and op with NumPy's result.
+
+Each rank computes all ranks' inputs, so it knows what it must receive.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +14,30 @@ import numpy as np
 
 import farandole as fd
 from farandole.errors import counted
-from farandole.output import seconds, teller
+from farandole.output import rank_zero_printer, seconds
 
 EXAMPLES = """\
 examples:
   mpirun -np 2 --bind-to none farandole check                       # this machine
   mpirun -np 8 -H node1:4,node2:4 --bind-to none farandole check    # a cluster
 
-It ends with 1 if a result is wrong, and with 2 if a call fails.
+Exit code 1: a result is wrong. Exit code 2: a call failed.
 """
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128", "bool"]
 _UFUNCS = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
-_OPS = {"b": ["Min", "Max", "Product", ""], "c": ["Sum", "Average", ""]}  # by the dtype's kind
-_COUNTS = (7, 10_007, 200_003)  # elements: an array that rides along, one block, many blocks
-_PERIOD = 1009  # elements after which values repeat: a prime, which shows a shift by any block
+_OPS = {"b": ["Min", "Max", "Product", ""], "c": ["Sum", "Average", ""]}  # by dtype kind
+_COUNTS = (7, 10_007, 200_003)  # elements: a small array, one block, many blocks
+_PERIOD = 1009  # elements after which values repeat: a prime, so a shift by any block shows
 
 
 def _periods(dtype: str, op: str, size: int) -> Array:
-    """A row of values for each rank, which differ by rank and place.
+    """A row of values per rank; values differ by rank and index.
 
-    At each place 25 ranks, or 3, have more than the op's neutral value, so that no sum or product
-    overflows int8, and no extreme is the same everywhere.
+    At each index only 25 ranks (3 for Min, Max, Product) differ from the op's neutral value. So no
+    sum or product overflows int8, and no extreme is the same everywhere.
     """
     kind, random = np.dtype(dtype).kind, np.random.default_rng(57)
     low = 2 if op == "Product" else 0 if kind in "ub" else -4
@@ -48,15 +50,15 @@ def _periods(dtype: str, op: str, size: int) -> Array:
     return (values % 2 if kind == "b" else values).astype(dtype)
 
 
-# The collective, the function that starts it, its arguments, and the right result.
+# (collective, function that starts it, its arguments, expected result)
 _Case = tuple[str, Callable[..., Any], tuple[Any, ...], Array]
 
 
 def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
-    """The collectives with an op, on `count` elements of every rank."""
+    """Collectives with an op, on `count` elements of each rank."""
     if op != "Average":
         one = _UFUNCS[op].reduce(every, axis=0, dtype=every.dtype)
-    else:  # of integers: cut towards zero
+    else:  # integer averages are truncated
         one = every.sum(axis=0) / len(every)
         one = (one if every.dtype.kind in "fc" else np.trunc(one)).astype(every.dtype)
     rank, right = fd.rank(), np.resize(one, count)
@@ -67,7 +69,7 @@ def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
-    """The collectives without one, on about `count` elements in all, in uneven parts."""
+    """Collectives without an op, on about `count` elements in all, in uneven parts."""
     rank, size = fd.rank(), len(every)
     root, part = count % size, max(1, count // size)
     splits = np.add.outer(np.arange(size), np.arange(size)) % 3 * part  # by sender and receiver
@@ -82,7 +84,7 @@ def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _wrong(op: str, got: Array, right: Array) -> str:
-    """Says what is wrong with a result; empty if it is right."""
+    """Describes what is wrong with a result, or ""."""
     if (got.dtype, got.shape) != (right.dtype, right.shape):
         return f"{got.dtype} {got.shape} instead of {right.dtype} {right.shape}"
     differs = got != right
@@ -102,8 +104,10 @@ def compared(
     put: Callable[[Array], Any] = np.array,
     get: Callable[[Any], Array] = np.asarray,
 ) -> Iterator[tuple[str, str, str]]:
-    """(collective, op, what is wrong on this rank, if anything) of each call; itself a collective.
-    `put` and `get` copy arrays to the memory `where`, and back."""
+    """Yields (collective, op, fault on this rank or "") for each call. Collective.
+
+    `put` and `get` copy arrays to the memory called `where`, and back.
+    """
     for op in _OPS.get(np.dtype(dtype).kind, [*_UFUNCS, "Average", ""]):
         every, more = _periods(dtype, op, fd.size()), {"op": getattr(fd, op)} if op else {}
         for count in _COUNTS:
@@ -135,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
     rank, world = fd.rank(), (counted(fd.size(), "rank"), counted(fd.cross_size(), "host"))
     everyone = fd.allgather_object(calls, name="check.calls")
     fd.shutdown()
-    tell, faults = teller(rank), 0
+    tell, faults = rank_zero_printer(rank), 0
     tell(f"{'collective':14} {'op':8} calls  result")
     for (what, op), own in calls.items():
         wrong = [text for theirs in everyone for text in theirs[what, op] if text]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `farandole` command: reads its arguments and runs the subcommand. Installed as the script of
-that name, and run by `python -m farandole`."""
+"""The `farandole` command: parses arguments and runs a subcommand. Installed as a script, and run
+by `python -m farandole`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farandole.start import unmet
 from farandole.tools import bench, check, doctor, settings, tune
 from farandole.tools import run as launch
 
-_UNREAD, _INTERRUPTED = 141, 130  # as a shell counts SIGPIPE and SIGINT
+_UNREAD, _INTERRUPTED = 141, 130  # exit codes as shells report SIGPIPE and SIGINT
 _Run = Callable[[argparse.Namespace], int]
 _Declare = Callable[[argparse.ArgumentParser], None]
 _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
@@ -45,7 +45,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command with all its subcommands; docs/ shows their help."""
+    """The parser with all subcommands; docs/ shows its help."""
     layout = argparse.RawDescriptionHelpFormatter
     text = "Allreduce for data-parallel training under mpirun."
     whole = argparse.ArgumentParser("farandole", None, text, _EXAMPLES, formatter_class=layout)
@@ -60,8 +60,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    unmet.excuse()  # under mpirun, too, a command that meets nobody is in order
+    """Runs one subcommand and returns its exit code."""
+    unmet.excuse()  # a command under mpirun need not call init()
     whole = parser()
     options = whole.parse_args(arguments)
     if options.command is None:
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has seen enough; nothing may be flushed to it at exit
+    except BrokenPipeError:  # the reader, such as `| head`, has closed; the exit must flush nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:
         if isinstance(reason, ValueError) and not is_from_core(reason):
-            raise  # a defect, not a wrong setting
+            raise  # a bug, not a wrong setting
         print(f"farandole {options.command}: {error_text(reason)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

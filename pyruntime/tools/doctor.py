@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole doctor`: checks this machine, and says what is wrong and what to do.
+"""`farandole doctor`: checks this machine, and prints problems with remedies.
 
-Under mpirun every rank examines its own process, all ranks test every backend together, and rank 0
-prints one list.
+Under mpirun every rank checks its process, all ranks test every backend together, and rank 0 prints
+one list.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ EXAMPLES = """\
 examples:
   farandole doctor                                  # this process alone
   mpirun -np 4 --bind-to none farandole doctor      # as many ranks as the jobs will have
-  farandole doctor --all                            # also what is in order, one line each
+  farandole doctor --all                            # list passed checks, too
 
-It ends with 1 if it finds an error.
+Exit code 1: it found an error.
 """
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One finding, and the ranks that made it."""
+    """A finding, and the ranks that reported it."""
 
     finding: Finding
     ranks: tuple[int, ...]
@@ -44,8 +44,9 @@ class _Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.add_argument("--all", action="store_true", help="a line for each check that passed, too")
-    parser.add_argument("--timeout", type=seconds, default=30.0, help="seconds for each self test")
+    add = parser.add_argument
+    add("--all", action="store_true", help="print a line for each passed check, too")
+    add("--timeout", type=seconds, default=30.0, help="seconds per self test (30)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         test = functools.partial(backend, options.timeout)
         findings.extend(_examine(test, backend.__name__))
     try:
-        fd.barrier(timeout=options.timeout)  # a rank that fails here can't send findings either
+        fd.barrier(timeout=options.timeout)  # a rank that fails here cannot send findings
     except FarandoleError as reason:
         findings.append(
             Finding("meeting", Level.ERROR, str(reason), "the text names who is missing")
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Finding]:
-    """A check's findings; an exception in it becomes a finding."""
+    """Yields a check's findings; turns an exception into a finding."""
     try:
         yield from check()
     except Exception as reason:
@@ -89,7 +90,7 @@ def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Find
 
 
 def _merged(everyone: list[list[Finding]]) -> list[_Row]:
-    """Findings in the order in which they were first made; merges equal ones of several ranks."""
+    """Merges equal findings of several ranks; keeps the order of checks."""
     ranks: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(everyone):
         for finding in findings:
@@ -100,9 +101,9 @@ def _merged(everyone: list[list[Finding]]) -> list[_Row]:
 
 
 def _report(rows: list[_Row], size: int, whole: bool) -> int:
-    """Prints what is wrong, worst first, and what passed: in one line, or one by one if `whole`.
+    """Prints problems, worst first, then the passed checks: in one line, or each if `whole`.
 
-    Returns 1 for an error.
+    Returns 1 for an error, else 0.
     """
     passed = [row for row in rows if row.finding.level is Level.OK]
     for row in sorted(rows, key=lambda row: -row.finding.level):
@@ -118,6 +119,6 @@ def _report(rows: list[_Row], size: int, whole: bool) -> int:
         names = "; ".join(dict.fromkeys(row.finding.name for row in passed))
         print(f"in order: {names} (--all shows each)")
     errors, warnings = (sum(r.finding.level is x for r in rows) for x in _TROUBLE)
-    told = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
-    print(f"{told} on {counted(size, 'rank')}", flush=True)
+    summary = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    print(f"{summary} on {counted(size, 'rank')}", flush=True)
     return int(errors > 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The self tests of `farandole doctor`: every collective on every backend.
 
-Each backend's test is a collective function that yields findings; all ranks run the same tests.
+Each test is a collective generator of findings; all ranks run the same tests.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from farandole.tools.doctor_checks import Finding, Level
 
 @dataclass(frozen=True)
 class _Arrays:
-    """A self test's arrays: copies a NumPy array to the device and back."""
+    """Copies a NumPy array to a device and back."""
 
     put: Callable[[np.ndarray[Any, Any]], Any]
     get: Callable[[Any], np.ndarray[Any, Any]]
 
 
 def _shm_backend(timeout: float) -> Iterator[Finding]:
-    """CPU tensors: shared memory inside a host, the wire between hosts."""
+    """CPU tensors: shared memory within a host, the wire between hosts."""
     yield from _self_test("CPU", _Arrays(np.array, np.asarray), timeout)
 
 
 def _gpu_backend(timeout: float) -> Iterator[Finding]:
-    """Tensors on GPUs, if all ranks have one and a library with arrays on it."""
+    """GPU tensors, if every rank has a GPU and a library with arrays on it."""
     import farandole as fd
 
     arrays = _on_gpu(fd.local_rank())
@@ -41,12 +41,12 @@ def _gpu_backend(timeout: float) -> Iterator[Finding]:
         yield from _self_test("GPU", arrays, timeout)
     elif any(able):
         without = [rank for rank, yes in enumerate(able) if not yes]
-        text = f"left out: ranks {without} have no GPU that torch or CuPy can use"
+        text = f"skipped: ranks {without} have no GPU that torch or CuPy can use"
         yield Finding("self test, GPU", Level.WARNING, text, "see the lines about CUDA")
 
 
 def _on_gpu(local_rank: int) -> _Arrays | None:
-    """Arrays of torch or CuPy on this rank's GPU; None without a GPU."""
+    """torch or CuPy arrays on this rank's GPU; None without a GPU."""
     if gpu_count() == 0:
         return None
     try:
@@ -66,7 +66,7 @@ def _on_gpu(local_rank: int) -> _Arrays | None:
 
 
 def _self_test(where: str, arrays: _Arrays, timeout: float) -> Iterator[Finding]:
-    """Runs every collective as `farandole check` does, with two dtypes."""
+    """Runs every collective of `farandole check`, with two dtypes."""
     import farandole as fd
     from farandole.tools.check import compared
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `farandole doctor` that concern one host and its software, and what a check finds:
-one function per subject."""
+"""The checks of `farandole doctor` for one host and its software, one function per subject."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from farandole.installed import version as _version
 from farandole.start.launchers import launcher
 
 _MB = 1 << 20
-_STAGING = 64 * _MB  # bytes per rank, generously: staging, control, arenas of a small model
-_FEW_FILES = 256  # descriptors: two per peer on the host, and those of Python and MPI
+_STAGING = 64 * _MB  # bytes per rank: ample for staging, control and a small model's arena
+_FEW_FILES = 256  # descriptors: two per peer on the host, plus those of Python and MPI
 _OLDEST_NCCL = 21400  # csrc/lib/gpu/nccl.h
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
 
 class Level(IntEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = 0
     WARNING = 1
@@ -40,7 +39,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table; `remedy` is empty if nothing is to be done."""
+    """One line of the table. `remedy` is "" if there is nothing to do."""
 
     name: str
     level: Level
@@ -67,7 +66,7 @@ def error(name: str, text: str, remedy: str) -> Finding:
 
 
 def read(path: str) -> str:
-    """A file's text without the space around it; "" if it can't be read."""
+    """A file's text, stripped; "" if it can't be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -87,7 +86,7 @@ def _versions() -> Iterator[Finding]:
     kernel = platform.release()
     if numbers(kernel) < (5, 3):
         text = f"Linux {kernel}: no pidfd; deaths are noticed by closed sockets"
-        yield warning("kernel", text, "Linux 5.3 or newer")
+        yield warning("kernel", text, "use Linux 5.3 or newer")
     else:
         yield ok("kernel", f"Linux {kernel} {platform.machine()}")
 
@@ -100,7 +99,7 @@ def _torch() -> Iterator[Finding]:
         remedy = "pip install -U torch (2.1 or newer)"
         yield error("torch", f"{version} has no post-accumulate hooks", remedy)
     elif "+rocm" in version:
-        remedy = "send copies on the CPU, or train with DDP over RCCL"
+        remedy = "send CPU copies, or train with DDP over RCCL"
         yield warning("torch", f"{version}: tensors on AMD GPUs cannot be sent", remedy)
     else:
         yield ok("torch", version)
@@ -119,7 +118,7 @@ def _shared_memory() -> Iterator[Finding]:
             os.posix_fallocate(memory, 0, 4 * _MB)
         finally:
             os.close(memory)
-        yield ok("shared memory", "memfd works (nothing is put into /dev/shm)")
+        yield ok("shared memory", "memfd works (farandole puts no file into /dev/shm)")
     except OSError as reason:
         remedy = "raise the memory limit; a sandbox must permit memfd_create"
         yield error("shared memory", f"memfd: {reason.strerror}", remedy)
@@ -159,7 +158,7 @@ def _limits() -> Iterator[Finding]:
         yield ok("pidfd", "deaths of other ranks are noticed at once")
     except (OSError, AttributeError) as reason:
         text = f"not available ({error_text(reason)}): deaths are noticed by closed sockets"
-        yield warning("pidfd", text, "a sandbox should permit pidfd_open; nothing breaks without")
+        yield warning("pidfd", text, "permit pidfd_open in the sandbox; farandole works without it")
     signal = lib.farandole_stack_signal()
     if signal > 0:
         yield ok("stack signal", f"{signal}: stall reports show Python stacks")
@@ -171,13 +170,13 @@ def _limits() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
-    shared = all_cores if mine == 1 else mine  # a rank that is bound to one may have it alone
+    shared = all_cores if mine == 1 else mine  # a rank bound to one core may share it with none
     if mine == 1 and all_cores // ranks > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
         yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")
     elif ranks > shared:
         text = f"{ranks} ranks share {shared} cores"
-        yield warning("cores", text, "fewer ranks, for speed; correctness does not need it")
+        yield warning("cores", text, "start fewer ranks, for speed; results stay correct")
     else:
         yield ok("cores", f"{mine} of {all_cores} usable")
     quota = read("/sys/fs/cgroup/cpu.max").split()
@@ -185,13 +184,13 @@ def _cores() -> Iterator[Finding]:
         cores = int(quota[0]) / int(quota[1])
         if cores < ranks:
             text = f"the cgroup grants {cores:.2g} cores to {ranks} ranks"
-            yield warning("CPU quota", text, "raise it: ranks are frozen when it is used up")
+            yield warning("CPU quota", text, "raise it: ranks freeze while it is used up")
         else:
             yield ok("CPU quota", f"{cores:.2g} cores")
 
 
 def _gpus() -> Iterator[Finding]:
-    """The driver and the GPUs; libraries are checked only if there is a GPU."""
+    """The driver and the GPUs. Checks libraries only if there is a GPU."""
     cuda, path = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     nodes = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
     if cuda is None:
@@ -204,7 +203,7 @@ def _gpus() -> Iterator[Finding]:
     count = gpu_count()
     if count == 0:
         text = f"{path} shows no GPU (cuInit gives {cuda.cuInit(0)})"
-        remedy = "in a container, --gpus all; or CUDA_VISIBLE_DEVICES hides them"
+        remedy = "pass --gpus all to the container, or check CUDA_VISIBLE_DEVICES"
         yield warning("CUDA", text, remedy)
         return
     newest = int_from(cuda.cuDriverGetVersion)
@@ -230,7 +229,7 @@ def _compiler() -> Iterator[Finding]:
     names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"]
     nvrtc, path = open_library("FARANDOLE_NVRTC_LIBRARY", names)
     if nvrtc is None:
-        text = "not found: our GPU kernel cannot be compiled"
+        text = "not found: farandole cannot compile its GPU kernel"
         remedy = "pip install nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12)"
         yield error("NVRTC", text, remedy)
         return
@@ -243,13 +242,13 @@ def _nccl() -> Iterator[Finding]:
     nccl, path = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
     remedy = "pip install -U nvidia-nccl-cu13 (CUDA 12: nvidia-nccl-cu12)"
     if nccl is None:
-        text = "not found: tensors on GPUs travel through host memory"
+        text = "not found: GPU tensors travel through host memory"
         yield warning("NCCL", text, remedy)
         return
     number = int_from(nccl.ncclGetVersion)
     text = f"{number // 10000}.{number % 10000 // 100}.{number % 100} ({path})"
     if number < _OLDEST_NCCL:
-        yield warning("NCCL", f"{text} is too old: host memory is used instead", remedy)
+        yield warning("NCCL", f"{text} is too old: farandole uses host memory instead", remedy)
     elif len(mapped_files("libnccl")) > 1:
         advice = "uninstall one, or name one in FARANDOLE_NCCL_LIBRARY"
         yield warning("NCCL", f"two in one process: {text}", advice)
@@ -258,7 +257,7 @@ def _nccl() -> Iterator[Finding]:
 
 
 def _frameworks() -> Iterator[Finding]:
-    """The installed libraries with arrays on GPUs."""
+    """Installed libraries with GPU arrays."""
     for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         if found := _version(package):
             yield ok("CuPy", f"{found} ({package})")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `farandole doctor` that concern the way between ranks and hosts: MPI, its launcher
-and the network."""
+"""The checks of `farandole doctor` between ranks and hosts: MPI, its launcher and the network."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from farandole.installed import addresses, loaded_mpi, mpi_library, version
 from farandole.start.families import FAMILIES, UNKNOWN, family
 from farandole.tools.doctor_checks import Check, Finding, error, numbers, ok, read, warning
 
-_SECONDS = 20  # limit for mpirun to print its version
+_SECONDS = 20  # limit for `mpirun --version`
 _OPEN_MPI, _CRAY, _MPICH = FAMILIES
-# What a launcher prints of itself, and the families whose ranks it can start.
+# (pattern in a launcher's version text, MPI families whose ranks it can start)
 _STARTERS = (
     (r"Open MPI\)?\D*(\d+(?:\.\d+)+)", (_OPEN_MPI,)),
     (r"(?:HYDRA|Intel)\D*(\d+(?:\.\d+)+)", (_MPICH, _CRAY)),
@@ -47,7 +46,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _library(library: str) -> Finding:
-    """Which MPI mpi4py has loaded, from where, and whether the core can talk to it."""
+    """The MPI that mpi4py has loaded, and whether the core can call it."""
     mpi, kind = loaded_mpi(), family(library)
     text = f"{'unknown family' if kind is UNKNOWN else kind.name}: {library}"
     if mpi is None:
@@ -69,9 +68,9 @@ def _mpirun(library: str) -> Iterator[Finding]:
     command = [path, "--version"]
     with home_for_mpi():
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    said = (answer.stdout + answer.stderr).strip()
+    output = (answer.stdout + answer.stderr).strip()
     kind = family(library)
-    hits = [(re.search(pattern, said), starts) for pattern, starts in _STARTERS]
+    hits = [(re.search(pattern, output), starts) for pattern, starts in _STARTERS]
     number, starts = next(((x[1], starts) for x, starts in hits if x), ("", ()))
     if starts and kind is not UNKNOWN and kind not in starts:
         text = f"{path} is of {starts[0].name} {number}, but mpi4py loads {kind.name}: each rank"
@@ -86,13 +85,13 @@ def _mpirun(library: str) -> Iterator[Finding]:
 
 
 def _launcher() -> Iterator[Finding]:
-    """Slurm's protocol for the ranks' start, against the MPI that mpi4py loads."""
+    """Compares Slurm's start protocol with the MPI that mpi4py loads."""
     if "SLURM_JOB_ID" not in os.environ:
         return
     try:
         kind = family(mpi_library())
     except (ImportError, RuntimeError):
-        kind = UNKNOWN  # its own finding
+        kind = UNKNOWN  # _mpi() reports it
     plugin = os.environ.get("SLURM_MPI_TYPE", "")
     if plugin and kind.srun and not plugin.startswith(kind.srun):  # pmix_v4
         text = f"srun --mpi={plugin} does not start {kind.name}: each rank would be a world of one"
@@ -102,7 +101,7 @@ def _launcher() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    """The addresses at which ranks of other hosts reach this one."""
+    """The addresses at which other hosts reach this one."""
     try:
         found = addresses()
     except ValueError as reason:
@@ -115,9 +114,9 @@ def _network() -> Iterator[Finding]:
 
 
 def _speed(interface: str) -> str:
-    """In words; the kernel says -1 or fails where a driver does not know."""
-    told = read(f"/sys/class/net/{interface}/speed")
-    return f"{int(told) / 1000:g} Gbit/s" if told.isdecimal() and int(told) else "speed unknown"
+    """The interface's speed as text. The kernel reports -1 or fails if a driver does not know."""
+    speed = read(f"/sys/class/net/{interface}/speed")
+    return f"{int(speed) / 1000:g} Gbit/s" if speed.isdecimal() and int(speed) else "speed unknown"
 
 
 BETWEEN_HOSTS: list[Check] = [_mpi, _launcher, _network]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run`: the right mpirun, mpiexec or srun command for what is installed here. It becomes
-that program, or with --elastic supervises it."""
+"""`farandole run`: builds the mpirun, mpiexec or srun command that fits this machine and becomes
+that program. With --elastic it supervises the job itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
 from farandole.membership import decider
-from farandole.output import whole
+from farandole.output import int_at_least
 
 EXAMPLES = """\
 examples:
@@ -35,40 +35,40 @@ examples:
   farandole run -np 8 --min-np 4 -H a:4,b:4 --elastic python elastic.py
   farandole run -np 4 -x DATA=/data --mpi-args="--mca smsc ^cma" python train.py
 
-It is a thin layer: --dry-run shows the command, and that command alone does the same.
-It takes horovodrun's options that mean something here, and says why it refuses the others.
+--dry-run prints the command; running that command directly does the same. `farandole run` takes
+horovodrun's options that have a meaning here, and says why it refuses the others.
 """
 
-# horovodrun's options that are settings: option -> Horovod's variable, the value's unit, meaning.
+# horovodrun's options that are settings: option -> (Horovod's variable, unit suffix, meaning)
 _SETTINGS = {
-    "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", "M", "MB of tensors in one bucket"),
-    "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "tensor names known by number"),
-    "--start-timeout": ("HOROVOD_START_TIMEOUT", "", "seconds that ranks may take to meet"),
+    "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", "M", "most MB of tensors in one bucket"),
+    "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "most tensor names known by number"),
+    "--start-timeout": ("HOROVOD_START_TIMEOUT", "", "seconds that the ranks may take to start"),
     "--stall-check-warning-time-seconds": (
         *("HOROVOD_STALL_CHECK_TIME_SECONDS", ""),
-        "seconds until a tensor that some ranks wait for is reported",
+        "seconds until farandole reports a tensor that some ranks wait for",
     ),
     "--stall-check-shutdown-time-seconds": (
         *("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", ""),
-        "seconds until such a wait ends in an error",
+        "seconds until such a wait raises an error",
     ),
     "--log-level": ("HOROVOD_LOG_LEVEL", "", "trace, debug, info, warning, error or fatal"),
-    "--timeline-filename": ("HOROVOD_TIMELINE", "", "where the timeline is written"),
+    "--timeline-filename": ("HOROVOD_TIMELINE", "", "file for the timeline"),
 }
 _MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 _NO_STALL_CHECK = ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
 
-_NO_AUTOTUNE = "tune once for the machine instead: `farandole tune`"
-_HIERARCHY = "how bytes travel follows from which ranks share a host; there is nothing to choose"
+_NO_AUTOTUNE = "tune once per machine instead: `farandole tune`"
+_HIERARCHY = "farandole decides by which ranks share a host; there is nothing to choose"
 _REFUSED = {
-    "--cycle-time-ms": "there is no cycle: a rank speaks when it has something to say",
+    "--cycle-time-ms": "there is no cycle: a rank reports at once",
     "--jsrun": "start jsrun directly",
-    "--tcp": 'give it to MPI: --mpi-args="--mca btl tcp,self"',
+    "--tcp": 'pass it to MPI: --mpi-args="--mca btl tcp,self"',
     "--config-file": "set FARANDOLE_ variables (`farandole config` lists them)",
-    "--mpi-threads-disable": "MPI has one thread inside a host anyway",
+    "--mpi-threads-disable": "MPI runs on one thread inside a host anyway",
     "--num-nccl-streams": "each GPU has one stream for reductions",
     "--thread-affinity": "bind ranks instead: --binding-args",
-    "--gloo-timeout-seconds": "there is no Gloo; --start-timeout bounds the start",
+    "--gloo-timeout-seconds": "farandole does not use Gloo; --start-timeout limits the start",
     **dict.fromkeys(("--log-with-timestamp", "--log-hide-timestamp"), "log lines have none"),
     **dict.fromkeys(
         (
@@ -86,13 +86,13 @@ _REFUSED = {
         ),
         _NO_AUTOTUNE,
     ),
-    "--reset-limit": "--restarts limits restarts that follow each other without a commit",
+    "--reset-limit": "use --restarts, which limits restarts in a row without a commit",
 }
 
 
 _FOLDER = "FARANDOLE_CHECKPOINT_DIR"
 
-# Options that only elastic jobs know, with their defaults.
+# Options for elastic jobs only, with their defaults.
 _OF_ELASTIC: dict[str, Any] = {
     "restarts": 3,
     "elastic_timeout": 600.0,
@@ -103,7 +103,7 @@ _OF_ELASTIC: dict[str, Any] = {
 
 
 class _Refuse(argparse.Action):
-    """Ends the command with the reason why an option has no meaning here."""
+    """Ends the command with the reason why farandole refuses an option."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         parser.error(f"farandole does not take horovodrun's {rest[-1]}: {_REFUSED[rest[-1]]}")
@@ -113,25 +113,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.allow_abbrev = False
     add = parser.add_argument
-    text = "how many ranks; default: all slots of -H"
-    add("-np", "--num-proc", type=whole(1), metavar="N", help=text)
-    add("-H", "--hosts", metavar="LIST", help="a:4,b:4; default: here, or the batch allocation")
+    text = "number of ranks; default: all slots of -H"
+    add("-np", "--num-proc", type=int_at_least(1), metavar="N", help=text)
+    add("-H", "--hosts", metavar="LIST", help="a:4,b:4; default: this host, or the allocation")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines `a slots=4` or `a:4`")
-    add("--dry-run", action="store_true", help="show the command, start nothing")
-    add("--verbose", action="store_true", help="show the command before it starts")
-    text = "auto (srun in an allocation that can start this MPI, else mpirun), or a program"
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add("--verbose", action="store_true", help="print the command before it starts")
+    text = (
+        "a launcher's program, or auto: srun in an allocation that can start this MPI, else mpirun"
+    )
     add("--launcher", default="auto", metavar="WHICH", help=text)
-    text = "set or forward a variable of the environment for all ranks; repeat it for more"
+    text = "set or forward an environment variable for all ranks; may be repeated"
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
-    add("--oversubscribe", action="store_true", help="more ranks than slots on the hosts of -H")
-    text = 'the launcher\'s own words for binding; default: none, as in "--bind-to none"'
+    add("--oversubscribe", action="store_true", help="allow more ranks than slots")
+    text = 'the launcher\'s own binding options; default: none, as in "--bind-to none"'
     add("--binding-args", type=shlex.split, metavar="WORDS", help=text)
-    text = "further arguments for the launcher, after all others"
+    text = "more arguments for the launcher, after all others"
     add("--mpi-args", type=shlex.split, default=[], metavar="WORDS", help=text)
     add("--tag-output", action="store_true", help="start each output line with its rank")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true")
-    add("--output-filename", metavar="PREFIX", help="files for the ranks' output")
-    text = "of the network, e.g. eth0,ib0"
+    add("--output-filename", metavar="PREFIX", help="prefix of the files for the ranks' output")
+    text = "network interfaces, e.g. eth0,ib0"
     add("--network-interfaces", "--network-interface", metavar="LIST", help=text)
     add("-p", "--ssh-port", type=int, metavar="PORT")
     add("-i", "--ssh-identity-file", metavar="FILE")
@@ -139,15 +141,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-cb",
         "--check-build",
         action="store_true",
-        help="as `farandole doctor --all`",
+        help="run `farandole doctor --all`",
     )
     add("-v", "--version", action="version", version=farandole.__version__)
     for option, (_, _, meaning) in _SETTINGS.items():
         add(option, metavar="X", help=meaning)
     add("--no-stall-check", action="store_true", help="neither report nor end a stalled wait")
-    add("--timeline-mark-cycles", action="store_true", help="as FARANDOLE_TIMELINE_MARK_CYCLES=1")
+    add("--timeline-mark-cycles", action="store_true", help="set FARANDOLE_TIMELINE_MARK_CYCLES=1")
     usual = ("--stall-check", "--mpi", "--gloo", "--disable-cache", "--no-timeline-mark-cycles")
-    for option in usual:  # always so here, or without a meaning: accepted and ignored
+    for option in usual:  # farandole always behaves this way: accepted and ignored
         add(option, action="store_true", help=argparse.SUPPRESS)
     _add_elastic_arguments(parser.add_argument_group("elastic training"))
     for option in _REFUSED:
@@ -158,31 +160,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     """Declares the options of --elastic."""
     add = group.add_argument
-    text = "go on when a rank or a host is lost or hangs; without MPI; the next three imply it"
+    text = "continue without lost, stopped or hung ranks; does not use MPI; implied by --min-np, "
+    text += "--max-np, --host-discovery-script and --await-agents"
     add("--elastic", action="store_true", help=text)
     text = "continue with at least this many ranks; default: -np"
-    add("--min-np", "--min-num-proc", type=whole(1), metavar="N", help=text)
+    add("--min-np", "--min-num-proc", type=int_at_least(1), metavar="N", help=text)
     text = "use at most this many ranks; default: -np, or all slots"
-    add("--max-np", "--max-num-proc", type=whole(1), metavar="N", help=text)
-    text = "a command that prints the available hosts, one `a:4` a line; runs once a second"
+    add("--max-np", "--max-num-proc", type=int_at_least(1), metavar="N", help=text)
+    text = "command that prints the available hosts, one `a:4` per line; runs every second"
     add("--host-discovery-script", default="", metavar="COMMAND", help=text)
-    text = "start no agent: the hosts come by `farandole agent DIR`, where DIR is --checkpoint-dir"
+    text = "start no agents: each host starts `farandole agent DIR`, where DIR is --checkpoint-dir"
     add("--await-agents", action="store_true", help=text)
     text = "ranks on a host whose line has no number; default: 1"
-    add("--slots-per-host", "--slots", type=whole(1), metavar="N", help=text)
-    text = "seconds to leave out a host that fails, doubled each time up to MAX; default: 10 600"
+    add("--slots-per-host", "--slots", type=int_at_least(1), metavar="N", help=text)
+    text = "seconds to avoid a failed host, doubled each time up to MAX; default: 10 600"
     cooldown = ("--blacklist-cooldown-range",)
     add(*cooldown, type=float, nargs=2, metavar=("MIN", "MAX"), help=text)
-    text = "times that all ranks may be lost without a commit between; default: 3"
+    text = "times that all ranks may be lost without a commit in between; default: 3"
     add("--restarts", type=int, metavar="N", help=text)
-    text = "seconds to wait for hosts for --min-np ranks; default: 600"
+    text = "seconds to wait for enough hosts for --min-np ranks; default: 600"
     add("--elastic-timeout", type=float, metavar="SECONDS", help=text)
-    text = f"where commits are written, and found at the start; default: {_FOLDER}, or a new folder"
+    text = f"folder to write commits to and start from; default: {_FOLDER}, or a new folder"
     add("--checkpoint-dir", type=Path, metavar="DIR", help=text)
 
 
 def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
-    """How the job is supervised; None: not at all. Raises ValueError."""
+    """The rules of an elastic job; None for other jobs. Raises ValueError for wrong options."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most or options.await_agents):
         for name in _OF_ELASTIC:
@@ -216,7 +219,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
     decides = decider.Rules(
         least=least,
-        most=most if most is not None else 1 << 20,  # as many as there are slots
+        most=most if most is not None else 1 << 20,  # limited by the slots
         silence=max(2 * BEAT, float(silence) / 3),
         lease=float(silence),
         late=float(stall) or float("inf"),
@@ -265,22 +268,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer_interrupts(launcher: str) -> None:
-    """Starts a process that says what Ctrl-C does, because launchers end all ranks in silence. It
-    is not the launcher's child, which would count it as a rank, and ends with it."""
+    """Starts a process that answers Ctrl-C, because launchers end all ranks silently.
+
+    The launcher must not count it as a rank, so it is not the launcher's child. It ends with the
+    launcher.
+    """
     try:
-        whole = os.pidfd_open(os.getpid())
+        launcher_fd = os.pidfd_open(os.getpid())  # execve keeps the process id
     except OSError:  # an old kernel
         return
     if child := os.fork():
         os.waitpid(child, 0)
-        os.close(whole)
+        os.close(launcher_fd)
         return
     if os.fork():
         os._exit(0)
     text = f"farandole run: Ctrl-C: {launcher} ends all ranks\r\n".encode()
     signal.signal(signal.SIGINT, lambda *_: os.write(2, text))
     ended = select.poll()
-    ended.register(whole, select.POLLIN)
+    ended.register(launcher_fd, select.POLLIN)
     ended.poll()
     os._exit(0)
 
@@ -290,22 +296,22 @@ def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
     for name in ("binding_args", "mpi_args", "output_filename", "network_interfaces"):
         if getattr(options, name):
             option = name.replace("_", "-")
-            raise ValueError(f"--{option} is for MPI's launchers, of which --elastic has none")
+            raise ValueError(f"--{option} is for MPI's launchers, which --elastic does not use")
     if options.dry_run:
         hosts = [host.name for host in job.hosts] or ["this host"]
         print(f"an agent on {', '.join(hosts)}; each rank: {shlex.join(job.command)}")
         return 0
     if rules.awaits and (names := sorted({*job.environment, *job.forwarded})):
         print(
-            f"farandole run: the agents' own environment is that of the ranks: set "
-            f"{', '.join(names)} where the agents start",
+            f"farandole run: ranks inherit the agents' environment: set {', '.join(names)} where "
+            "the agents start",
             file=sys.stderr,
         )
     return supervise(job, rules)
 
 
 def job_of(options: argparse.Namespace) -> Job:
-    """The Job that parsed options ask for. Raises ValueError, OSError."""
+    """Builds the Job from parsed options. Raises ValueError, OSError."""
     command = tuple(options.command_line)
     command = command[1:] if command[:1] == ("--",) else command
     if not command:
@@ -315,9 +321,9 @@ def job_of(options: argparse.Namespace) -> Job:
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     hosts = parse_hostfile(options.hostfile) if options.hostfile else hosts
     ranks = options.num_proc or options.max_np or sum(host.slots for host in hosts)
-    ranks = ranks or int(bool(options.host_discovery_script))  # as many as it finds
+    ranks = ranks or int(bool(options.host_discovery_script))  # the script finds more
     if ranks < 1:
-        raise ValueError("how many ranks? -np N")
+        raise ValueError("the number of ranks is missing: pass -np N")
     settings, forwarded = _environment(options)
     job = Job(
         command=command,
@@ -341,7 +347,7 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def _check_program(command: Sequence[str], ranks: int) -> None:
-    """Raises ValueError if this machine can't execute it: launchers say so at great length."""
+    """Raises ValueError if this machine can't execute the command: launchers' errors are long."""
     program = command[0]
     if shutil.which(program):
         return
@@ -351,12 +357,12 @@ def _check_program(command: Sequence[str], ranks: int) -> None:
     elif Path(program).exists():
         hint = f"it is here, but not executable: did you mean ./{program}, or chmod +x?"
     else:
-        hint = "it is not in PATH"
+        hint = "it is not on PATH"
     raise ValueError(f"{program} is not a program that can be started: {hint}")
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(variables to set, names to forward) of -x and of the options that are settings."""
+    """(variables to set, names to forward), from -x and the options that are settings."""
     ours = {v.alias: v.name for v in farandole.config() if v.alias}
     settings = {}
     for option, (variable, unit, _) in _SETTINGS.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole config`: the settings."""
+"""`farandole config`: prints the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.config import Variable
 
 EXAMPLES = """\
 examples:
-  farandole config                          # all settings, with the values in force here
+  farandole config                          # all settings, with their values here
   farandole config stall timeline           # those with one of these words in their names
   FARANDOLE_BLOCK_BYTES=1M farandole config block
 """
@@ -23,12 +23,12 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    text = "a part of the names to show (default: all)"
+    text = "show only names with one of these parts (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show every setting: its value now, what gave it, its default and its meaning."""
+    """Show every setting: its value, where that comes from, its default and its meaning."""
     every = farandole.config()
     found = [v for v in every if _asked(v, options.names)]
     if not found:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         known = {word.lower() for v in every for word in v.name.split("_")}
         near = difflib.get_close_matches(options.names[0].lower(), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        print(f"farandole config: no setting is named like {words}{hint}", file=sys.stderr)
+        print(f"farandole config: no setting has {words} in its name{hint}", file=sys.stderr)
         return 1
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for variable in found:
@@ -53,7 +53,7 @@ def _lines(variable: Variable, width: int) -> list[str]:
     about = [f"from: {variable.source}"]
     if variable.source != "default":
         about.append(f"default: {variable.default or 'empty'}")
-    about.append("rank 0's holds for all" if variable.job_wide else "each rank has its own")
+    about.append("rank 0's value holds for all" if variable.job_wide else "each rank has its own")
     if variable.alias:
         about.append(f"also: {variable.alias}")
     text = f"{variable.name} = {shown(variable)}  ({'; '.join(about)})"
@@ -63,7 +63,7 @@ def _lines(variable: Variable, width: int) -> list[str]:
 
 
 def shown(variable: Variable) -> str:
-    """The value with its unit: `32M`, `10 s`."""
+    """Formats the value with its unit: `32M`, `10 s`."""
     value = variable.value
     if variable.unit == "bytes":
         number = int(value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of `farandole tune`: one setting after the other, whose values take turns."""
+"""The search of `farandole tune`: chooses one setting after another by timing its values in
+turns."""
 
 from __future__ import annotations
 
@@ -13,31 +14,33 @@ from typing import Any
 import numpy as np
 
 import farandole
-from farandole.output import Tell
+from farandole.output import PrintLine
 from farandole.tools.bench_timing import everywhere
 
-Setting = tuple[str, str]  # a variable and a value to try
-KNOBS = {  # variables and all values to try
+Setting = tuple[str, str]  # (variable, value)
+KNOBS = {  # variable -> values to try
     "FARANDOLE_BLOCK_BYTES": ("128K", "256K", "512K", "1M", "2M"),
     "FARANDOLE_STAGING_SLOTS": ("2", "4", "8"),
     "FARANDOLE_FUSION_THRESHOLD": ("4M", "16M", "32M", "64M", "128M"),
 }
-# Sizes that are timed, in bytes: one large call, one of a megabyte, and many gradients at once.
+# Sizes to time, in bytes: one large call, one medium call, and many gradients at once.
 _LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
 _GRADIENTS = 160  # tensors
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best settings (none: the defaults), and the share of the time that they save."""
+class SearchResult:
+    """The best settings, or none for the defaults, and the share of time that they save."""
 
     settings: tuple[Setting, ...]
     gain: float
 
 
-def search(turns: int, out: Tell) -> Found:
-    """Chooses one setting after the other, then compares the choice with the defaults once more.
-    Collective; farandole must not be running. All ranks get the same result."""
+def search(turns: int, out: PrintLine) -> SearchResult:
+    """Chooses one setting after another, then compares the choice with the defaults once more.
+
+    Collective, before init(). All ranks return the same result.
+    """
     best: tuple[Setting, ...] = ()
     for name, values in KNOBS.items():
         trials = [(*best, (name, value)) for value in values]
@@ -48,10 +51,10 @@ def search(turns: int, out: Tell) -> Found:
         if min(ratios) < 1:
             best = trials[ratios.index(min(ratios))]
     if not best:
-        return Found((), 0.0)
+        return SearchResult((), 0.0)
     (ratio,) = _ratios((), [best], 2 * turns)
     out(f"once more, against the defaults: {ratio:.3f}  {_words(best)}")
-    return Found(best, 1 - ratio)
+    return SearchResult(best, 1 - ratio)
 
 
 def _words(settings: Sequence[Setting]) -> str:
@@ -61,8 +64,10 @@ def _words(settings: Sequence[Setting]) -> str:
 def _ratios(
     base: tuple[Setting, ...], trials: Sequence[tuple[Setting, ...]], turns: int
 ) -> list[float]:
-    """Times of the trials as multiples of that of `base`, medians over turns in which all are
-    measured; every other turn goes backwards. Collective."""
+    """Times of the trials divided by that of `base`, as medians over turns. Collective.
+
+    Each turn measures all; every other turn goes backwards.
+    """
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(turns):
         order = [base, *trials][:: 1 if turn % 2 else -1]
@@ -77,7 +82,7 @@ def _ratios(
 
 @contextmanager
 def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
-    """A context: a job with these settings and defaults for the others that are searched."""
+    """Runs a job with these settings, and with defaults for the other variables in KNOBS."""
     names = {*KNOBS, "FARANDOLE_TUNING", "HOROVOD_FUSION_THRESHOLD"}
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ["FARANDOLE_TUNING"] = "none"
@@ -94,7 +99,7 @@ def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
 
 
 def _measure(settings: Sequence[Setting]) -> Any:
-    """Seconds of each workload: the median of a few calls, the slowest rank's. Collective."""
+    """Median seconds of each workload on the slowest rank. Collective."""
     with _in_force(settings):
         rank, size = farandole.rank(), farandole.size()
         large, middle = (np.full(n // 4, rank + 1, np.float32) for n in (_LARGE, _MIDDLE))
@@ -118,7 +123,7 @@ def _measure(settings: Sequence[Setting]) -> Any:
 
 
 def _median(call: Callable[[], None], times: int) -> float:
-    """The median seconds of a call; a first call synchronizes the ranks."""
+    """Median seconds of a call, after a first one that synchronizes the ranks."""
     call()
     seconds = []
     for _ in range(times):

@@ -160,7 +160,7 @@ atexit.register(lingers)
 def test_a_host_that_is_lost_when_all_have_ended_well(elastic_ranks: Start) -> None:
     """Their last words count, though no agent tells that they have ended."""
     source = training().replace("fd.init()\n", f"{LINGERS}fd.init()\n")
-    job = elastic_ranks(source + "world = farandole.runtime.met_by().world\n", 2)
+    job = elastic_ranks(source + "world = farandole.runtime.current_bootstrap().world\n", 2)
     job.process.wait_for_output("lingers")
     os.kill(agent_of(job), signal.SIGKILL)
     out = job.finish().check().out

@@ -8,7 +8,7 @@ import pytest
 
 import farandole
 from farandole.tools import cli, tune, tune_search
-from farandole.tools.tune_search import Found
+from farandole.tools.tune_search import SearchResult
 
 BEST = (("FARANDOLE_BLOCK_BYTES", "96K"), ("FARANDOLE_FUSION_THRESHOLD", "8M"))
 
@@ -75,7 +75,7 @@ def test_the_block_size_that_is_fastest_is_found(monkeypatch, wanted):
 @pytest.mark.parametrize(("gain", "expected"), [(0.2, "tuning file"), (0.01, "default")])
 def test_only_what_gains_enough_is_kept(gain, expected, monkeypatch, tmp_path):
     path = tmp_path / "tuning.conf"
-    monkeypatch.setattr(tune, "search", lambda turns, out: Found(BEST, gain))
+    monkeypatch.setattr(tune, "search", lambda turns, out: SearchResult(BEST, gain))
     assert cli.main(["tune", "--output", str(path)]) == 0
     monkeypatch.setenv("FARANDOLE_TUNING", str(path) if path.exists() else "none")  # rank 0's holds
     farandole.init()

@@ -58,10 +58,10 @@ def test_what_is_missing_comes_with_a_remedy():
         {**LIBRARIES, "FARANDOLE_NCCL_LIBRARY": nowhere, "FARANDOLE_NVRTC_LIBRARY": nowhere}
     )
     level, text, remedy = found["NCCL"]
-    assert (level, text) == ("WARNING", "not found: tensors on GPUs travel through host memory")
+    assert (level, text) == ("WARNING", "not found: GPU tensors travel through host memory")
     assert "pip install -U nvidia-nccl-cu13" in remedy
     level, text, remedy = found["NVRTC"]
-    assert (level, text) == ("ERROR", "not found: our GPU kernel cannot be compiled")
+    assert (level, text) == ("ERROR", "not found: farandole cannot compile its GPU kernel")
     assert "pip install nvidia-cuda-nvrtc" in remedy
 
 

@@ -376,7 +376,7 @@ def test_a_dry_run_shows_what_would_run(capsys):
     ("arguments", "says"),
     [
         (["-np", "2"], "no command"),
-        (["python", "x.py"], "how many ranks"),
+        (["python", "x.py"], "number of ranks"),
         (["-H", "a:x", "python", "x.py"], "'a:x' is not a host"),
         (["-np", "2", "--launcher", "/nowhere/mpirun", "true"], "no /nowhere/mpirun here"),
         (["-np", "2", "--launcher", "slurm", "true"], "for Slurm pass --launcher srun"),

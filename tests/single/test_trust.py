@@ -239,11 +239,11 @@ def test_folders_that_change_places_between_two_starts(tmp_path: Path) -> None:
 
 ELSEWHERE = """
 import os, sys
-from farandole.trust import out_of_reach  # before: this user may not read Python's files
+from farandole.trust import safe_working_folder  # before: this user may not read Python's files
 os.chdir(sys.argv[1])
 os.setuid(int(sys.argv[2]))
 for _ in range(2):
-    with out_of_reach():
+    with safe_working_folder():
         print("works at", os.getcwd())
     print("and again at", os.getcwd())
 """

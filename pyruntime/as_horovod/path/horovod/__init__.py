@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces Horovod: the same module names, farandole's contents (farandole.as_horovod.modules)."""
+"""Stands in for the package `horovod`: its module names, with farandole's calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import farandole
-from farandole.as_horovod.modules import Modules
+from farandole.as_horovod.modules import HorovodFinder
 from farandole.errors import warn
 
 __all__ = ["__version__", "run"]
 
-__version__ = "0.28.1"  # the release whose calls are here; farandole.__version__ is ours
+__version__ = "0.28.1"  # the Horovod release with this API
 
-if not any(isinstance(finder, Modules) for finder in sys.meta_path):
-    sys.meta_path.insert(0, Modules())
+if not any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
+    sys.meta_path.insert(0, HorovodFinder())
 
-# Options without effect: farandole always behaves so.
+# Options that are accepted and ignored: farandole always behaves this way.
 _GRANTED = {"use_mpi", "use_gloo", "disable_cache"}
 
 
@@ -42,10 +42,10 @@ def run(
     verbose: Any = None,
     **others: Any,
 ) -> list[Any]:
-    """farandole.run() with Horovod's argument names, `np` and its like for `num_proc` too.
+    """Calls farandole.run() with Horovod's argument names, older ones such as `np` included.
 
-    So many ranks start and stay: limits bound their number, by default the highest. Raises
-    ValueError where the numbers leave none, and for the arguments of other launchers.
+    The number of ranks is fixed: by default the upper limit, else the lower one. Raises ValueError
+    for contradicting numbers, and for arguments of other launchers.
     """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
@@ -69,14 +69,14 @@ def run(
 
 
 def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
-    """The number that an argument or its older name gives. ValueError if they differ."""
+    """The value of an argument or its older name. Raises ValueError if they differ."""
     if value is not None and other is not None and value != other:
         raise ValueError(f"horovod.run({name}={value}, {alias}={other}): pass only one of them")
     return other if value is None else value
 
 
 def _ranks(number: int | None, least: int | None, most: int | None) -> int:
-    """How many ranks start. ValueError if limits leave no number, or not this one."""
+    """Number of ranks to start. Raises ValueError if it is outside the limits."""
     if number is None:
         number = next((limit for limit in (most, least) if limit is not None), 1)
     if number < (least or 1) or number > (most or number):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""barrier and join, in which ranks meet without arrays: public calls."""
+"""barrier and join: collectives without arrays. Public calls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def barrier(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Returns when every member has called it or has joined. With a `name` any thread may call it.
+    """Waits until every member has called it or has joined. With a `name`, any thread may call it.
 
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
-    - timeout: seconds, after which the wait raises StallError.
+    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -38,10 +38,10 @@ def _start_join(call: Call, timeout: float | None) -> Handle[int]:
     return Handle(numbers, lambda done: value_of(done[0]), call, timeout)
 
 
-def _join_in_vain(calls: list[Call], reason: Exception) -> None:
-    """Joins with an error, so that the other ranks get the error of this rank's join().
+def _join_with_error(calls: list[Call], reason: Exception) -> None:
+    """Reports a wrong join() to the other ranks, by joining with an error.
 
-    Not if several sets are possible: in the wrong one this rank would wait forever.
+    Does nothing if several sets are possible: in the wrong one this rank would wait forever.
     """
     if len(calls) == 1:
         refuse_all(calls, reason)
@@ -49,24 +49,25 @@ def _join_in_vain(calls: list[Call], reason: Exception) -> None:
             _start_join(calls[0], None).wait()
 
 
-@collective(Op.JOIN, tell=_join_in_vain)
+@collective(Op.JOIN, tell=_join_with_error)
 def join(
     device: int = -1,
     *,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> int:
-    """Waits, out of data, until all members have joined; returns the last one's rank.
+    """Waits, once this rank is out of data, until all members have joined. Returns the last one's
+    rank.
 
     Meanwhile this rank contributes the identity to the others' reductions: zeros to sums, ones to
-    products. An average still divides by all members. This rank brings no rows to gathers and
-    exchanges; rows that others send to it are dropped, and their gradients are zeros. Calls that
-    need this rank, as their root or as a member of a new process set, are errors on the ranks that
-    make them. A wrong argument on one rank is an error on all members, once all have joined.
+    products. An average still divides by all members. In allgather and alltoall this rank has no
+    rows; rows that others send to it are dropped, and their gradients are zeros. Calls that need
+    this rank, as root or as a member of a new process set, raise on the ranks that make them. If
+    one rank passes a wrong argument, all members raise once all have joined.
 
-    - device: accepted for compatibility with Horovod, and not used.
+    - device: ignored; for compatibility with Horovod.
     - process_set: the ranks that take part, by default all.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
