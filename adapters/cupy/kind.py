@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy arrays as an array kind: the neutral calls use it, on the caller's thread. Importing this
-module registers it."""
+"""Describes CuPy arrays to the core, on the caller's thread. Importing this module registers the
+kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farandole.errors import LibraryError
 
 
 class CupyKind(Kind):
-    """Dense CuPy arrays of every dtype the core knows, in CuPy's current stream."""
+    """Dense CuPy arrays of every dtype that the core supports, in CuPy's current stream."""
 
     def matches(self, x: Any) -> bool:
-        """Whether `x` is an array of CuPy."""
+        """True for a CuPy array."""
         return isinstance(x, cupy.ndarray)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The GPU memory of `x`, or of a contiguous copy of it, and the current stream."""
+        """The GPU memory of `x`, or of a contiguous copy, and the current stream."""
         code = code_of(x.dtype)
         if not x.flags.c_contiguous:
             if in_place:
@@ -38,7 +38,7 @@ class CupyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """(address of `x`, `x`) if it has this form and would not be copied; else (0, None)."""
+        """(address, `x`) if `x` has this form and would not be copied; else (0, None)."""
         if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
             return 0, None
         return int(x.data.ptr) if x.size else EMPTY, x
@@ -50,19 +50,19 @@ class CupyKind(Kind):
         return Stream(current.ptr, current)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array of `like`'s dtype and device; by default of its shape too."""
+        """A new contiguous array with the dtype and device of `like`, by default its shape too."""
         return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array over a result's memory. Does not use cupy.asarray, which waits until the
-        memory's stream is idle."""
-        told = memory.__cuda_array_interface__
-        nbytes = like.dtype.itemsize * prod(told["shape"])
+        """An array over a result's memory. Avoids cupy.asarray, which waits for the memory's
+        stream."""
+        interface = memory.__cuda_array_interface__
+        nbytes = like.dtype.itemsize * prod(interface["shape"])
         if nbytes == 0:
-            return self.empty(like, told["shape"])
-        owned = cupy.cuda.UnownedMemory(told["data"][0], nbytes, memory, int(like.device.id))
+            return self.empty(like, interface["shape"])
+        owned = cupy.cuda.UnownedMemory(interface["data"][0], nbytes, memory, int(like.device.id))
         pointer = cupy.cuda.MemoryPointer(owned, 0)
-        return cupy.ndarray(told["shape"], like.dtype, memptr=pointer)
+        return cupy.ndarray(interface["shape"], like.dtype, memptr=pointer)
 
 
 def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:

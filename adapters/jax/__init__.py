@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for JAX programs: collectives outside and inside of jit, and optax's optimizers on the
-gradients of all ranks. docs/jax.md tells the rules."""
+"""farandole for JAX: collectives outside and within jit, and optax optimizers that reduce the
+gradients of all ranks. docs/jax.md has the rules."""
 
 from farandole.installed import needs as _needs
 
@@ -15,7 +15,7 @@ from farandole.jax.program import typed_errors
 from farandole.jax.training import broadcast_parameters, distributed, grad, value_and_grad
 from farandole.ops import alltoall_async, barrier
 from farandole.shared import *  # noqa: F403
-from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
+from farandole.shared import __all__ as __all__  # mypy reads this list, Python the one below
 
 __all__ = [  # noqa: F811
     *_shared.__all__,
@@ -40,5 +40,5 @@ __all__ = [  # noqa: F811
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """The public names."""
     return sorted(__all__)

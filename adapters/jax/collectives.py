@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives on JAX's arrays, outside of jit and within it: public calls, for any thread.
+"""Collectives on JAX arrays, outside and within jit. Public calls, for any thread.
 
-A call takes an array or a pytree of them, sent as one group, and gives a pytree of new arrays. With
-values it is made at once, on a GPU by a separate program. While JAX traces, it becomes an
-instruction of the program (program.py).
+A call takes an array or a pytree, sends it as one group and returns a pytree of new arrays. With
+values on a CPU, the core runs it at once; with values on a GPU, a small program does. While JAX
+traces, the call becomes an instruction of the traced program (program.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.calls.arguments import shown
 from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Call, Op
 from farandole.jax import kind as _kind  # noqa: F401 (registers JAX's arrays)
-from farandole.jax.program import RULES, UNNAMED, bind, place_of, results_of, run_alone
+from farandole.jax.program import RULES, UNNAMED, bind, placement_of, results_of, run_alone
 from farandole.members import ProcessSet, denoted, global_process_set, set_id
 from farandole.ops.starts import Adasum, reduction
 
@@ -40,12 +40,12 @@ Meet = Callable[[], Tree]
 
 
 def traced(tree: Any) -> bool:
-    """Whether JAX traces one of the leaves: it has no value yet."""
+    """True if JAX is tracing a leaf, which then has no value."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _on_gpu(tree: Any) -> bool:
-    """Whether one of the leaves is in the memory of another device than a CPU."""
+    """True if a leaf is on a device other than a CPU."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
     return any(device.platform != "cpu" for x in arrays for device in x.sharding.device_set)
 
@@ -55,7 +55,7 @@ def _in_program(tree: Any) -> bool:
 
 
 def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
-    """The calls in which the peers of one with a wrong argument may wait."""
+    """Finds the calls in which peers may wait for one with a wrong argument."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         name, tree = given.get("name"), given.get("tree", given.get("tensor"))
@@ -68,9 +68,9 @@ def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
 
 
 def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | None) -> Meet[Tree]:
-    """What makes the call: the core where there are values on a CPU, else an instruction."""
+    """Returns a function that makes the call: in the core for CPU values, else in a program."""
     leaves, form = jax.tree.flatten(tree)
-    arrays = list(map(jnp.asarray, leaves))  # within jit what was a number is traced then
+    arrays = list(map(jnp.asarray, leaves))  # within jit this also traces numbers
     if not _in_program(arrays):
         common: Any = {"name": call.name, "process_set": process_set, "timeout": timeout}
         now = RULES[call.op].now
@@ -81,11 +81,11 @@ def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | N
             "the wait: leave it out; FARANDOLE_STALL_ABORT limits all waits"
         )
     if call.reduce_op == Adasum:
-        raise ValueError("op is Adasum, which is computed outside of jit and on CPUs only")
-    place = place_of(process_set)
+        raise ValueError("op is Adasum, which works outside of jit and on CPUs only")
+    place = placement_of(process_set)
     if call.root >= 0 and call.root not in place.members:
         raise ValueError(f"root_rank is {call.root}: pass a member of the process set")
-    results_of(list(map(jax.typeof, arrays)), call, place)  # its errors are told, those of bind not
+    results_of(list(map(jax.typeof, arrays)), call, place)  # here, so that peers get its errors
     run = bind if traced(arrays) else run_alone
     return lambda: jax.tree.unflatten(form, run(call, arrays, place))
 
@@ -103,10 +103,10 @@ def allreduce(
 ) -> Tree:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shapes, equal on all ranks as the dtypes are. Within jit any op but Adasum. The derivative,
-    for Average and Sum, reduces gradients as the arrays were. Returns new arrays.
+    Shapes and dtypes are equal on all ranks. Within jit any op but Adasum works. The derivative,
+    for Average and Sum, is the same reduction of the gradients. Returns new arrays.
 
-    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - op: Average (the default), Sum, Min, Max, Product or Adasum.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
@@ -138,11 +138,11 @@ def reducescatter(
 ) -> Tree:
     """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension; shapes and dtypes are equal on all ranks. If rows do not divide evenly,
-    low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an allgather.
-    Returns new arrays.
+    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more. Any op but Adasum works. The derivative, for
+    Average and Sum, is an allgather. Returns new arrays.
 
-    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - op: Average (the default), Sum, Min, Max or Product.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
@@ -169,11 +169,11 @@ def allgather(
 ) -> Tree:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    At least one dimension; dtypes are equal on all ranks, and so are all dimensions but the first,
-    within jit that one too. The derivative is a reducescatter: this rank's rows of the gradients'
-    sum. Returns new arrays.
+    Arrays have at least one dimension. Dtypes are equal on all ranks, and so are all dimensions but
+    the first; within jit the first too. The derivative is a reducescatter: this rank's rows of the
+    summed gradients. Returns new arrays.
 
-    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
+    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -196,13 +196,13 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """The arrays of `root_rank`. Any shapes and dtypes, equal on all ranks.
+    """Sends the arrays of `root_rank` to every rank. Shapes and dtypes are equal on all ranks.
 
-    The derivative is, on the root, the gradients' sum over the ranks, else zeros. Returns new
+    The derivative on the root is the sum of all ranks' gradients, on other ranks zeros. Returns new
     arrays.
 
-    - tree: an array of JAX or a pytree of them, sent together; numbers and NumPy's become JAX's.
-    - root_rank: a rank of the world, a member of the process set.
+    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -231,13 +231,15 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Any:
-    """Sends `splits[i]` rows of the array to member i, and receives theirs in rank order.
+    """Sends rows to each member, and receives rows from each.
 
-    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Within
-    jit there are equal parts only, and equal shapes. The derivative sends the gradients back.
-    Returns a new array; with `splits` also the rows from each member, as int64 of NumPy.
+    Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
+    order. Arrays have at least one dimension; dtype and all dimensions but the first are equal on
+    all ranks. Within jit all parts and shapes are equal. The derivative sends the gradients back.
+    Returns a new array; with `splits`, (the array, the number of rows from each member as NumPy
+    int64).
 
-    - tensor: an array of JAX; numbers and NumPy's become JAX's.
+    - tensor: a JAX array; a number or NumPy array is converted.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression: gradients are sent in a shorter dtype. For users, and for training.py; within jit
-too."""
+"""Compression for JAX: sends gradients in a shorter dtype, outside and within jit."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def _cast(array: Any, dtype: Any) -> Any:
 
 
 class Compression:
-    """The compressors that come with farandole.jax: none, fp16 and bf16."""
+    """The built-in compressors: none, fp16 and bf16."""
 
     none = Identity
     fp16 = Cast(jnp.dtype(jnp.float16), _shortens, _cast)

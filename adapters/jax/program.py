@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives as instructions of JAX's programs: how they are compiled and differentiated.
-collectives.py makes them while JAX traces; XLA calls the core on its own threads.
+"""Compiles and differentiates collectives within JAX programs. collectives.py binds them while JAX
+traces; XLA calls the core on its own threads.
 
-An ordered effect keeps them in the order in which they were traced: within a program, and from one
-program to the next that the same thread calls. So at most one of a process set is under way, and
-all that have no name can share one.
+An ordered effect keeps them in traced order, within a program and between programs of one thread.
+So at most one per process set is under way, and unnamed ones can share a name.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from farandole.ops import Average, Sum
 from farandole.start import leaving
 from farandole.xla import collective_handlers
 
-UNNAMED = "jit"  # by which the ranks know those without a name
+UNNAMED = "jit"  # name of all collectives without a name
 _TARGET = "farandole_collective"
 _SCALAR = "a scalar has no first dimension to divide; give it shape (1,)"
 
 
 try:
-    # Private, as JAX has no public way to an effect that orders instructions, nor to its tokens
-    # between two programs.
+    # Private API: JAX has no public effect that orders instructions, and no public access to its
+    # tokens between programs.
     from jax._src import dispatch, effects
 
     class _Ordered(effects.Effect):  # type: ignore[misc]
-        """That this program meets other ranks."""
+        """Marks a program that communicates with other ranks."""
 
         __str__ = lambda _: "farandole"  # noqa: E731
 
@@ -54,7 +53,7 @@ try:
         effects.remat_allowed_effects,
     ):
         _allowed.add_type(_Ordered)
-    _with_last = dispatch.RuntimeTokenSet.get_token_input
+    _jax_token_input = dispatch.RuntimeTokenSet.get_token_input
     for _platform, _handler in collective_handlers().items():
         jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
 except Exception as reason:
@@ -67,33 +66,34 @@ _effect = _Ordered()
 _token = jax.typeof(Token(None))
 
 
-def _after_last(tokens: Any, effect: Any, devices: Any) -> Any:
-    """What a program's first token comes from: nothing, once the thread's last program has ended.
+def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
+    """The first token of a program. For farandole's effect it is new: waits for the thread's last
+    program to end and drops that one's token.
 
-    JAX would pass on that program's token, and with it for ever the error of one that has failed.
+    JAX would pass that token on, and with it, for ever, the error of a failed program.
     """
     if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
         with contextlib.suppress(Exception):
             last.block_until_ready()
-    return _with_last(tokens, effect, devices)
+    return _jax_token_input(tokens, effect, devices)
 
 
-dispatch.RuntimeTokenSet.get_token_input = _after_last
+dispatch.RuntimeTokenSet.get_token_input = _token_input
 
 
-class Place(NamedTuple):
-    """The place of a program: its instructions are compiled for this rank and these members."""
+class Placement(NamedTuple):
+    """The rank and members for which a program is compiled."""
 
     process_set: ProcessSet
     members: tuple[int, ...]  # ranks of the world
-    rank: int  # of the world
+    rank: int  # in the world
 
     def rows(self, rows: int) -> int:
-        """How many of so many rows a reducescatter gives this rank."""
+        """Number of rows that a reducescatter of `rows` rows gives this rank."""
         return kept(rows, len(self.members))[self.members.index(self.rank)]
 
     def part(self, rows: int) -> int:
-        """The rows for each member. Raises ValueError where they are not equally many."""
+        """Number of rows per member. Raises ValueError if they do not divide evenly."""
         if rows % len(self.members):
             raise ValueError(
                 f"the first dimension ({rows}) must be a multiple of {len(self.members)} ranks: "
@@ -102,18 +102,18 @@ class Place(NamedTuple):
         return rows // len(self.members)
 
 
-def place_of(process_set: ProcessSet) -> Place:
-    """This rank's place in a set. Raises ValueError if it is not a member."""
+def placement_of(process_set: ProcessSet) -> Placement:
+    """This rank's placement in a set. Raises ValueError if it is not a member."""
     process_set.rank()  # raises
-    return Place(process_set, tuple(process_set.ranks or ()), topology.rank())
+    return Placement(process_set, tuple(process_set.ranks or ()), topology.rank())
 
 
 class _Rule(NamedTuple):
-    """What JAX has to know of one op."""
+    """Properties of one op that JAX needs."""
 
-    back: Op  # brings cotangents of the results back to the inputs
-    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # the call on values
-    rows: Callable[[Place, int], int] = lambda _, rows: rows  # of a result, by those of the input
+    back: Op  # the op that brings cotangents of the results back to the inputs
+    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # makes the call on values
+    rows: Callable[[Placement, int], int] = lambda _, rows: rows  # input rows -> result rows
 
 
 _REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER)
@@ -132,7 +132,7 @@ RULES = {
     Op.REDUCESCATTER: _Rule(
         Op.ALLGATHER,
         lambda xs, call, common: ops.grouped_reducescatter(xs, **_reduced(call), **common),
-        Place.rows,
+        Placement.rows,
     ),
     Op.BROADCAST: _Rule(
         Op.ALLREDUCE,
@@ -154,17 +154,19 @@ collective_p = Primitive("farandole")
 collective_p.multiple_results = True
 
 
-def bind(call: Call, arrays: Sequence[Any], place: Place, rows: int = -1) -> list[Any]:
-    """The results of a call over these arrays, one group. At least one is traced.
+def bind(call: Call, arrays: Sequence[Any], place: Placement, rows: int = -1) -> list[Any]:
+    """Binds a call over arrays, one group, while at least one is traced. Returns the results.
 
-    `rows`: of an allgather's result, where they are not this rank's for each member.
+    `rows` is the first dimension of an allgather's result, if it is not this rank's rows times the
+    number of members.
     """
     made: list[Any] = collective_p.bind(*arrays, call=call, place=place, rows=rows)
     return made
 
 
-def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -> list[Any]:
-    """Shapes and dtypes of a call's results. Raises TypeError or ValueError for what can't be."""
+def results_of(avals: Sequence[Any], call: Call, place: Placement, rows: int = -1) -> list[Any]:
+    """Shapes and dtypes of a call's results. Raises TypeError or ValueError for unsupported
+    ones."""
     found = []
     for aval in avals:
         code_of(np.dtype(aval.dtype))  # raises
@@ -179,29 +181,29 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
 
 
 @collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
-def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any], set[Any]]:
+def _shapes(*avals: Any, call: Call, place: Placement, rows: int) -> tuple[list[Any], set[Any]]:
     return results_of(avals, call, place, rows), {_effect}
 
 
 @collective_p.def_impl  # type: ignore[untyped-decorator]
-def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
-    """Outside of jit, as when JAX differentiates without compiling."""
+def _now(*arrays: Any, call: Call, place: Placement, rows: int) -> list[Any]:
+    """Runs outside of jit, such as when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
     found = RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
     avals = results_of(list(map(jax.typeof, arrays)), call, place, rows)
     for x, aval in zip(found, avals, strict=True):
         if x.shape != aval.shape:
             raise MismatchError(
-                f"{call}: rank {place.rank} gets shape {x.shape}, and its program has "
-                f"{aval.shape}: while JAX traces or differentiates, all ranks bring equal shapes, "
-                "and none may have joined; make the call outside of that, or before any rank calls "
+                f"{call}: rank {place.rank} gets shape {x.shape}, but its program expects "
+                f"{aval.shape}: while JAX traces or differentiates, all ranks need equal shapes, "
+                "and no rank may have joined; make the call outside, or before any rank calls "
                 "join()"
             )
     return found
 
 
-def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:
-    """The instruction: a call of the core's handler, between the token before it and its own."""
+def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: int) -> Any:
+    """Lowers to a call of the core's handler, between the previous token and a new one."""
     avals_in, avals_out = [_token, *ctx.avals_in], [_token, *ctx.avals_out]
     whole = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     head = [call.op, call.reduce_op, call.root, call.process_set, place.rank]
@@ -221,7 +223,7 @@ def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> A
 
 def _elsewhere(*_: Any, **__: Any) -> Any:
     raise NotImplementedError(
-        "within jit farandole.jax works on CPUs and on CUDA: compile for a CPU, as in `with "
+        "within jit farandole.jax supports CPUs and CUDA: compile for a CPU, as in `with "
         'jax.default_device(jax.devices("cpu")[0])`, and pass arrays that are there'
     )
 
@@ -236,10 +238,10 @@ leaving.wait_first(jax.effects_barrier)
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Within it, what a collective within jit fails with is raised as farandole's own error.
+    """Raises farandole's own errors for failed collectives within jit.
 
-    The block has to wait for the results that it needs: JAX returns before a program has run.
-    Raises MismatchError, PeerError and their kind, from JAX's JaxRuntimeError; others pass.
+    JAX returns before a program has run, so wait inside the block for the results that you need.
+    Replaces JaxRuntimeError by MismatchError, PeerError and so on; other errors pass.
 
     Examples:
         >>> with hvd.typed_errors():
@@ -253,20 +255,20 @@ def typed_errors() -> Iterator[None]:
 _alone = jax.jit(lambda arrays, call, place: bind(call, arrays, place), static_argnums=(1, 2))
 
 
-def run_alone(call: Call, arrays: Sequence[Any], place: Place) -> list[Any]:
-    """The results of a call over values on a GPU: by a program with nothing else in it."""
+def run_alone(call: Call, arrays: Sequence[Any], place: Placement) -> list[Any]:
+    """Runs a call on GPU values in a separate program, and returns the results."""
     with typed_errors():
         results: list[Any] = jax.block_until_ready(_alone(list(arrays), call, place))
         return results
 
 
-# ---- derivatives: of the sum of all ranks' losses
+# ---- derivatives, with respect to the sum of all ranks' losses
 
 _LINEAR_OPS = (Average, Sum)
 
 
-def _nothing_of(x: Any) -> Any:
-    """Zeros that depend on `x`: else JAX would leave out the collective of their derivative."""
+def _dependent_zeros(x: Any) -> Any:
+    """Zeros that depend on `x`; JAX would drop the collective behind constant zeros."""
     return jnp.where(False, x, jnp.zeros_like(x))
 
 
@@ -275,19 +277,19 @@ def _is_linear(call: Call) -> bool:
 
 
 def _named(call: Call, suffix: str) -> Call:
-    """The call of a derivative; its name tells that."""
+    """The call for a derivative, with a name that says so."""
     name = call.name and f"{call.name.removesuffix('.tangent')}.{suffix}"
     return replace(call, name=name)
 
 
-def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) -> Any:
+def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: int) -> Any:
     results = bind(call, primals, place, rows)
     moving = [i for i, x in enumerate(tangents) if type(x) is not ad.Zero]
     if moving and not _is_linear(call):
         raise NotImplementedError(f"{call} has a derivative for Average and Sum only")
     found: list[Any] = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     if moving:
-        # All real tensors, so that all ranks send the same ones.
+        # Send all real tensors, so that all ranks send the same ones.
         real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
         sent = [ad.instantiate_zeros(tangents[i]) for i in real]
         for i, x in zip(real, bind(_named(call, "tangent"), sent, place, rows), strict=True):
@@ -295,8 +297,8 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) ->
     return results, found
 
 
-def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: int) -> Any:
-    """How cotangents of the results come back to the inputs. All of a group come together."""
+def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, rows: int) -> Any:
+    """Brings cotangents of the results back to the inputs, for all tensors of a group together."""
     given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
     op = RULES[call.op].back
     back = replace(_named(call, "gradient"), op=op, root=-1)
@@ -308,7 +310,7 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: i
     rows = inputs[0].aval.shape[0] if call.op is Op.REDUCESCATTER else -1
     found = bind(back, given, place, rows)
     if call.root >= 0 and place.rank != call.root:
-        return [_nothing_of(x) for x in found]
+        return [_dependent_zeros(x) for x in found]
     return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
 
 

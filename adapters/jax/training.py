@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel training: gradients of all ranks in optax's optimizers and jax.grad, and equal
-parameters at the start. For users, within jit too but for the broadcast."""
+"""Data-parallel training with JAX: reduces gradients in optax optimizers and jax.grad, also within
+jit, and broadcasts parameters, outside of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tree = TypeVar("Tree")
 
 
 class Accumulated(NamedTuple):
-    """State of distributed(every=n): what has come since the last reduction."""
+    """State of distributed(every=n): the gradients since the last reduction."""
 
     inner: Any
     gradients: Any
@@ -34,7 +34,7 @@ class Accumulated(NamedTuple):
 def _reducer(
     op: int, compression: Any, process_set: ProcessSet, name: str | None
 ) -> Callable[[Any], Any]:
-    """What reduces a pytree of gradients. Raises the error about a wrong option."""
+    """Returns a function that reduces a pytree of gradients. Raises for wrong options."""
     check(op=op, process_set=process_set)
     check_compression(compression)
 
@@ -58,19 +58,19 @@ def distributed(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> Any:
-    """An optax optimizer that updates by the gradients of all ranks, reduced as one group.
+    """Wraps an optax optimizer so that it updates by the gradients of all ranks, reduced together.
 
     - optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
     - op: Average, Sum, Min, Max or Product of the ranks' gradients.
     - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-    - every: gradients are averaged over this many update() calls before the ranks meet; the updates
-      of the others are zeros.
+    - every: averages gradients over this many update() calls before the ranks reduce them; the
+      other calls return zero updates.
     - process_set: the ranks that reduce.
-    - name: of the collective; None: matched by its place in the order.
+    - name: name of the collective; None matches it by order.
 
     Returns an optax.GradientTransformationExtraArgs; its update() works within jit. With every=1
-    its state is the optimizer's own, so checkpoints fit both. Raises ValueError and TypeError for
-    wrong options.
+    its state is the optimizer's own, so their checkpoints are interchangeable. Raises ValueError
+    and TypeError for wrong options.
 
     Examples:
         >>> optimizer = hvd.distributed(optax.sgd(0.5))
@@ -126,9 +126,8 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Differentiates `fun`, as jax.value_and_grad does, and reduces the gradients over the ranks.
 
-    `fun`, `argnums` and `has_aux` are those of jax.value_and_grad, the others as in distributed().
-    The value stays this rank's. The gradients, a pytree or several, are sent as one group. Works
-    within jit.
+    Takes `fun`, `argnums` and `has_aux` as jax.value_and_grad does, and the options of
+    distributed(). The value stays this rank's. The gradients travel as one group. Works within jit.
 
     Examples:
         >>> hvd.value_and_grad(lambda w: (w * w).sum())(jnp.ones(2))
@@ -183,16 +182,16 @@ def broadcast_parameters(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Tree:
-    """The root's values in a new pytree like `params`: of parameters, or an optimizer's state.
+    """Returns a pytree like `params` with the root's values: parameters or an optimizer's state.
 
-    Any dtypes and shapes, numbers too; not within jit. Calls from several threads need a `name`.
-    Raises on all ranks, if one has the error: ValueError for different structures or roots,
-    TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
+    Any dtypes and shapes, numbers too; not within jit. If calls come from several threads, give
+    each a `name`. If one rank has an error, all ranks raise: ValueError for different structures or
+    roots, TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
 
     - params: a pytree of arrays.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
-    - name: the prefix of the names of the calls; None: one prefix for all such calls.
+    - name: prefix of the calls' names. None uses one prefix for all such calls.
     - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

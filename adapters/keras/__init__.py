@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for Keras 3, on whatever backend it uses. Horovod's scripts run with
-`import farandole.keras as hvd`:
+"""farandole for Keras 3, on any backend. Horovod scripts run with `import farandole.keras as hvd`:
 
 hvd.init()
 model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=loss)
@@ -16,7 +15,7 @@ with _needs("keras", "farandole.keras", "Keras 3", "pip install keras"):
 
 import farandole as _farandole
 from farandole import *  # noqa: F403
-from farandole import __all__ as __all__  # for mypy, as the list below is for others
+from farandole import __all__ as __all__  # mypy reads this list, Python the one below
 from farandole import __version__ as __version__
 from farandole.keras import callbacks, elastic
 from farandole.keras.callbacks import broadcast_state
@@ -35,12 +34,12 @@ __all__ = [  # noqa: F811
 
 
 def __getattr__(name: str) -> _Any:
-    """Compression is that of the backend's package, which is imported when it is asked for."""
+    """Compression belongs to the backend's package, which is imported on first use."""
     if name == "Compression":
         return _calls().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """The public names."""
     return sorted(__all__)

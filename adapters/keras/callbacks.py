@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks for model.fit on all ranks, by the names that Horovod's users know. For any backend of
-Keras 3; Keras calls them on the thread that trains."""
+"""Callbacks for model.fit() under Horovod's names, for any Keras 3 backend. Keras calls them on the
+training thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import farandole
 from farandole.calls.public_call import collective, heard_by_all, then
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError, ranks_text, warn
-from farandole.keras.optimizer import training_alone
+from farandole.keras.optimizer import unreduced_optimizers
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import broadcast_list
 
@@ -23,9 +23,9 @@ _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Before training: the weights and the optimizer's state of `root_rank` on every rank.
+    """Broadcasts the weights and optimizer state of `root_rank` before training.
 
-    States of random generators stay each rank's own. After the first batch it warns if no
+    Random generators keep each rank's own state. After the first batch it warns if no
     DistributedOptimizer has reduced the gradients.
 
     Examples:
@@ -39,22 +39,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """`device`, `local_variables`: accepted for compatibility with Horovod, and not used."""
+        """`device` and `local_variables` are ignored; for compatibility with Horovod."""
         super().__init__()
         self._root, self._set = root_rank, process_set
         self._watched = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: broadcasts the state."""
         broadcast_state(self.model, self._root, self._set)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: checks the optimizer after the first batch."""
         if batch:
             self._watch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: checks the optimizer if the epoch had one batch."""
         self._watch()
 
     def _watch(self) -> None:
@@ -62,7 +62,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if self._watched or own_step or not self._set.included() or self._set.size() == 1:
             return
         self._watched = True
-        alone = training_alone(self.model.optimizer)
+        alone = unreduced_optimizers(self.model.optimizer)
         if alone:
             warn(
                 f"fit() trains on this rank's gradients alone: {', '.join(alone)} did not reduce "
@@ -80,11 +80,12 @@ def broadcast_state(
     *,
     timeout: float | None = None,
 ) -> None:
-    """Gives a model and its optimizer the values of `root_rank`; collective.
+    """Overwrites a model and its optimizer with the values of `root_rank`. Collective.
 
-    Weights and optimizers are alike on all ranks. States of random generators stay each rank's own.
+    Weights and optimizer have the same structure on all ranks. Random generators keep each rank's
+    own state.
 
-    - keras_model: a Keras model that is built; its optimizer goes with it.
+    - keras_model: a built Keras model; its optimizer is included.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
     - timeout: seconds until the wait raises StallError.
@@ -106,12 +107,13 @@ def broadcast_state(
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """A model's weights, then the variables of an optimizer, which may be None and is built here.
+    """A model's weights, then the variables of `optimizer`, which may be None. Builds the
+    optimizer.
 
-    Raises ValueError for a model without weights yet.
+    Raises ValueError for a model without weights.
     """
     if not getattr(model, "built", False):
-        raise ValueError("the model has no weights yet: call model.build(input_shape) before")
+        raise ValueError("the model has no weights yet: call model.build(input_shape) first")
     if optimizer is None:
         return list(model.weights)
     if not optimizer.built:
@@ -120,7 +122,7 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
 
 
 def values_of(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies of their values; variables are Keras's or TensorFlow's."""
+    """Copies of the values of Keras or TensorFlow variables."""
     return [
         np.array(keras.ops.convert_to_numpy(v) if isinstance(v, keras.Variable) else v.numpy())
         for v in variables
@@ -128,42 +130,42 @@ def values_of(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def assign(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Gives each variable its value."""
+    """Assigns each variable its value."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def write_back(model: Any) -> None:
-    """Within fit() on JAX, whose variables lie elsewhere meanwhile: brings them back."""
+    """Brings variables up to date within fit() on JAX, which keeps their values elsewhere."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """At the end of each epoch: metrics become their average over the ranks.
+    """Averages the epoch's metrics over the ranks.
 
     Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints. Metrics may
-    be vectors. Raises MismatchError on all ranks if one has other metrics, or other shapes.
+    be vectors. Raises MismatchError on all ranks if one has other metrics or shapes.
 
     Examples:
         >>> callback = hvd.callbacks.MetricAverageCallback()
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        """`device`: accepted for compatibility with Horovod, and not used."""
+        """`device` is ignored; for compatibility with Horovod."""
         super().__init__()
         self._set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: averages the metrics in `logs`."""
         with heard_by_all(self._set, _METRICS):
             own = {name: _array(value) for name, value in (logs or {}).items()}
         sent = farandole.rank(), own
         every = farandole.allgather_object(sent, name=_METRICS, process_set=self._set)
-        told = dict(filter(None, every))  # not of ranks that have joined
-        for name in dict.fromkeys(name for metrics in told.values() for name in metrics):
-            _check_metric(name, {rank: metrics.get(name) for rank, metrics in told.items()})
-            mean = np.mean([metrics[name] for metrics in told.values()], axis=0)
+        known = dict(filter(None, every))  # without ranks that have joined
+        for name in dict.fromkeys(name for metrics in known.values() for name in metrics):
+            _check_metric(name, {rank: metrics.get(name) for rank, metrics in known.items()})
+            mean = np.mean([metrics[name] for metrics in known.values()], axis=0)
             logs[name] = mean if mean.ndim else float(mean)
 
 
@@ -173,7 +175,7 @@ def _array(metric: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_metric(name: str, values: dict[int, Any]) -> None:
-    """Raises MismatchError unless all ranks, the keys, have a value, of the same shape."""
+    """Raises MismatchError unless every rank, a key, has a value of the same shape."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         text = "missing" if value is None else f"of shape {value.shape}"
@@ -189,11 +191,11 @@ def _check_metric(name: str, values: dict[int, Any]) -> None:
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the learning rate to `initial_lr` times `multiplier` from `start_epoch` to `end_epoch`.
 
-    multiplier: a number, or a function of the epoch. staircase: the epoch is a whole number, and
-    the rate changes when one starts; else it changes with every batch, and epochs are fractions.
-    steps_per_epoch: batches in an epoch, if not staircase; None: what fit() tells.
-    momentum_correction: accepted for compatibility with Horovod, and not used, since Keras 3
-    compiles the momentum into its step.
+    - multiplier: a number, or a function of the epoch.
+    - staircase: True changes the rate when an epoch starts; False changes it with every batch, and
+      epochs are fractions.
+    - steps_per_epoch: batches per epoch, for staircase=False; None takes fit()'s number.
+    - momentum_correction: ignored, because Keras 3 compiles the momentum into its step.
 
     Examples:
         >>> decay = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.9**epoch)
@@ -221,7 +223,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """A hook of Keras. Raises ValueError if nobody has told the batches in an epoch."""
+        """Keras hook. Raises ValueError if the number of batches per epoch is unknown."""
         self._steps = self._steps or (self.params or {}).get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
@@ -229,17 +231,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: sets the rate."""
         self._epoch = epoch
         self._set(float(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: sets the rate unless `staircase`."""
         if not self._staircase and batch:
             self._set(self._epoch + batch / float(self._steps or 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras: the learning rate goes into the logs."""
+        """Keras hook: adds the learning rate to `logs`."""
         if logs is not None:
             logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
@@ -250,10 +252,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """From `initial_lr` / size() to `initial_lr` in `warmup_epochs` (Goyal et al., 2017).
+    """Raises the rate from `initial_lr` / size() to `initial_lr` (Goyal et al., 2017).
 
-    initial_lr is that of all ranks together: one rank's, times size(). The rate grows with every
-    batch.
+    `initial_lr` is the rate for all ranks together: one rank's, times size(). The rate grows with
+    every batch, for `warmup_epochs` epochs.
 
     Examples:
         >>> warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=3)
@@ -267,10 +269,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """`verbose` 1: rank 0 tells when the warm-up is over. The others as in the schedule."""
+        """With `verbose` 1 rank 0 prints when the warm-up is over. `momentum_correction` is
+        ignored.
+
+        `steps_per_epoch` is the number of batches per epoch; None takes fit()'s number.
+        """
 
         def multiplier(epoch: float) -> float:
-            whole = epoch + 1.0 / float(self._steps or 1)  # the batch counts
+            whole = epoch + 1.0 / float(self._steps or 1)  # counts the present batch
             share = min(whole / warmup_epochs, 1.0)
             return (1.0 + share * (farandole.size() - 1)) / farandole.size()
 
@@ -280,7 +286,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._tell = verbose > 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: prints the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self._tell and epoch + 1 == self._end and farandole.rank() == 0:
             print(
@@ -289,10 +295,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Rank 0 saves the model whenever `monitor` is better than before.
+    """Saves the model on rank 0 whenever `monitor` improves.
 
-    Put MetricAverageCallback before it, so that the metric is that of all ranks. Arguments as in
-    keras.callbacks.ModelCheckpoint.
+    Put MetricAverageCallback before it, so that the metric covers all ranks. The arguments are
+    those of keras.callbacks.ModelCheckpoint.
 
     Examples:
         >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_loss")
@@ -310,6 +316,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         super().__init__(filepath, monitor, verbose, True, save_weights_only, mode, save_freq)
 
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
-        """A hook of Keras."""
+        """Keras hook: saves on rank 0 only."""
         if farandole.rank() == 0:
             super()._save_model(*args, **kwargs)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with Keras: a model, its optimizer and other attributes as a state, and
-callbacks that commit within model.fit. For any backend, on the thread that trains."""
+"""Elastic training with Keras: states for models and optimizers, and callbacks that commit within
+model.fit(). For any backend, on the training thread."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # an attribute beside the user's, and the name of the broadcast
+_VALUES = "keras.elastic"  # attribute of the state next to the user's, and the broadcast's name
 
 
 class VariablesHandler(StateHandler[Any]):
-    """Saves variables of Keras or TensorFlow, and objects that have some, as NumPy arrays."""
+    """Saves Keras or TensorFlow variables, and objects that have some, as NumPy arrays."""
 
     def _variables(self) -> list[Any]:
         return list(getattr(self.value, "variables", None) or [self.value])
 
     def save(self) -> None:
-        """Stores copies of the values."""
+        """Copies the values."""
         self.saved = values_of(self._variables())
 
     def restore(self) -> None:
-        """Restores the values; variables that were built since keep theirs."""
+        """Restores the values. Variables that were built since keep theirs."""
         variables = self._variables()[: len(self.saved)]
         assign(variables, self.saved[: len(variables)])
 
     def sync(self) -> None:
-        """Copies rank 0's values to all ranks; collective."""
+        """Copies rank 0's values to all ranks. Collective."""
         own = values_of(self._variables())
         counts = farandole.allgather_object(len(own), name=f"{_VALUES}.count")
         if len(set(counts)) > 1:
@@ -62,15 +62,15 @@ class VariablesHandler(StateHandler[Any]):
         assign(self._variables(), self.saved)
 
 
-class Variables:
-    """A list of variables, as one object of a state."""
+class VariableList:
+    """Makes a list of variables one object of a state."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
 
 
 def _kinds() -> Iterator[type]:
-    yield Variables
+    yield VariableList
     yield from (keras.Variable, keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
     if (tf := sys.modules.get("tensorflow")) is not None:
         yield tf.Variable
@@ -82,19 +82,19 @@ register((kind, VariablesHandler) for kind in _kinds())
 class VariablesState(ObjectState):
     """Saves variables as NumPy arrays, and attributes as ObjectState does.
 
-    variables: a list of variables of Keras or TensorFlow, alike on all ranks.
+    `variables` are Keras or TensorFlow variables, with the same structure on all ranks.
     """
 
     def __init__(self, variables: Sequence[Any], **attributes: Any) -> None:
         self.variables = list(variables)
-        super().__init__(**{_VALUES: Variables(variables)}, **attributes)
+        super().__init__(**{_VALUES: VariableList(variables)}, **attributes)
 
 
 class KerasState(VariablesState):
-    """KerasState(model, batch=0, epoch=0): a model, its optimizer, attributes as in ObjectState.
+    """State of a model, its optimizer and attributes: KerasState(model, batch=0, epoch=0).
 
-    optimizer: None for the one that the model was compiled with. backend: accepted for
-    compatibility with Horovod, and not used. Raises ValueError for a model without weights yet.
+    `optimizer` None means the one that the model was compiled with. `backend` is ignored; for
+    compatibility with Horovod. Raises ValueError for a model without weights.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
@@ -109,21 +109,21 @@ class KerasState(VariablesState):
         super().__init__(variables_of(model, self.optimizer), **attributes)
         weights = {id(variable) for variable in model.weights}
         self._random = [variable for variable in model.variables if id(variable) not in weights]
-        self._states = values_of(self._random)  # of random generators: each rank's own
+        self._states = values_of(self._random)  # random generators: each rank keeps its own state
 
     def save(self) -> None:
-        """Keeps a copy of model, optimizer and attributes in memory; within fit() too."""
+        """Copies model, optimizer and attributes in memory, also within fit()."""
         write_back(self.model)
         self._states = values_of(self._random)
         super().save()
 
     def restore(self) -> None:
-        """Restores the last copy, this rank's random generators included."""
+        """Restores the last copy, including this rank's random generators."""
         assign(self._random, self._states)
         super().restore()
 
     def reset(self) -> None:
-        """Drops JAX's compiled programs, which are for the ranks that were there."""
+        """Drops JAX's compiled programs, which were compiled for the former ranks."""
         super().reset()
         if keras.backend.backend() == "jax":
             import jax
@@ -132,9 +132,9 @@ class KerasState(VariablesState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits the state after every `batches_per_commit` batches, and at the end of each epoch.
+    """Commits the state after every `batches_per_commit` batches, and after each epoch.
 
-    Put it last, so that it commits what the other callbacks have written to the state.
+    Put it last, so that it commits what the other callbacks write to the state.
 
     Examples:
         >>> commits = hvd.elastic.CommitStateCallback(farandole.elastic.ObjectState(batch=0))
@@ -148,25 +148,25 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """A hook of Keras: all ranks count from here, new ones too."""
+        """Keras hook: all ranks, new ones too, count batches from here."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: commits after every `batches_per_commit` batches."""
         self._batches += 1
         if self._batches % self._every == 0:
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: commits."""
         self._state.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps `state.batch`: how many batches of the epoch are done; 0 when it is over.
+    """Sets `state.batch` to the number of finished batches of the epoch, 0 after the epoch.
 
-    Keras 3 does not let a callback shorten an epoch, so one that was interrupted starts again
-    unless the training function passes fewer batches.
+    Keras 3 does not let a callback shorten an epoch. So an interrupted epoch starts again, unless
+    the training function passes fewer batches.
 
     Examples:
         >>> state = farandole.elastic.ObjectState(batch=0)
@@ -178,16 +178,16 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: counts the batch."""
         self._state.batch = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: sets the count to 0."""
         self._state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps `state.epoch`: how many epochs are done, those before an interruption included.
+    """Sets `state.epoch` to the number of finished epochs, earlier attempts included.
 
     Pass `epochs=all_epochs, initial_epoch=state.epoch` to fit(), or `all_epochs - state.epoch`.
 
@@ -201,13 +201,14 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A hook of Keras."""
+        """Keras hook: counts the epoch."""
         self._state.epoch += 1
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorates a training function whose first argument is a state: farandole.elastic.run, which
-    also knows a lost rank by the error of Keras's backend.
+    """Decorates a training function whose first argument is a state, like farandole.elastic.run.
+
+    It also recognises a lost rank by the error of the Keras backend.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.epoch)(farandole.elastic.ObjectState(epoch=3))

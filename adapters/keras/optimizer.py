@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer: a Keras 3 optimizer that applies the gradients of all ranks, on whatever
-backend Keras uses. Users make it; it works inside the functions that Keras compiles."""
+"""DistributedOptimizer for Keras 3: reduces gradients over the ranks, on any backend, also inside
+functions that Keras compiles."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from farandole.topology import is_initialized, size
 
 
 def calls() -> Any:
-    """The package of farandole for Keras's backend, farandole.tensorflow for example.
+    """The farandole package for Keras's backend, such as farandole.tensorflow.
 
     Raises ImportError for a backend without one.
     """
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
-class Reduction(NamedTuple):
-    """The settings by which a DistributedOptimizer reduces gradients."""
+class ReductionSettings(NamedTuple):
+    """Settings of a DistributedOptimizer's reduction."""
 
     op: int
     factors: tuple[float, float]
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
-    wraps: bool  # other optimizers, which accumulate gradients if any does
+    wraps: bool  # True: contains other optimizers, which accumulate gradients if any does
 
     def of(self, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks; those that are None must be so on all ranks."""
+        """Reduces the gradients over the ranks. None must be None on all ranks."""
         hvd = calls()
         compression = self.compression or hvd.Compression.none
         common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
@@ -65,27 +65,28 @@ class Reduction(NamedTuple):
 
 
 class Step(Enum):
-    """Gradients in the step that is under way."""
+    """State of the gradients in the current step."""
 
-    REDUCED = auto()  # reduced where the step started
+    REDUCED = auto()  # reduced when the step started
     ACCUMULATED = auto()  # to be reduced in the last of several passes
 
 
-_now: ContextVar[Step | None] = ContextVar("farandole.keras.step", default=None)
+_current_step: ContextVar[Step | None] = ContextVar("farandole.keras.step", default=None)
 
 
-class ReducingOptimizer:
-    """What a DistributedOptimizer adds to its class.
+class DistributedOptimizerMixin:
+    """Mixin that a DistributedOptimizer adds to an optimizer's class.
 
-    The method that starts a step reduces the gradients. The methods that it calls do not, neither
-    here nor in an optimizer inside. Without a Reduction this is a copy: steps raise RuntimeError.
+    The method that starts a step reduces the gradients; methods that it calls do not, neither here
+    nor in a contained optimizer. Without settings the object is a copy: its steps raise
+    RuntimeError.
     """
 
-    _farandole: Reduction | None = None
-    _farandole_asked = False  # True once a step has started, or was traced
+    _farandole: ReductionSettings | None = None
+    _farandole_used = False  # True once a step has started or was traced
 
     def build(self, variables: Any) -> None:
-        """A hook of Keras, called before the first step."""
+        """Keras hook, called before the first step."""
         self._check_scaled_inside()
         own: Any = super()
         own.build(variables)
@@ -93,7 +94,7 @@ class ReducingOptimizer:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
 
-        Collective. If gradients are accumulated, only the last of the passes is.
+        Collective. If gradients are accumulated, only the last pass is collective.
         """
         own: Any = super()
         with self._step(grads) as reduced:
@@ -102,57 +103,57 @@ class ReducingOptimizer:
     def stateless_apply(
         self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
     ) -> Any:
-        """Does the same on JAX, where a LossScaleOptimizer does not call apply()."""
+        """Like apply(), for JAX, where a LossScaleOptimizer does not call apply()."""
         own: Any = super()
         with self._step(grads) as reduced:
             return own.stateless_apply(optimizer_variables, reduced, trainable_variables)
 
     @contextmanager
     def _step(self, grads: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """Starts a step, unless one is under way. Gives the gradients to go on with."""
-        if _now.get() is not None:
+        """Starts a step unless one is under way. Yields the gradients to apply."""
+        if _current_step.get() is not None:
             yield grads
             return
         reduction = self._reduction()
-        if not self._farandole_asked:
+        if not self._farandole_used:
             self._check_scaled_inside()
-            object.__setattr__(self, "_farandole_asked", True)
+            object.__setattr__(self, "_farandole_used", True)
         later = reduction is not None and not reduction.wraps
         later = later and bool(getattr(self, "gradient_accumulation_steps", None))
-        before = _now.set(Step.ACCUMULATED if later else Step.REDUCED)
+        before = _current_step.set(Step.ACCUMULATED if later else Step.REDUCED)
         try:
             yield grads if later or reduction is None else reduction.of(grads)
         finally:
-            _now.reset(before)
+            _current_step.reset(before)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """A hook of Keras, called with what an update uses: here with accumulated gradients."""
+        """Keras hook, called with the gradients of the update: reduces accumulated ones."""
         own: Any = super()
-        reduction = self._farandole if _now.get() is Step.ACCUMULATED else None
+        reduction = self._farandole if _current_step.get() is Step.ACCUMULATED else None
         return own._clip_gradients(reduction.of(grads) if reduction else grads)
 
     def _backend_update_step(self, *args: Any) -> Any:
-        """A hook of Keras."""
+        """Keras hook: refuses a call outside a step."""
         self._check_step()
         own: Any = super()
         return own._backend_update_step(*args)
 
     def update_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A hook of Keras, part of a step. Raises RuntimeError outside of one."""
+        """Keras hook, part of a step. Raises RuntimeError outside a step."""
         self._check_step()
         own: Any = super()
         return own.update_step(*args, **kwargs)
 
     def _check_step(self) -> None:
-        if _now.get() is None and self._reduction() and _has_others():
+        if _current_step.get() is None and self._reduction() and _has_others():
             raise RuntimeError(
                 f"a step of this {type(self).__name__}, a DistributedOptimizer, did not start with "
                 "apply() and would use this rank's gradients alone: call apply(), or pass the "
                 "optimizer around it to DistributedOptimizer()"
             )
 
-    def _reduction(self) -> Reduction | None:
-        """None: a copy in a process without other ranks, where it is the plain optimizer."""
+    def _reduction(self) -> ReductionSettings | None:
+        """The settings; None for a copy in a process without other ranks, a plain optimizer."""
         if self._farandole is None and _has_others():
             raise RuntimeError(
                 f"this {type(self).__name__} is a copy of a DistributedOptimizer, or one loaded "
@@ -162,12 +163,12 @@ class ReducingOptimizer:
         return self._farandole
 
     def _check_scaled_inside(self) -> None:
-        """Raises ValueError if a plain LossScaleOptimizer is among the callers: it would decide by
-        this rank's gradients whether to skip a step."""
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because it would
+        decide by this rank's gradients whether to skip a step."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _now.get() is None:
+        while frame is not None and _current_step.get() is None:
             caller = type(frame.f_locals.get("self"))
-            if issubclass(caller, _SCALER) and not issubclass(caller, ReducingOptimizer):
+            if issubclass(caller, _SCALER) and not issubclass(caller, DistributedOptimizerMixin):
                 raise ValueError(
                     "a LossScaleOptimizer around a DistributedOptimizer would let each rank decide "
                     "alone whether it skips a step: pass "
@@ -176,7 +177,7 @@ class ReducingOptimizer:
             frame = frame.f_back
 
     def __reduce__(self) -> Any:
-        """Copies and pickles are not yet distributed ones."""
+        """Pickles and copies keep the mixin but lose the settings."""
         own: Any = super()
         _, (saved,) = own.__reduce__()
         return _unpickled, (_plain(type(self)), saved)
@@ -186,7 +187,7 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks, or if some may join, as a traced function runs again then."""
+    """True if there are other ranks, or may be later: a traced function then runs again."""
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -197,20 +198,22 @@ def _unpickled(plain: Any, saved: Any) -> Any:
 
 def _plain(kind: Any) -> Any:
     """The class that a DistributedOptimizer had before."""
-    return kind.__bases__[1] if ReducingOptimizer in kind.__bases__ else kind
+    return kind.__bases__[1] if DistributedOptimizerMixin in kind.__bases__ else kind
 
 
 @cache
 def reducing(plain: Any) -> Any:
-    """The class of distributed optimizers whose class was `plain`, and of their copies.
+    """The mixin's class for optimizers of class `plain`, and for their copies.
 
-    Keras writes its module and name to files. Without farandole Keras finds the plain class there.
-    With farandole it finds this one, registered here, so that a loaded one does not train alone.
+    It takes the name under which Keras saves `plain`. So Keras without farandole loads the plain
+    class from a file, and with farandole this one, which refuses to train alone.
     """
     builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
     if plain.__name__ != builtin.__name__ or not plain.__module__.startswith("keras."):
-        builtin = plain  # a user's class
-    made = type(plain.__name__, (ReducingOptimizer, plain), {"__module__": builtin.__module__})
+        builtin = plain  # defined by the user
+    made = type(
+        plain.__name__, (DistributedOptimizerMixin, plain), {"__module__": builtin.__module__}
+    )
     if plain is not builtin or api_export.get_name_from_symbol(plain):
         path = f"{builtin.__module__}.{builtin.__name__}"
         api_export.register_internal_serializable(path, made)
@@ -218,11 +221,11 @@ def reducing(plain: Any) -> Any:
 
 
 def _register_all() -> None:
-    """Registers Keras's classes, for files that another process has written."""
+    """Registers Keras's own classes, for files written by other processes."""
     kinds: Any = [x for x in vars(keras.optimizers).values() if isinstance(x, type)]
     for kind in kinds:
         if issubclass(kind, keras.Optimizer):
-            own: Any = type(kind.__new__(kind))  # on torch each has another class
+            own: Any = type(kind.__new__(kind))  # on torch, Keras substitutes a different class
             reducing(own)
 
 
@@ -230,10 +233,10 @@ _register_all()
 
 
 def inside(optimizer: Any) -> list[Any]:
-    """The optimizers that an optimizer has in its attributes."""
+    """The optimizers in an optimizer's attributes."""
     values: list[Any] = []
     for x in vars(optimizer).values():
-        if isinstance(x, Mapping):  # a keras.optimizers.OptimizerMap, for example
+        if isinstance(x, Mapping):  # such as keras.optimizers.OptimizerMap
             values += [*x.values(), getattr(x, "default_optimizer", None)]
         else:
             values += x if isinstance(x, (list, tuple)) else [x]
@@ -241,12 +244,12 @@ def inside(optimizer: Any) -> list[Any]:
     return list(found.values())
 
 
-def training_alone(optimizer: Any) -> list[str]:
-    """Names of classes of the optimizers, in this one too, whose gradients nobody has reduced."""
-    if isinstance(optimizer, ReducingOptimizer) and optimizer._farandole_asked:
+def unreduced_optimizers(optimizer: Any) -> list[str]:
+    """Class names of optimizers, contained ones too, whose gradients were not reduced."""
+    if isinstance(optimizer, DistributedOptimizerMixin) and optimizer._farandole_used:
         return []
     parts = [x for x in inside(optimizer) if x.built]
-    names = [name for x in parts for name in training_alone(x)]
+    names = [name for x in parts for name in unreduced_optimizers(x)]
     return names if parts else [type(optimizer).__name__]
 
 
@@ -266,27 +269,26 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: the same object.
+    """Makes a Keras 3 optimizer reduce gradients over the ranks. Returns the same object.
 
-    Its class becomes one of the same name that derives from its own. Its state and its saved form
-    stay as they are.
+    Its class becomes a subclass of the same name. Its state and its saved form do not change.
 
-    - optimizer: any of keras.optimizers, before it is used where passes are accumulated.
+    - optimizer: a keras.optimizers optimizer; unused, if backward_passes_per_step is above 1.
     - compression: Compression.none, fp16 or bf16 of the backend's package, or a class with compress
-      and decompress; None: none.
-    - sparse_as_dense: slices of TensorFlow's embeddings are sent as dense tensors; else those of
-      all ranks are gathered, uncompressed.
+      and decompress; None sends gradients unchanged.
+    - sparse_as_dense: True sends TensorFlow's embedding slices as dense tensors; False gathers the
+      slices of all ranks, uncompressed.
     - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
       only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-    - backward_passes_per_step: so many batches make a step, by Keras's gradient_accumulation_steps;
-      gradients are reduced in the last of them.
-    - average_aggregated_gradients: whether these batches' gradients are averaged, not summed.
+    - backward_passes_per_step: number of batches per step, by Keras's gradient_accumulation_steps;
+      the last one reduces the gradients.
+    - average_aggregated_gradients: True averages these batches' gradients, False adds them.
     - process_set: the ranks that reduce.
 
-    farandole accepts name, device_dense, device_sparse, num_groups, groups and
-    scale_local_gradients for compatibility with Horovod and ignores them: it reduces all gradients
-    as one group.
+    farandole ignores name, device_dense, device_sparse, num_groups, groups and
+    scale_local_gradients, which exist for compatibility with Horovod: it reduces all gradients as
+    one group.
 
     Raises ValueError and TypeError for wrong options, ImportError for a backend without adapter.
 
@@ -320,14 +322,16 @@ def DistributedOptimizer(
             )
         optimizer.gradient_accumulation_steps = backward_passes_per_step
         after *= 1.0 if average_aggregated_gradients else backward_passes_per_step
-    reduction = Reduction(op, (before, after), compression, sparse_as_dense, process_set, wraps)
+    reduction = ReductionSettings(
+        op, (before, after), compression, sparse_as_dense, process_set, wraps
+    )
     object.__setattr__(optimizer, "__class__", reducing(_plain(type(optimizer))))
     object.__setattr__(optimizer, "_farandole", reduction)
     return optimizer
 
 
 def _check_scaling(optimizer: Any) -> None:
-    """Refuses what would let each rank decide alone whether it skips a step."""
+    """Raises ValueError if each rank would decide alone whether to skip a step."""
     scaled = isinstance(optimizer, _SCALER)
     if not scaled and keras.config.dtype_policy().compute_dtype == "float16":
         raise ValueError(
@@ -340,12 +344,11 @@ def _check_scaling(optimizer: Any) -> None:
 def load_model(
     filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None, **options: Any
 ) -> Any:
-    """keras.saving.load_model, whose model's optimizer is a DistributedOptimizer again.
+    """Calls keras.saving.load_model and makes the model's optimizer a DistributedOptimizer again.
 
-    - filepath: as there.
-    - custom_optimizers: a list of optimizer classes that the file may name.
-    - custom_objects: as there.
-    - options: those of DistributedOptimizer, such as compression.
+    - filepath, custom_objects: as for keras.saving.load_model.
+    - custom_optimizers: optimizer classes that the file may name.
+    - options: options of DistributedOptimizer, such as compression.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
@@ -356,6 +359,6 @@ def load_model(
     """
     named = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.saving.load_model(filepath, custom_objects=named)
-    if getattr(model, "optimizer", None) is not None:  # it was compiled
+    if getattr(model, "optimizer", None) is not None:  # the model was compiled
         DistributedOptimizer(model.optimizer, **options)
     return model

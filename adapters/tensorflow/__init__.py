@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for TensorFlow. Horovod's scripts run with `import farandole.tensorflow as hvd`:
+"""farandole for TensorFlow. Horovod scripts run with `import farandole.tensorflow as hvd`:
 
 hvd.init()
 tape = hvd.DistributedGradientTape(tape)
 hvd.broadcast_variables(model.variables, root_rank=0)
 
-docs/tensorflow.md tells the rules of calls inside tf.function.
+docs/tensorflow.md has the rules for calls inside tf.function.
 """
 
 from farandole.installed import needs as _needs
@@ -19,7 +19,7 @@ from farandole.errors import FarandoleError as HorovodInternalError
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.ops import alltoall_async
 from farandole.shared import *  # noqa: F403
-from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
+from farandole.shared import __all__ as __all__  # mypy reads this list, Python the one below
 from farandole.tensorflow import elastic
 from farandole.tensorflow.collectives import *  # noqa: F403
 from farandole.tensorflow.compression import Compression
@@ -53,5 +53,5 @@ __all__ = [  # noqa: F811
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """The public names."""
     return sorted(__all__)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce, allgather and broadcast on TensorFlow's tensors, in eager mode and inside tf.function:
-public calls, with Horovod's arguments, differentiable, for any thread.
+"""allreduce, allgather and broadcast of TensorFlow tensors, eagerly and inside tf.function.
+Differentiable public calls with Horovod's arguments, for any thread.
 
-An unnamed call meets by its order in eager mode, and by the name of graph.next_name() inside.
+Unnamed calls match by order in eager mode, and by graph.next_name() inside tf.function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farandole.ops import Average, Sum
 from farandole.ops.gathers import grouped_allgather_rows
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, public, same_shapes, tensors_of
-from farandole.tensorflow.graph import Run, asked_when_run, differentiable
+from farandole.tensorflow.graph import Run, differentiable, evaluated_when_run
 from farandole.tensorflow.rows import table_like
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _reduce_op(op: int | None, average: bool | None) -> int:
-    """The reduction of a call; `average` is Horovod's deprecated argument for it."""
+    """The reduction to use. `average` is Horovod's deprecated argument."""
     if average is None:
         return Average if op is None else op
     if op is not None:
@@ -51,14 +51,14 @@ def reducing(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> Run:
-    """The reduction that a call or its node makes."""
+    """Binds the arguments of a reduction; the call or its graph node runs the result."""
     scaled = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
     return functools.partial(grouped, op=op, process_set=process_set, timeout=timeout, **scaled)
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """The factor of a reduction that is made without the core: a float64 scalar."""
-    divisor = asked_when_run(lambda: divisor_of(op, set_id(process_set)))
+    """The scale of a reduction without the core, prescale * postscale / divisor: float64 scalar."""
+    divisor = evaluated_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
 
@@ -82,15 +82,15 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing,
-    inside tf.function by one node. tf.IndexedSlices, with Average and Sum, are gathered: their
-    results have the slices of all ranks. Returns new tensors; gradients, of Average and Sum, are
-    reduced as the tensors were.
+    Shapes and dtypes are equal on all ranks. The list is one call, inside tf.function one node,
+    which succeeds or fails as a whole. For tf.IndexedSlices, with Average and Sum only, the result
+    holds the slices of all ranks. Returns new tensors. Gradients, of Average and Sum, are reduced
+    in the same way.
 
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
-    - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
-    - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
+    - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
+    - device_dense, device_sparse: ignored; for compatibility with Horovod.
+    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -122,14 +122,14 @@ def allreduce(
 ) -> Any:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. A tf.IndexedSlices, with Average and Sum, is
-    gathered: its result has the slices of all ranks. Returns a new tensor; gradients, of Average
-    and Sum, are reduced as the tensors were.
+    Shape and dtype are equal on all ranks. For a tf.IndexedSlices, with Average and Sum only, the
+    result holds the slices of all ranks. Returns a new tensor. Gradients, of Average and Sum, are
+    reduced in the same way.
 
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - device_dense, device_sparse: accepted for compatibility with Horovod, and not used.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
-    - op: Average (the default), Sum, Min, Max or Product; average: its deprecated form.
+    - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
+    - device_dense, device_sparse: ignored; for compatibility with Horovod.
+    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -206,7 +206,7 @@ def _allreduce_slices(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> list[Any]:
-    """Slices of all ranks; who uses the result adds those of one index."""
+    """Gathers slices of all ranks. Users of the result add slices with equal indices."""
     if not slices:
         return []
     parts = [part for x in slices for part in (x.values, x.indices)]
@@ -229,15 +229,15 @@ def grouped_allgather(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """All ranks' tensors, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' tensors along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns new tensors. Their gradient is as in Horovod: this rank's rows of the gradients' average
-    over the ranks.
+    Tensors have at least one dimension; only the first may differ between ranks. Dtypes are equal
+    on all ranks. Returns new tensors. Their gradient is Horovod's: this rank's rows of the
+    gradients, averaged over the ranks.
 
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
+    - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
+    - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -259,15 +259,15 @@ def allgather(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """All ranks' tensors, concatenated along the first dimension in rank order.
+    """Concatenates all ranks' tensors along the first dimension, in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns a new tensor. Its gradient is as in Horovod: this rank's rows of the gradients' average
-    over the ranks.
+    Tensors have at least one dimension; only the first may differ between ranks. The dtype is equal
+    on all ranks. Returns a new tensor. Its gradient is Horovod's: this rank's rows of the
+    gradients, averaged over the ranks.
 
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
+    - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -286,7 +286,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """The results, and the rows of each by member: int64."""
+    """(results, number of rows from each member per result, int64)."""
     count = len(tensors)
     outputs: list[Any] = []
 
@@ -297,7 +297,7 @@ def gathered(
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         means = _allreduce(gs[:count], Average, (1.0, 1.0), back, process_set, None)
-        own = asked_when_run(process_set.rank)
+        own = evaluated_when_run(process_set.rank)
         found = []
         for mean, rows in zip(means, outputs[count:], strict=True):
             start = tf.reduce_sum(rows[:own])
@@ -325,15 +325,15 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """The tensor of `root_rank`. Any shape and dtype, equal on all ranks.
+    """Sends the tensor of `root_rank` to every rank. Shape and dtype are equal on all ranks.
 
-    Returns a new tensor. Its gradient is as in Horovod: on the root the gradients' average over the
-    ranks, else zeros.
+    Returns a new tensor. Its gradient is Horovod's: on the root the average of all ranks'
+    gradients, on other ranks zeros.
 
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - root_rank: a rank of the world, a member of the process set.
+    - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
+    - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -360,7 +360,7 @@ def _broadcast(
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         found = _allreduce(gs, Average, (1.0, 1.0), back, process_set, None)
-        here = tf.equal(asked_when_run(topology.rank), root)
+        here = tf.equal(evaluated_when_run(topology.rank), root)
         return [tf.where(here, x, tf.zeros_like(x)) for x in found]
 
     shapes = same_shapes(tensors)
@@ -377,14 +377,14 @@ def broadcast_variables(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Assigns the values of `root_rank` to variables of TensorFlow or Keras; collective.
+    """Assigns the values of `root_rank` to TensorFlow or Keras variables. Collective.
 
-    All together, in the order of the list: counts, shapes and dtypes are equal on all ranks. Inside
-    tf.function it happens when the function runs.
+    Sends the whole list as one call: count, order, shapes and dtypes are equal on all ranks. Inside
+    tf.function this happens when the function runs.
 
-    - variables: a list of variables of TensorFlow or Keras.
-    - root_rank: a rank of the world, a member of the process set.
-    - inplace: accepted for compatibility with Horovod, and not used.
+    - variables: a list of TensorFlow or Keras variables.
+    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - inplace: ignored; for compatibility with Horovod.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
 

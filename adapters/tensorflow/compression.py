@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression: gradients are sent in a shorter dtype. For users, and for collectives.py; inside
-tf.function too."""
+"""Compression for TensorFlow: sends gradients in a shorter dtype, also inside tf.function."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ def _shortens(tensor: Any, dtype: Any) -> bool:
 
 
 class Compression:
-    """The compressors that come with farandole.tensorflow: none, fp16 and bf16."""
+    """The built-in compressors: none, fp16 and bf16."""
 
     none = Identity
     fp16 = Cast(tf.float16, _shortens, tf.cast)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with TensorFlow: variables as a state, and Horovod's names. For users' training
-loops, on their thread."""
+"""Elastic training with TensorFlow: variables as a state, under Horovod's names. Users call it on
+the training thread."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ S = TypeVar("S", bound=State)
 
 
 class TensorFlowState(VariablesState):
-    """TensorFlowState(variables, step=0): TensorFlow's variables, attributes as in ObjectState.
+    """State of TensorFlow variables and attributes: TensorFlowState(variables, step=0).
 
-    session: accepted for compatibility with Horovod, and not used.
+    `session` is ignored; for compatibility with Horovod.
 
     Examples:
         >>> state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], step=0)
@@ -34,8 +34,9 @@ class TensorFlowState(VariablesState):
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorates a training function whose first argument is a state: farandole.elastic.run, which
-    also knows a lost rank by TensorFlow's error.
+    """Decorates a training function whose first argument is a state, like farandole.elastic.run.
+
+    It also recognises a lost rank by TensorFlow's error.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.step)(hvd.elastic.ObjectState(step=3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall, reducescatter and barrier on TensorFlow tensors, like those of collectives."""
+"""alltoall, reducescatter and barrier for TensorFlow tensors, eagerly and inside tf.function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from farandole.ops import Average, Sum
 from farandole.tensorflow.collectives import gathered, reducing
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, public, tensors_of
-from farandole.tensorflow.graph import asked_when_run, barrier_node, differentiable, next_name
-from farandole.tensorflow.rows import kept, parts, placed, table_like
+from farandole.tensorflow.graph import barrier_node, differentiable, evaluated_when_run, next_name
+from farandole.tensorflow.rows import kept, parts, scatter_returned, table_like
 
 __all__ = ["alltoall", "barrier", "grouped_reducescatter", "reducescatter"]
 
@@ -34,16 +34,17 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Sends `splits[i]` rows of the tensor to member i, and receives theirs in rank order.
+    """Sends rows to each member, and receives rows from each.
 
-    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Returns a
-    new tensor, with `splits` also the rows from each member as int32. The gradient sends gradients
-    back to the ranks that the rows came from.
+    Member i gets the next `splits[i]` rows of the tensor. The result holds the received rows in
+    rank order. Tensors have at least one dimension; dtype and all dimensions but the first are
+    equal on all ranks. Returns a new tensor; with `splits`, (the tensor, the number of rows from
+    each member as int32). The gradient sends gradients back to where the rows came from.
 
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
+    - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - ignore_name_scope: accepted for compatibility with Horovod, and not used.
+    - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -54,7 +55,7 @@ def alltoall(
     """
     (x,) = tensors_of([tensor])
     given = [] if splits is None else [tf.convert_to_tensor(splits)]
-    outputs: list[Any] = []  # rows, and how many came from each member
+    outputs: list[Any] = []  # received rows, and their number per member
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
         chosen = np.asarray(xs[1]) if given else None
@@ -63,10 +64,10 @@ def alltoall(
         return [output, table_like(output, received, np.int32)]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        home, came = alltoall(gs[0], outputs[1], name=back, process_set=process_set)
-        members = asked_when_run(process_set.size)
+        home, received = alltoall(gs[0], outputs[1], name=back, process_set=process_set)
+        members = evaluated_when_run(process_set.size)
         sent = parts(given[0] if given else None, tf.shape(x, tf.int64)[0], members)
-        return [placed(home, came, sent, x), *(tf.zeros_like(s) for s in given)]
+        return [scatter_returned(home, received, sent, x), *(tf.zeros_like(s) for s in given)]
 
     def meet() -> Any:
         tensors, types = [x, *given], [x.dtype, tf.int32]
@@ -86,7 +87,7 @@ def barrier(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Returns when every member has called it; inside tf.function its node ends then.
+    """Waits until every member has called it. Inside tf.function its graph node waits.
 
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -118,13 +119,14 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average and
-    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
+    Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors. Their
+    gradient, of Average and Sum, is Horovod's: all ranks' gradients concatenated, times the number
+    of ranks for Sum.
 
-    - tensors: a list of tensors of TensorFlow, variables, or what becomes tensors.
-    - device_dense: accepted for compatibility with Horovod, and not used.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
+    - device_dense: ignored; for compatibility with Horovod.
+    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
@@ -155,13 +157,14 @@ def reducescatter(
 ) -> Any:
     """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more. Any op but Adasum. Returns a new tensor; the gradient, of Average and
-    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
+    Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor. Its
+    gradient, of Average and Sum, is Horovod's: all ranks' gradients concatenated, times the number
+    of ranks for Sum.
 
-    - tensor: a tensor of TensorFlow, a variable, or what becomes a tensor.
-    - device_dense: accepted for compatibility with Horovod, and not used.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
+    - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
+    - device_dense: ignored; for compatibility with Horovod.
+    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product.
     - name, process_set: calls of one name match; unnamed ones match by order, within this set.
     - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
@@ -193,11 +196,11 @@ def _reducescatter(
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
             raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
-        members = asked_when_run(process_set.size)
+        members = evaluated_when_run(process_set.size)
         scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
         found = []
-        for rows, came, x in zip(*gathered(gs, back, process_set), encoded, strict=True):
-            home = placed(rows, came, kept(tf.shape(x, tf.int64)[0], members), x)
+        for rows, received, x in zip(*gathered(gs, back, process_set), encoded, strict=True):
+            home = scatter_returned(rows, received, kept(tf.shape(x, tf.int64)[0], members), x)
             found.append(home * tf.cast(scale, home.dtype))
         return found
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on tensors share this: their decorator, and the shapes of
-results. Used by collectives.py and exchange.py when they are imported, and by their calls."""
+"""Shared by collectives.py and exchange.py: their decorator, input conversion and result shapes."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def public(op: Op) -> Callable[[F], F]:
-    """Decorates a public call, whose code AutoGraph leaves as it is."""
+    """Decorates a public call. AutoGraph must not convert its code."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
-        """Those in which the peers of one with a wrong argument may wait."""
+        """Finds the calls in which peers may wait for one with a wrong argument."""
         name = given.get("name")
         if not isinstance(name, str):
             name = None if tf.executing_eagerly() else next_name(op, count=True)
@@ -36,9 +35,9 @@ def public(op: Op) -> Callable[[F], F]:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """The values as tensors; variables by their values.
+    """Converts values, variables too, to tensors.
 
-    Raises TypeError for what is not dense, such as a tf.RaggedTensor.
+    Raises TypeError for values that are not dense, such as a tf.RaggedTensor.
     """
     return [_tensor_of(x) for x in values]
 
@@ -54,10 +53,10 @@ def _tensor_of(value: Any) -> Any:
 
 
 def same_shapes(tensors: Sequence[Any]) -> Shapes:
-    """Results as the inputs."""
+    """Shapes of results that equal the inputs' shapes."""
     return [x.shape for x in tensors]
 
 
 def any_rows(tensors: Sequence[Any]) -> Shapes:
-    """Results with rows of other ranks."""
+    """Shapes of results whose number of rows depends on other ranks."""
     return [None if x.shape.rank is None else (None, *x.shape[1:]) for x in tensors]

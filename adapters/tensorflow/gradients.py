@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of all ranks: DistributedGradientTape, and what reduces a list of gradients, in eager
-mode and inside tf.function. For users, and for the optimizers of farandole.keras."""
+"""Reduces gradients over the ranks, eagerly and inside tf.function: DistributedGradientTape for
+users, reduce_gradients() for farandole.keras."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def reduce_gradients(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The gradients of all ranks: dense ones by one grouped allreduce, slices by one allgather.
+    """Reduces gradients: dense ones by one grouped allreduce, slices by one allgather.
 
-    Those that are None stay so, and must be None on all ranks.
+    None must be None on all ranks, and stays None.
     """
     results = list(gradients)
     if sparse_as_dense:
@@ -45,8 +45,8 @@ def reduce_gradients(
     return results
 
 
-class ReducingTape:
-    """What a DistributedGradientTape adds to tf.GradientTape."""
+class DistributedTapeMixin:
+    """Mixin that a DistributedGradientTape adds to tf.GradientTape."""
 
     _options: dict[str, Any]
 
@@ -58,7 +58,7 @@ class ReducingTape:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients that tf.GradientTape computes, reduced over all ranks; collective."""
+        """The gradients that tf.GradientTape computes, reduced over all ranks. Collective."""
         inner: Any = super()
         own = inner.gradient(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(
@@ -79,19 +79,19 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes a tf.GradientTape reduce what gradient() gives over the ranks, and returns it.
+    """Makes a tf.GradientTape's gradient() reduce over the ranks. Returns the same tape.
 
     - gradtape: the tape, before or after it has recorded.
     - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-    - sparse_as_dense: tf.IndexedSlices are sent as dense tensors; else all ranks' slices are
-      gathered, uncompressed; Average and Sum only.
+    - sparse_as_dense: True sends tf.IndexedSlices as dense tensors; False gathers the slices of all
+      ranks, uncompressed, with Average and Sum only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
     - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
       only.
     - process_set: the ranks that reduce.
 
-    farandole accepts device_dense, device_sparse, num_groups, groups and scale_local_gradients for
-    compatibility with Horovod and ignores them: it reduces all gradients as one group.
+    farandole ignores device_dense, device_sparse, num_groups, groups and scale_local_gradients,
+    which exist for compatibility with Horovod: it reduces all gradients as one group.
 
     Raises ValueError and TypeError for wrong options.
 
@@ -113,7 +113,7 @@ def DistributedGradientTape(
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
-    if not isinstance(gradtape, ReducingTape):
+    if not isinstance(gradtape, DistributedTapeMixin):
         kind = type(gradtape)
-        gradtape.__class__ = type(kind.__name__, (ReducingTape, kind), {})
+        gradtape.__class__ = type(kind.__name__, (DistributedTapeMixin, kind), {})
     return gradtape

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a collective becomes a node of tf.function's graph: its name, its place in the order, its
-derivative. Used by every call of collectives.py, while TensorFlow traces.
+"""Builds collectives into the graph of tf.function: names, execution order, derivatives.
+collectives.py and exchange.py use it while TensorFlow traces.
 
-A node waits until all ranks have come, and holds a thread of TensorFlow's pool meanwhile. So nodes
-of one process run one after the other, in the order of the program: each reads and writes one
-variable, by which TensorFlow orders them across nested functions, branches and loops. Otherwise
-ranks could wait in different nodes, without a thread left for those that the others wait for.
+A node holds a thread of TensorFlow's pool until all ranks have come. If ranks ran their nodes in
+different orders, every thread could wait in a node whose peers have no thread left: a deadlock. So
+the nodes of a process run one at a time, in program order: each reads and writes one variable, by
+which TensorFlow orders them across nested functions, branches and loops.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from farandole.errors import retyped
 from farandole.members import ProcessSet, set_id
 from farandole.tensorflow.kind import NodeArray
 
-# (arrays: eager tensors, or those of a node; name=the call's) -> results of the same kind.
+# (arrays: eager tensors or a node's arrays; name=call's name) -> results of the same kind
 Run = Callable[..., Sequence[Any]]
-# (results' gradients, the name of their collective) -> the inputs' gradients.
+# (gradients of the results, name of their collective) -> gradients of the inputs
 Gradient = Callable[[Sequence[Any], str], Sequence[Any]]
 Shapes = Sequence["tuple[int | None, ...] | None"]
 
-_NAMES = 1024  # unnamed calls whose gradients may be under way at once
+_NAMES = 1024  # limit for unnamed calls whose gradients are under way at once
 _CALLS, _LAST = "_farandole_calls", "_farandole_last"  # attributes of a graph
-_making = threading.Lock()
+_token_lock = threading.Lock()
 
 
 def next_name(op: Op, count: bool = False) -> str:
-    """The name of the next unnamed call of a graph: operation, function, place in the function.
+    """Name of the next unnamed call in a graph: operation, function, number in the function.
 
-    Retracing gives the same names: each graph counts for itself, and branches and bodies of loops
-    count with the function that they are in. `count`: the call takes it.
+    Retracing gives the same names, because each graph counts for itself. Branches and loop bodies
+    count with the function that contains them. `count` reserves the name.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph") and type(graph).__name__ != "FuncGraph":
-        graph = graph.outer_graph  # out of a branch, or the body of a loop
+        graph = graph.outer_graph  # leave a branch or loop body
     place = getattr(graph, _CALLS, 0)
     if count:
         setattr(graph, _CALLS, place + 1)
@@ -61,9 +61,10 @@ def differentiable(
     shapes: Shapes,
     types: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """The results of `run`, at once or by a node, with `gradient` as derivative.
+    """Results of `run`, at once or by a node, with `gradient` as derivative.
 
-    `shapes`, `types`: those of the results as far as they are known; types None: the inputs'.
+    `shapes` are the results' shapes as far as they are known, `types` their dtypes; None means the
+    inputs' dtypes.
     """
     if not tensors:
         return []
@@ -91,17 +92,17 @@ def differentiable(
 
 
 def _run(run: Run, name: str | None, *arrays: Any) -> list[Any]:
-    """What a node does: TensorFlow takes over the results' memory."""
+    """Executes a node. TensorFlow takes over the results' memory."""
     return list(run([np.asarray(x).view(NodeArray) for x in arrays], name=name))
 
 
 def _node(
     call: Callable[..., Any], tensors: Sequence[Any], types: Sequence[Any], shapes: Shapes
 ) -> list[Any]:
-    """A node that runs `call`, after those that were made before it."""
-    _check_place()
+    """Adds a node that runs `call` after the nodes created before it."""
+    _check_graph()
     graph, token = tf.compat.v1.get_default_graph(), _token()
-    last = [x for x in (getattr(graph, _LAST, None),) if x is not None]  # gradients need this
+    last = [x for x in (getattr(graph, _LAST, None),) if x is not None]  # orders gradient nodes
     with tf.control_dependencies(last):
         before = token.read_value()
     with tf.control_dependencies([before]):
@@ -117,13 +118,15 @@ def _node(
 
 
 def barrier_node(call: Callable[[], object]) -> Any:
-    """A node without tensors that runs `call` in its turn."""
+    """Adds a node without tensors that runs `call` in its turn."""
     return _node(lambda: call() and [], [], [], [])[0]
 
 
-def asked_when_run(question: Callable[[], int | None]) -> Any:
-    """A number of the ranks, such as hvd.size, that may be another one when a function runs again:
-    an int64 scalar."""
+def evaluated_when_run(question: Callable[[], int | None]) -> Any:
+    """An int64 scalar that is asked again each time a function runs.
+
+    For numbers such as hvd.size() that elastic training may change between runs.
+    """
 
     def ask() -> Any:
         return np.int64(question() or 0)
@@ -135,9 +138,9 @@ def asked_when_run(question: Callable[[], int | None]) -> Any:
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Within it, what a collective inside tf.function fails with is raised as farandole's error.
+    """Raises farandole's own errors for failed collectives inside tf.function.
 
-    Raises MismatchError, PeerError and their kind, from TensorFlow's OpError; others pass.
+    Replaces TensorFlow's OpError by MismatchError, PeerError and so on; other errors pass.
 
     Examples:
         >>> with hvd.typed_errors():
@@ -148,9 +151,12 @@ def typed_errors() -> Iterator[None]:
 
 
 @functools.cache
-def _made_token() -> Any:
-    """Another thread makes it: tf.function traces its function twice if the first trace makes a
-    variable, in tf.init_scope too. An earlier moment would keep users from choosing devices."""
+def _new_token() -> Any:
+    """Creates the variable in another thread and as late as possible.
+
+    tf.function traces twice if the first trace creates a variable, also in tf.init_scope. An
+    earlier creation would keep users from choosing devices.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_variable).result()
 
@@ -162,12 +168,12 @@ def _variable() -> Any:
 
 def _token() -> Any:
     """The variable that all nodes read and write."""
-    with _making:
-        return _made_token()
+    with _token_lock:
+        return _new_token()
 
 
-def _check_place() -> None:
-    """Raises ValueError where TensorFlow could not keep the order of the nodes."""
+def _check_graph() -> None:
+    """Raises ValueError in graphs where TensorFlow cannot keep the nodes in order."""
     from tensorflow.python.ops import control_flow_util
 
     graph: Any = tf.compat.v1.get_default_graph()
@@ -177,7 +183,7 @@ def _check_place() -> None:
             "tf.function, or pass jit_compile=False to model.compile()"
         )
     while graph is not None:
-        if getattr(graph, "name", "").startswith("Dataset_"):  # as TensorFlow calls them
+        if getattr(graph, "name", "").startswith("Dataset_"):  # TensorFlow's prefix
             raise ValueError(
                 "a function of tf.data can't call a collective, because threads prepare each "
                 "rank's elements ahead: call it on what the dataset yields"

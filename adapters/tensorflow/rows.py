@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by member of a process set, as tensors: farandole.calls.rows for graphs, where numbers are
-known only when a function runs. Used by backward passes."""
+"""Numbers of rows per member as tensors: farandole.calls.rows for graphs, which know numbers only
+when they run. Backward passes use it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import tensorflow as tf
 
 
 def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
-    """A table that is returned with a result, of a node or an eager one. Raises ValueError for
-    numbers that `dtype` cannot hold."""
+    """Converts row numbers to the kind of `result`, a node's array or an eager tensor.
+
+    Raises ValueError for numbers that `dtype` cannot hold.
+    """
     table = np.asarray(rows)
     if len(table) and table.max() > np.iinfo(dtype).max:
         raise ValueError(
@@ -25,19 +27,22 @@ def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
 
 
 def kept(rows: Any, members: Any) -> Any:
-    """The rows that a reducescatter gives each member."""
+    """Number of rows that a reducescatter gives each member."""
     return rows // members + tf.cast(tf.range(members) < rows % members, tf.int64)
 
 
 def parts(splits: Sequence[Any] | None, rows: Any, members: Any) -> Any:
-    """The rows for each member: `splits`, or equal parts without them."""
+    """Number of rows for each member: `splits`, or equal parts."""
     return tf.fill([members], rows // members) if splits is None else tf.cast(splits, tf.int64)
 
 
-def placed(rows: Any, came: Any, sent: Any, like: Any) -> Any:
-    """The gradient of a tensor like `like` from its `rows` that came back, `came` by member, of
-    those that were `sent`. Others are zeros: they went nowhere, or to a member that has joined."""
+def scatter_returned(rows: Any, received: Any, sent: Any, like: Any) -> Any:
+    """The gradient of a tensor like `like`, from the `rows` that its receivers sent back.
+
+    `sent` and `received` count rows per member, sent in the forward pass and received now. Rows
+    that went nowhere, or to a member that has joined, get zeros.
+    """
     if tf.executing_eagerly() and rows.shape[0] == like.shape[0]:
         return rows
-    at = tf.where(tf.repeat(tf.not_equal(came, 0), sent))
+    at = tf.where(tf.repeat(tf.not_equal(received, 0), sent))
     return tf.scatter_nd(at, rows, tf.shape(like, tf.int64))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over the batches of all ranks: a Keras layer for TensorFlow's backend, by one
-differentiable allreduce. For users' models."""
+"""Batch normalisation over all ranks' batches: a Keras layer for the TensorFlow backend, with one
+differentiable allreduce."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from farandole.tensorflow.collectives import allreduce
 
 @keras.saving.register_keras_serializable("farandole")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """keras.layers.BatchNormalization whose statistics are those of the joined batch of all ranks.
+    """keras.layers.BatchNormalization with the statistics of all ranks' batches together.
 
     Batches may differ in length between ranks. All ranks use their layers in the same order.
-    Arguments as there; `process_set`: the ranks whose batches are joined.
+    Takes the arguments of BatchNormalization, and `process_set`: the ranks to include.
 
     Examples:
         >>> hvd.SyncBatchNormalization()(tf.ones((4, 3)), training=True).shape
@@ -34,7 +34,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self._farandole_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and variance for each channel; a hook of Keras."""
+        """Keras hook: mean and variance per channel."""
         x = tf.convert_to_tensor(inputs)
         wide = tf.cast(x, tf.float64)
         counted = tf.ones_like(wide)
