@@ -105,7 +105,7 @@ class State(ABC):
             [
                 updates & _REMOVED,
                 updates & _ADDED or (worlds is not None and worlds.agent.meets),
-                worlds.agent.leaves if worlds is not None else signalled,
+                worlds.agent.leaves + worlds.agent.lost if worlds is not None else signalled,
                 signalled,
                 call is not None and call.wants_to_write(),
             ],
@@ -117,6 +117,8 @@ class State(ABC):
             self._keep()
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
+        if worlds is not None:
+            worlds.agent.lost |= noted[2] > 1  # as all ranks must end alike
         if noted[:4].any():
             # A host that is taken away signals its ranks one after the other: what has come while
             # the commit went to the disk counts too.
@@ -414,8 +416,9 @@ def run_fn(
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
-                    agency.note_leaving()
-                    raise SystemExit(0) from None
+                    if call.worlds is not None and call.worlds.agent.lost:
+                        call.worlds.leave(None)  # together: no error of one is the others' too
+                    agency.leave_job()
                 skip_sync = interrupt.skip_sync
             if call.worlds is None:
                 reset()

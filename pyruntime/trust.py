@@ -153,18 +153,9 @@ def _check_place(path: Path, fd: int, shared: str) -> None:
         )
 
 
-def read_file(folder_fd: int, name: str) -> bytes:
-    """Reads a file in a folder, given by descriptor. Raises CheckpointError if another user may
-    write to the file, OSError."""
-    with open_file(folder_fd, name, Path(name)) as file:
-        return file.read()
-
-
 def open_file(folder_fd: int, name: str, path: Path) -> io.BufferedReader:
-    """Opens a file in a folder, given by descriptor, with the checks of read_file().
-
-    Errors name `path`.
-    """
+    """Opens a file in a folder, given by descriptor. Raises CheckpointError if another user may
+    write to the file, OSError. Errors name `path`."""
     return os.fdopen(_opened(folder_fd, name, path, _READ), "rb")
 
 

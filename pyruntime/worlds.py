@@ -50,12 +50,16 @@ class Worlds:
         return self.agent.ended()
 
     def go_on(self, error: BaseException | None) -> None:
-        """Joins the next world, after an error, or with None after all ranks have met."""
-        met, stalled = error is None, isinstance(error, StallError)
+        """Leaves the present world and joins the next one; see leave()."""
+        self.leave(error)
+        self.agent.leave(met=error is None, stalled=isinstance(error, StallError))
+        self._enter()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leaves the present world, after an error, or with None after all ranks have agreed to."""
+        stalled = isinstance(error, StallError)
         with contextlib.suppress(StallError):  # the agents end ranks that do not leave
             runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())
-        self.agent.leave(met=met, stalled=stalled)
-        self._enter()
 
     def _enter(self) -> None:
         before = self.start

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole agent`: on each host of an elastic job it starts the ranks, ends them, and carries
-words between them and the supervisor. It decides nothing: membership/agent.py does. It runs on the
-main thread; other threads put what happens into its queue."""
+"""The agent: on each host of an elastic job it starts the ranks, ends them, and carries words
+between them and the supervisor, which starts it. It decides nothing: membership/agent.py does. It
+runs on the main thread; other threads put what happens into its queue.
+
+A host has one agent of a job at a time: a new one kills the one before, and so its ranks.
+"""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import contextlib
-import fcntl
 import functools
-import hashlib
 import json
 import os
 import queue
@@ -18,7 +19,6 @@ import secrets
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -27,32 +27,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.errors import CheckpointError, error_text, printable
+from farandole.errors import error_text, printable
 from farandole.launch.job import is_inherited
-from farandole.launch.journal import contact
 from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
 from farandole.start.line import Line, reach
 from farandole.start.server import Guest, Server
-from farandole.trust import Folder, make_folder, open_lock
 
+MODULE = "farandole.launch.agent"  # in the command line of each
 BEAT = 1.0  # seconds between two words to the supervisor
-OCCUPIED = 3  # the exit code where the host has an agent already
+CONTACT = "FARANDOLE_SUPERVISOR"  # set by it: its address, its key, the secret of the ranks
 PREEMPTED = 75  # the exit code of agents and supervisors that a signal has ended
 _LEASE = 30.0  # seconds, until the supervisor says another number
-_FLOCK = struct.Struct("hh4xqqi4x")  # of fcntl(2), on 64-bit Linux: its last field is the process
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
-
-EXAMPLES = """\
-examples:
-  farandole agent /shared/run7
-  farandole agent /shared/run7 --slots 4 --host a
-
-Run it on each host that shall take part, by hand, by srun or as a pod; `farandole run --elastic
---checkpoint-dir FOLDER` starts those of the hosts that it knows. Its ranks get its environment.
-"""
 
 Event = Callable[[], object]
 
@@ -90,8 +79,9 @@ class _Door(Server):
 class _Hands:
     """What the agent's decisions are done with: its connections and processes."""
 
-    def __init__(self, folder: Path, host: str, slots: int) -> None:
-        self._folder, self._host = Folder(folder), host
+    def __init__(self, contact: str, folder: str, host: str, slots: int) -> None:
+        self._address, self._key, self._secret = contact.rsplit(" ", 2)
+        self._folder, self._host = folder, host
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -103,7 +93,6 @@ class _Hands:
         self._blobs: dict[tuple[str, int, int], str] = {}  # which nobody has answered
         self._line: Line | None = None
         self._job: dict[str, Any] = {}  # what the supervisor has told of it
-        self._secret = ""  # from which the ranks derive keys
         self._over = False
         self._looked = time.monotonic()
 
@@ -126,6 +115,8 @@ class _Hands:
                     self._look()
                 self._report()
                 alone = self._decides.alone(time.monotonic()) and self._decides.idle
+                if alone:
+                    say("the supervisor has not answered in time: this agent ends")
                 if alone or self._decides.gone:
                     return PREEMPTED if self._decides.going else 1
         return 0
@@ -135,7 +126,13 @@ class _Hands:
 
     def _look(self) -> None:
         now = time.monotonic()
+        known = self._decides.orphaned
         self._act(self._decides.look(now))
+        if self._decides.orphaned and not known:
+            say(
+                f"the supervisor does not answer {self._host}: its ranks leave at their next "
+                f"commit; remedy: give the same command with --checkpoint-dir {self._folder}"
+            )
         step, self._looked = min(now - self._looked, 2 * BEAT), now
         for process in self._processes.values():
             process.stopped = process.stopped + step if process.is_stopped() else 0.0
@@ -159,30 +156,20 @@ class _Hands:
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Finds the supervisor, again and again; runs on its own thread."""
+        """Calls the supervisor, again and again; runs on its own thread."""
         while True:
             try:
-                found = contact(self._folder)
-                if found is not None:
-                    address, key, secret = found
-                    with reach(address, bytes.fromhex(key)) as line:
-                        words = line, secret
-                        self._events.put(lambda words=words: self._found(*words))  # type: ignore[misc]
-                        while True:
-                            words = json.loads(line.receive())
-                            self._events.put(lambda words=words: self._hear(words))  # type: ignore[misc]
-            except CheckpointError as reason:
-                self._events.put(lambda reason=reason: self._refuse(reason))  # type: ignore[misc]
-                return
+                with reach(self._address, bytes.fromhex(self._key)) as line:
+                    self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
+                    while True:
+                        words = json.loads(line.receive())
+                        self._events.put(lambda words=words: self._hear(words))  # type: ignore[misc]
             except (OSError, EOFError, ValueError):
                 pass
             time.sleep(BEAT / 5)
 
-    def _refuse(self, reason: CheckpointError) -> None:
-        raise reason
-
-    def _found(self, line: Line, secret: str) -> None:
-        self._line, self._secret = line, secret
+    def _found(self, line: Line) -> None:
+        self._line = line
         for key, data in self._blobs.items():
             self._tell(["blob", *key, data])
 
@@ -247,7 +234,7 @@ class _Hands:
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not is_inherited(name)}
         threads = max(1, len(os.sched_getaffinity(0)) // self._slots)  # as mpirun and torchrun do
-        ours = {"FARANDOLE_CHECKPOINT_DIR": str(self._folder.path)}
+        ours = {"FARANDOLE_CHECKPOINT_DIR": self._folder}
         return {"OMP_NUM_THREADS": str(threads), **own, **ours}
 
     def _taken(self) -> set[int]:
@@ -265,7 +252,7 @@ class _Hands:
             process.said = None  # what an earlier program in it has said is over
             self._decides.ends(name, None)
         elif what == "standing":
-            self._act(self._decides.said(name, decode(Standing, rest[0])))
+            self._act(self._decides.error_text(name, decode(Standing, rest[0])))
         elif what == "blob":
             world, turn, data = rest
             self._blobs[name, world, turn] = data
@@ -341,81 +328,38 @@ def _writer() -> None:
     atexit.register(flush)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
-    add = parser.add_argument
-    add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
-    add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
-    text = "end the agent that is there, which is stopped or hangs"
-    add("--replace", action="store_true", help=text)
+def _end_the_one_before(folder: str, host: str) -> None:
+    """Kills the agent of this job that this host may still have: it is stopped, or its ssh is gone,
+    or the supervisor that has started it was killed."""
+    words = {*map(os.fsencode, (MODULE, folder, *filter(None, [host])))}
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            one = os.pidfd_open(int(process.name))
+            try:
+                if words <= {*(process / "cmdline").read_bytes().split(b"\0")}:
+                    signal.pidfd_send_signal(one, signal.SIGKILL)
+                    select.select([one], [], [], _LAST_WORDS)
+            finally:
+                os.close(one)
+
+
+def main() -> int:
+    """Starts and ends the ranks of an elastic job on this host; returns the exit code."""
+    parser = argparse.ArgumentParser("farandole.launch.agent")
+    parser.add_argument("folder", help="for the job's commits")
+    parser.add_argument("--slots", type=int, default=1, help="ranks that this host takes")
     text = "read the ranks' environment from the standard input, as JSON, as ssh's starter sends it"
-    add("--environment", action="store_true", help=text)
-    text = "this host's name, as -H or the discovery script gives it; default: the system's"
-    add("--host", default=socket.gethostname(), metavar="NAME", help=text)
-
-
-def _locked(lock: int) -> bool:
-    """Takes the lock; False: another process has it."""
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # fcntl(2): either of them
-        return False
-    return True
-
-
-def _only_one(folder: Path, host: str, replaces: bool) -> int | None:
-    """A lock that one agent of this host has at a time, until its process ends; None: another one
-    has it, unless that is to be replaced, and can be. It is in the job's folder, and no stranger's:
-    so no stranger can take it."""
-    name = f"agent-{hashlib.sha256(os.fsencode(host)).hexdigest()[:16]}.lock"
-    make_folder(folder)
-    with Folder(folder).opened() as place:
-        lock = open_lock(place, name)
-    if _locked(lock):
-        return lock
-    if replaces:
-        with contextlib.suppress(OSError):
-            _end_holder(lock, folder)
-        if _locked(lock):
-            return lock
-    os.close(lock)
-    return None
-
-
-def _holder(lock: int) -> int:
-    """The process that has the lock, as the kernel knows it."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    return int(_FLOCK.unpack(fcntl.fcntl(lock, fcntl.F_GETLK, asked))[-1])
-
-
-def _end_holder(lock: int, folder: Path) -> None:
-    """Kills the agent that has the lock. A lock on a network's disk may outlive its host, and its
-    number then be another process's: that is left alone."""
-    pid = _holder(lock)
-    end = os.pidfd_open(pid)
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if _holder(lock) == pid and {b"agent", os.fsencode(folder)} <= {*words}:
-            signal.pidfd_send_signal(end, signal.SIGKILL)
-            select.select([end], [], [], _LAST_WORDS)
-    finally:
-        os.close(end)
-
-
-def agent(options: argparse.Namespace) -> int:
-    """Start and end the ranks of an elastic job on this host."""
-    folder = options.folder.absolute()
+    parser.add_argument("--environment", action="store_true", help=text)
+    parser.add_argument("--host", default="", help="its name for the supervisor; default: its own")
+    options = parser.parse_args()
     if options.environment:
         os.environ.update(json.load(sys.stdin))
-    try:
-        try:
-            lock = _only_one(folder, options.host, options.replace)
-        except OSError as reason:  # a disk that fails for a moment, say: as if it were taken
-            say(f"{folder}: {error_text(reason)}")
-            lock = None
-        if lock is None:
-            return OCCUPIED
-        return _Hands(folder, options.host, options.slots).run()
-    except CheckpointError as reason:
-        say(str(reason))
-        return 1
+    _end_the_one_before(options.folder, options.host)
+    host = options.host or socket.gethostname()
+    return _Hands(os.environ.pop(CONTACT), options.folder, host, options.slots).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

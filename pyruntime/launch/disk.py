@@ -1,110 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that may be slow, or full for a moment: a thread uses it, and repeats what has failed. For
-the supervisor, whose loop must not wait: agents end the ranks of one that is silent."""
+"""The folder for the commits of an elastic job, as its supervisor uses it. A thread reads there: a
+disk may hang, and agents end the ranks of a supervisor that is silent."""
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from concurrent.futures import Future
 
-from farandole.commits import LASTING
-from farandole.errors import error_text
-from farandole.membership.journal import Unready
+from farandole.commits import newest_commit
+from farandole.errors import CheckpointError, error_text
+from farandole.membership.decider import NotReady
+from farandole.membership.words import Commit
+from farandole.trust import Folder, make_folder, open_lock
 
-T = TypeVar("T")
-_PAUSES = (0.05, 2.0)  # shortest and longest, in seconds, before what has failed is repeated
+_LOCK = "job.lock"
 _SLOW = 10.0  # seconds after which a disk that does not answer is reported
 
 
-class _Work:
-    """One question to the disk."""
-
-    def __init__(self, key: object, act: Callable[[], object], quiet: bool) -> None:
-        self.key, self.act, self.quiet = key, act, quiet
-        self.since = time.monotonic()
-        self.over = threading.Event()
-        self.answer: Any = None
-        self.error: Exception | None = None  # an OSError may pass: the question is asked again
-
-
-class Disk:
-    """The folder of one job."""
+class JobFolder:
+    """The folder of one job. All methods are called by the supervisor's thread."""
 
     def __init__(
-        self, folder: Path, tell: Callable[[str], object], wake: Callable[[], object]
+        self, folder: Folder, say: Callable[[str], object], wake: Callable[[], object]
     ) -> None:
-        """`tell` reports that the disk fails, once, and that it works again. `wake` is called on
-        the disk's thread when ask() has an answer."""
-        self._folder, self._tell, self._wake = folder, tell, wake
-        self._asked: dict[str, _Work] = {}  # by kind
-        self._failing: dict[str, str] = {}  # by kind: the error
-        self._queue: SimpleQueue[_Work] = SimpleQueue()
-        threading.Thread(target=self._serve, name="disk", daemon=True).start()
+        """Makes the folder, and keeps other supervisors out of it as long as this process lives.
 
-    def ask(self, kind: str, key: object, act: Callable[[], T], quiet: bool = False) -> T:
-        """What `act` returns on the disk's thread. Raises Unready until it has returned: ask again
-        with an equal key. Raises its error unless that is an OSError, after which it is repeated.
-        `quiet`: without a wake().
+        `say` reports that the disk fails, once, and that it works again. `wake` is called on
+        another thread when newest_commit() has an answer. Raises CheckpointError where the folder
+        is not the user's own alone, or another supervisor has it; OSError.
         """
-        work = self._asked.get(kind)
-        if work is not None and work.over.is_set():
-            del self._asked[kind]
-            failed = isinstance(work.error, OSError)
-            self._note(kind, error_text(work.error) if isinstance(work.error, OSError) else "")
-            if work.key == key and not failed:
-                if work.error is not None:
-                    raise work.error
-                return work.answer  # type: ignore[no-any-return]
-            work = None
-        if work is None:
-            self._asked[kind] = work = _Work(key, act, quiet)
-            self._queue.put(work)
-        elif time.monotonic() > work.since + _SLOW:
-            self._note(kind, f"{self._folder} has not answered for {_SLOW:g} s")
-        raise Unready(self._failing.get(kind, f"{self._folder} has not answered yet"))
+        self._folder, self._say, self._wake = folder, say, wake
+        self._asked: Future[Commit] | None = None
+        self._since = 0.0  # when the disk was asked
+        self._fails = False  # and that has been reported
+        make_folder(folder.path)
+        with folder.opened() as place:
+            self._lock = open_lock(place, _LOCK)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another `farandole run` uses {folder.path}; remedy: end that job first, or give "
+                "a different --checkpoint-dir"
+            ) from None
+        except OSError:
+            pass  # this file system has no locks
 
-    def insist(self, act: Callable[[], T], seconds: float) -> T:
-        """What `act` returns on the disk's thread, repeated for so long. Raises its last error."""
-        until = time.monotonic() + seconds
-        while True:
-            work = _Work(None, act, True)
-            self._queue.put(work)
-            if not work.over.wait(max(0.0, until - time.monotonic())):
-                raise TimeoutError(f"{self._folder} has not answered for {seconds:g} s")
-            if work.error is None:
-                return work.answer  # type: ignore[no-any-return]
-            passing = isinstance(work.error, OSError) and work.error.errno not in LASTING
-            if not passing or time.monotonic() > until:
-                raise work.error
+    def newest_commit(self) -> Commit:
+        """Raises NotReady until the disk has answered: ask again. Raises CheckpointError for a
+        damaged commit, and for a folder that another user has exchanged."""
+        if self._asked is None:
+            self._asked, self._since = self._ask(), time.monotonic()
+        if not self._asked.done():
+            if time.monotonic() > self._since + _SLOW:
+                self._report(f"{self._folder.path} has not answered for {_SLOW:g} s")
+            raise NotReady(f"{self._folder.path} has not answered yet")
+        asked, self._asked = self._asked, None
+        try:
+            found = asked.result()
+        except OSError as reason:
+            self._report(error_text(reason))
+            raise NotReady(error_text(reason)) from reason
+        self._report("")
+        return found
 
-    def _note(self, kind: str, error: str) -> None:
-        """Reports that the disk fails, and later that it works again."""
-        before = bool(self._failing)
-        if error:
-            self._failing[kind] = error
-        elif kind in self._failing:
-            del self._failing[kind]
-        if error and not before:
-            self._tell(f"the disk fails: {error}; the job goes on, and farandole tries again")
-        elif before and not self._failing:
-            self._tell(f"the disk works again ({self._folder})")
+    def _ask(self) -> Future[Commit]:
+        answer: Future[Commit] = Future()
 
-    def _serve(self) -> None:
-        pause = _PAUSES[0]
-        while True:
-            work = self._queue.get()
+        def read() -> None:
             try:
-                work.answer = work.act()
-                pause = _PAUSES[0]
+                found = newest_commit(self._folder.path)
+                with self._folder.opened():  # else it was exchanged: what was found says nothing
+                    answer.set_result(found)
             except Exception as reason:
-                work.error = reason
-                if isinstance(reason, OSError):
-                    time.sleep(pause)
-                    pause = min(2 * pause, _PAUSES[1])
-            work.over.set()
-            if not work.quiet:
-                self._wake()
+                answer.set_exception(reason)
+            self._wake()
+
+        threading.Thread(target=read, name="disk", daemon=True).start()
+        return answer
+
+    def _report(self, error: str) -> None:
+        if error and not self._fails:
+            self._say(f"the disk fails: {error}; farandole tries again")
+        elif self._fails and not error:
+            self._say(f"the disk works again ({self._folder.path})")
+        self._fails = bool(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import secrets
 import signal
 import tempfile
 import time
@@ -21,14 +22,15 @@ from farandole.commits import FILE
 from farandole.errors import CheckpointError, counted
 from farandole.launch.agent import BEAT, PREEMPTED, say
 from farandole.launch.agents import Agents
+from farandole.launch.disk import JobFolder
 from farandole.launch.job import Job
-from farandole.launch.journal import FileJournal
 from farandole.launch.meetings import Meetings
 from farandole.launch.roster import Roster
 from farandole.membership import decider
 from farandole.membership.decider import Decider
 from farandole.membership.words import Status, decode, encode
 from farandole.start.server import Guest, Server
+from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
 
 _ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
@@ -44,7 +46,6 @@ class Rules:
     decider: decider.Rules
     script: str  # which prints the hosts
     slots: int  # of a host that the script prints without a number
-    awaits: bool  # agents come by themselves; none is started
     grace: float  # seconds to leave in, after a signal
     folder: Path | None  # for commits; None: a new one, removed after success
 
@@ -80,9 +81,9 @@ class _Door(Server):
 
 def supervise(job: Job, rules: Rules) -> int:
     """Runs the job to its end, whatever it takes; returns the exit code."""
-    own = Folder(rules.folder) if rules.folder else _new_folder(job.here)
+    own = Folder(rules.folder.absolute()) if rules.folder else _new_folder(job.here)
     folder = own.path
-    supervisor = _Supervisor(job, rules, folder.absolute())
+    supervisor = _Supervisor(job, rules, own)
     with _signals(supervisor), supervisor.door:
         code = supervisor.run()
     kept = _has_commit(folder)
@@ -121,14 +122,13 @@ def _has_commit(folder: Path) -> bool:
 class _Supervisor:
     """The decider's hands and ears."""
 
-    def __init__(self, job: Job, rules: Rules, folder: Path) -> None:
+    def __init__(self, job: Job, rules: Rules, folder: Folder) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
-        self.door = _Door(job.here and not (rules.script or rules.awaits), self)
-        self._job, self._rules, self._folder = job, rules, folder
+        disk = JobFolder(folder, say, lambda: self.events.put(lambda: None))
+        self.door = _Door(job.here and not rules.script, self)
+        self._job, self._rules, self._folder = job, rules, folder.path
         self._cwd = str(Path.cwd())  # once: somebody may remove it
-        contact = self.door.address, self.door.key
-        self._journal = FileJournal(folder, *contact, say, lambda: self.events.put(lambda: None))
-        self._decider = Decider(rules.decider, self._journal, time.monotonic())
+        self._decider = Decider(rules.decider, disk.newest_commit, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
         self._sent: dict[str, Any] = {}  # by agent: what it was told last
@@ -138,9 +138,10 @@ class _Supervisor:
     def run(self) -> int:
         """Returns the exit code."""
         rules, hosts = self._rules, self._job.hosts
+        contact = f"{self.door.address} {self.door.key} {secrets.token_hex(SECRET_BYTES)}"
         with (
             Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder, rules.decider.deaf) as agents,
+            Agents(self._job, self._folder, contact, rules.decider.deaf) as agents,
         ):
             beat = 0.0
             while self._decider.outcome is None:
@@ -153,21 +154,16 @@ class _Supervisor:
                     beat = time.monotonic() + BEAT
                     self._look(roster, agents)
                 self._step(due)
-            if self._decider.outcome == decider.SUPERSEDED:
-                agents.forget()
-                return self._code(self._decider.outcome)
             for guest in self._guests.values():
                 self.door.tell(guest, ["over"])
             agents.wait()
-        self._journal.close()
         return self._code(self._decider.outcome)
 
     def _look(self, roster: Roster, agents: Agents) -> None:
         if roster.scripted or roster.hosts:
             self._decider.crew.allow({host.name: host.slots for host in roster.hosts})
-        if not self._rules.awaits:
-            agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
-            self._give_up(roster, agents.failing())
+        agents.tend(roster.hosts, roster.scripted, self._decider.crew)
+        self._give_up(roster, agents.failing())
         if time.monotonic() > self._deadline:
             self._decider.ending.fail("ranks have not left in time: they are ended")
 

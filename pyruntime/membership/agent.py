@@ -31,21 +31,20 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Obeys the supervisor of the highest term, but no supervisor for ever. One that has not
-    answered for `lease` seconds may think that this host is lost, and replace this host's ranks.
-    The old ranks must not run at the same time as the new ones. So the agent asks its ranks to
-    leave after half of that time, and then ends them. When its host is taken away it starts no more
-    processes, whoever asks for one."""
+    """Obeys the supervisor as long as it answers. A supervisor that has not answered for `lease`
+    seconds has ended, or takes this host for lost and replaces its ranks. The old ranks must not
+    run at the same time as the new ones. So the agent asks its ranks to leave after half of that
+    time, and then kills them. When its host is taken away it starts no more processes."""
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._ranks: dict[str, Rank] = {}
         self._told: dict[str, int] = {}  # of each that has ended: the first Status that says so
-        self._newest = 0, 0  # term and number of the newest Wanted
+        self._newest = 0  # the number of the newest Wanted
         self._view = View()
         self._number = 0
         self._sent: dict[int, float] = {}  # when, of each Status since the last that was heard
-        self._since = now  # when the newest Status was sent that a supervisor has heard
+        self._since = now  # when the newest Status was sent that the supervisor has heard
         self._until: float | None = None  # then this host is taken away; None: it stays
 
     def set_lease(self, seconds: float) -> None:
@@ -64,10 +63,10 @@ class Agent:
         self._until = until
 
     def hear(self, wanted: Wanted) -> list[Action]:
-        """Takes a supervisor's word."""
-        if (wanted.term, wanted.number) <= self._newest:
+        """Takes the supervisor's word."""
+        if wanted.number <= self._newest:
             return []
-        self._newest, self._view = (wanted.term, wanted.number), wanted.view
+        self._newest, self._view = wanted.number, wanted.view
         self._since = max(self._since, self._sent.get(wanted.heard, self._since))
         self._sent = {n: at for n, at in self._sent.items() if n > wanted.heard}
         actions: list[Action] = []
@@ -93,13 +92,13 @@ class Agent:
         alive = [name for name, rank in self._ranks.items() if rank.end is None]
         if self.alone(now) or (self._until is not None and now > self._until):
             return [Kill(name) for name in alive]
-        if now - self._since <= self._lease / 2 or self._view.leave:
+        if now - self._since <= self._lease / 2 or self._view.lost:
             return []
-        self._view = self._view._replace(leave=True)
+        self._view = self._view._replace(leave=True, lost=True)
         return [Tell(name, self._view) for name in alive]
 
     def alone(self, now: float) -> bool:
-        """Whether no supervisor has answered for too long."""
+        """Whether the supervisor has not answered for too long."""
         return now - self._since > self._lease
 
     def said(self, name: str, standing: Standing) -> list[Action]:
@@ -134,6 +133,11 @@ class Agent:
     def gone(self) -> bool:
         """Whether it is, and the supervisor knows that all that ran here has ended."""
         return self.going and not self._ranks
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its ranks have been asked to leave because the supervisor does not answer."""
+        return self._view.lost
 
     @property
     def idle(self) -> bool:

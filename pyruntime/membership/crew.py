@@ -46,10 +46,10 @@ def _lose_ranks(agent: _Agent, text: str) -> Iterator[News]:
 class Crew:
     """For the Decider."""
 
-    def __init__(self, term: int, silence: float, cooldown: tuple[float, float]) -> None:
+    def __init__(self, silence: float, cooldown: tuple[float, float]) -> None:
         """`silence`: seconds after which an agent's processes are not near any more. `cooldown`:
         seconds that a host rests after its first failure, and the longest."""
-        self._term, self._silence, self._cooldown = term, silence, cooldown
+        self._silence, self._cooldown = silence, cooldown
         self._agents: dict[str, _Agent] = {}
         self._failures: dict[str, int] = {}  # of hosts
         self._resting: dict[str, float] = {}  # hosts that get no new process until then
@@ -67,7 +67,6 @@ class Crew:
         agent.going = status.going
         agent.dropped &= {rank.name for rank in status.ranks}
         for rank in status.ranks:
-            # One that is new here was an earlier supervisor's.
             before = agent.ranks.get(rank.name, Rank(rank.name))
             if rank.name not in agent.dropped and before.end is None:
                 agent.ranks[rank.name] = rank
@@ -90,6 +89,10 @@ class Crew:
         """When the agent of this host has said something; less than 0: never."""
         agents = [x for x in self._agents.values() if x.host == host and x.number != _NEVER]
         return max((agent.heard for agent in agents), default=-1.0)
+
+    def is_near(self, host: str, now: float) -> bool:
+        """Whether the agent of this host is connected, and not silent."""
+        return any(x.host == host and self._is_near(x, now) for x in self._agents.values())
 
     def rest(self, host: str, now: float) -> float:
         """Lets this host have no new process for a time, twice as long after each failure; returns
@@ -149,13 +152,10 @@ class Crew:
 
     # ---- who shall be there
 
-    def wanted(self, kept: Container[str]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """Each agent, the newest Status of it, and which processes it shall run, or, if they have
-        ended, not forget: those in `kept`."""
+    def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+        """Each agent, the newest Status of it, and which processes it shall run."""
         for name, agent in self._agents.items():
-            ranks = agent.ranks.values()
-            names = tuple(rank.name for rank in ranks if rank.end is None or rank.name in kept)
-            yield name, agent.number, names
+            yield name, agent.number, tuple(rank.name for rank in agent.alive())
 
     def drop(self, names: Iterable[str]) -> list[tuple[str, Rank]]:
         """These shall be ended; returns them with their hosts."""
@@ -175,7 +175,7 @@ class Crew:
                 continue
             for _ in range(min(missing, self._slots_of(agent) - len(agent.alive()))):
                 self._names += 1
-                name = f"{self._term}.{self._names}{JOINS * join}"
+                name = f"{self._names}{JOINS * join}"
                 agent.ranks[name] = Rank(name)
                 missing -= 1
 

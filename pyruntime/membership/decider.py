@@ -9,14 +9,14 @@ or when no process that may have one lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from farandole.errors import counted
 from farandole.membership.crew import Crew, News
 from farandole.membership.ending import Ending
-from farandole.membership.journal import Journal, Record, Unready
 from farandole.membership.next_world import (
+    Record,
     choose,
     ended_well,
     has_ended,
@@ -27,9 +27,11 @@ from farandole.membership.next_world import (
     names_hanging,
     next_world,
 )
-from farandole.membership.words import NOTHING, End, Rank, Status, View, Wanted
+from farandole.membership.words import NOTHING, Commit, End, Rank, Status, View, Wanted
 
-SUPERSEDED = "another supervisor has taken the job over"
+
+class NotReady(Exception):
+    """The disk has not answered yet. The text says what it does instead."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Rules:
 
     @property
     def deaf(self) -> float:
-        """Seconds of silence after which whoever has started an agent ends it, and starts another
-        one: it should have ended its processes; clocks may differ."""
+        """Seconds of silence after which the supervisor ends an agent, and starts another one: it
+        should have ended its processes; clocks may differ."""
         return 1.2 * self.lease
 
     @property
@@ -64,19 +66,18 @@ class Decider:
     """The supervisor. Whoever runs it tells what agents say, calls step() after that and at every
     beat, and sends what it returns. It is over when `outcome` is set."""
 
-    def __init__(self, rules: Rules, journal: Journal, now: float) -> None:
-        self._rules, self._journal = rules, journal
-        record = journal.take()
-        self._record = record
-        self._inherits = bool(record.world.members)  # from a supervisor whose processes may live
+    def __init__(self, rules: Rules, disk: Callable[[], Commit], now: float) -> None:
+        """`disk`: returns the newest commit there, or raises NotReady; step() asks again then."""
+        self._rules, self._disk = rules, disk
+        self._record = Record()
         self._began = self._without = now  # _without: since when there is no world
-        self.crew = Crew(record.term, rules.silence, rules.cooldown)  # what agents have told
+        self.crew = Crew(rules.silence, rules.cooldown)  # what agents have told
         self._sent = 0
         self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
-        self._disk = ""  # why the last decision is not written yet
+        self._unready = ""  # why the disk holds up the next world
         self._awaited: set[str] = set()  # ranks that have not come, where others wait
         self._late = float("inf")  # when these are ended
-        self.ending = Ending(well=record.ended)
+        self.ending = Ending()
         self.worlds = 0  # how many were decided
         self.story: list[str] = []  # sentences for the user; whoever reads them clears them
         self.outcome: str | None = None  # "": well; else why the job has failed
@@ -126,43 +127,26 @@ class Decider:
 
     def step(self, now: float) -> dict[str, Wanted]:
         """What each agent is to hear now."""
-        if self._journal.term() > self._record.term:
-            self.outcome = SUPERSEDED
-            return {}
         self._take(self.crew.forget(now - self._rules.gone), now)
-        kept = self._note_who_ended_well()
         self._end_where_it_ends(now)
-        self._disk = ""
         if not self.ending.failure and (self.ending.leaves or not self.ending.well):
+            self._unready = ""
             try:
                 self._decide(now)
-            except Unready as reason:  # agents hear nothing of it: decided anew at the next step
-                self._disk = str(reason)
+            except NotReady as reason:
+                self._unready = str(reason)
         if not self.ending.begun:
             self._start_and_end(now)
-        if self.outcome == SUPERSEDED:
-            return {}
         self._sent += 1
         world, done = self._record.world, self._record.done
-        over = world.number if self._over(now) else world.number - 1
+        over = world.number if self._over() else world.number - 1
         broken = world.number if is_broken(self.crew.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
         view = View(world, over, broken, meet, self.ending.leaves, done)
         return {
-            name: Wanted(
-                self._record.term, self._sent, heard, () if self.ending.failure else ranks, view
-            )
-            for name, heard, ranks in self.crew.wanted(kept)
+            name: Wanted(self._sent, heard, () if self.ending.failure else ranks, view)
+            for name, heard, ranks in self.crew.wanted()
         }
-
-    def _note_who_ended_well(self) -> set[str]:
-        """Writes that a process has; returns those that agents must not forget before that."""
-        if self.ending.well and not self._record.ended:
-            try:
-                self._write(self._record._replace(ended=True))
-            except Unready:
-                return {rank.name for rank in self.crew.all() if ended_well(rank, self._record)}
-        return set()
 
     # ---- the end
 
@@ -173,7 +157,7 @@ class Decider:
             self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
         if now > self._without + rules.patience and not self.ending.begun:
             why = f"hosts for {counted(rules.least, 'rank')}"
-            why = f"a world, because of the disk: {self._disk}" if self._disk else why
+            why = f"a world, because of the disk: {self._unready}" if self._unready else why
             self.ending.fail(f"{rules.patience:g} s (--elastic-timeout) without {why}")
         if self.ending.well and not self.ending.leaves:
             members = self._record.world.members
@@ -182,27 +166,20 @@ class Decider:
             waits = [rank for rank in self.crew.alive() if is_away(rank, self._record)]
             if waits or (self.ending.lost_late and not done):
                 self.ending.fail("a process ended well when others had not finished")
-        if self.crew.all_go() and not (
-            rules.grows or self.ending.begun or self._awaits_agents(now)
-        ):
+        if self.crew.all_go() and not (rules.grows or self.ending.begun):
             self.ending.leave()
-        if not self.ending.begun or self.crew.alive() or self._awaits_agents(now):
-            return
-        self.outcome = self.ending.outcome
-
-    def _awaits_agents(self, now: float) -> bool:
-        """Whether agents of an earlier supervisor may call that have not called yet."""
-        return self._inherits and now < self._began + self._rules.gone
+        if self.ending.begun and not self.crew.alive():
+            self.outcome = self.ending.outcome
 
     # ---- worlds
 
-    def _over(self, now: float) -> bool:
+    def _over(self) -> bool:
         """Whether the present world makes no commit any more."""
         known = {rank.name: rank for rank in self.crew.all()}
         members = self._record.world.members
-        if not self._awaits_agents(now) and not known.keys() >= set(members):
+        if not known.keys() >= set(members):
             return True  # the host of one was forgotten
-        found = [known[name] for name in members if name in known]
+        found = [known[name] for name in members]
         return not members or any(x.end is not None or is_here(x, self._record) for x in found)
 
     def _should_meet(self, now: float) -> bool:
@@ -224,7 +201,7 @@ class Decider:
     def _decide(self, now: float) -> None:
         """Decides the next world, or that training is done, or waits."""
         world = self._record.world
-        if not self._over(now):
+        if not self._over():
             self._without, self._late = now, float("inf")
             return
         near = self.crew.near(now)
@@ -233,14 +210,14 @@ class Decider:
             self._end_late(hanging, now)
             return
         if has_ended(here, world):
-            self._write(Record(self._record.term, world, self._record.done + 1))
+            self._record = Record(world, self._record.done + 1)
             return
         newest = [x for x in here if x.standing.commit.world == world.number > 0]
         # Members that are left of a world that is over are awaited, even if nobody is here.
         left = not self._record.done and any(rank.name in world.members for rank in near)
         if not ((here or left) and self._all_came(near, here, bool(newest), now) and here):
             return
-        if not newest and not self._all_known(here, now):
+        if not newest and not self._all_known(here):
             return
         unwanted = self.crew.unwanted(world.members)
         chosen, ended = choose(here, self._record, bool(newest), unwanted)
@@ -275,11 +252,10 @@ class Decider:
         self._end_late([rank.name for rank in members or needed], now)
         return True
 
-    def _all_known(self, here: list[Rank], now: float) -> bool:
+    def _all_known(self, here: list[Rank]) -> bool:
         """Whether all processes that may have the newest commit are here, or have ended."""
         held = [rank for rank in self.crew.alive() if not is_new(rank, self._record)]
-        sure = not self.crew.any_dropped() and not self._awaits_agents(now)
-        return sure and all(rank in here for rank in held)
+        return not self.crew.any_dropped() and all(rank in here for rank in held)
 
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
         if len(here) < self._rules.least and not self.ending.leaves:
@@ -291,31 +267,22 @@ class Decider:
     def _enter(self, here: list[Rank], newest: bool) -> None:
         before = self._record.world
         failed = not (newest or all(rank.standing.met for rank in here))
-        # Before the first world the disk may have the commit of a job that had no supervisor.
-        disk = NOTHING if newest else self._journal.commit()
+        # Before the first world the disk may have the commit of an earlier job.
+        disk = NOTHING if newest else self._disk()
         world = next_world(before, here, disk, self._rules.most)
-        if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
-            self._late = float("inf")
-            if failed and {rank.name for rank in here}.issuperset(before.members):
-                self._idle += len(before.members)  # it never began, though nobody was lost
-            self.worlds += 1
-            begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
-            state = f"commit {world.start.number}" + " on the disk" * world.from_disk
-            self.story.append(begin if world.start == NOTHING else f"{begin} from {state}")
-
-    def _write(self, record: Record) -> bool:
-        if self._journal.write(record):
-            self._record = record
-            return True
-        self.outcome = SUPERSEDED
-        return False
+        self._record = Record(world, self._record.done if newest else 0)
+        self._late = float("inf")
+        if failed and {rank.name for rank in here}.issuperset(before.members):
+            self._idle += len(before.members)  # it never began, though nobody was lost
+        self.worlds += 1
+        begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
+        state = f"commit {world.start.number}" + " on the disk" * world.from_disk
+        self.story.append(begin if world.start == NOTHING else f"{begin} from {state}")
 
     # ---- processes
 
     def _start_and_end(self, now: float) -> None:
         """Starts processes where some are missing, and ends those that are too many."""
-        if self._inherits and now < self._began + self._rules.gather:
-            return  # they may be there
         world, most = self._record.world, self._rules.most
         near = self.crew.near(now)
         trains = any(rank.standing.commit.world == world.number > 0 for rank in near)
@@ -323,9 +290,9 @@ class Decider:
         if held and self._record.done:
             return
         # Survivors that meet need the cores; whoever is started now would be late for them.
-        meets = trains and self._over(now) and len(near) >= self._rules.least
+        meets = trains and self._over() and len(near) >= self._rules.least
         if not meets:
             self.crew.fill(most, now, held)
-        if trains and not self._over(now):
+        if trains and not self._over():
             unwanted = self.crew.unwanted(world.members).difference(world.members)
             self.crew.drop([*self.crew.surplus(most, world.members, now), *unwanted])

@@ -85,5 +85,11 @@ class Member:
     @property
     def ends(self) -> bool:
         """Whether this rank, which waits, shall end now: it was in no world, and has no commit that
-        must go to the disk first."""
-        return self.leaves and self.standing.away and self.standing.world == 0
+        must go to the disk first; or no world will be decided any more."""
+        in_none = self.standing.world == 0
+        return self.leaves and self.standing.away and (in_none or self.lost)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the supervisor does not answer this host's agent."""
+        return self._view.lost

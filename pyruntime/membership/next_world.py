@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from farandole.membership.journal import Record
 from farandole.membership.words import JOINS, NOTHING, Commit, End, Rank, World
+
+
+class Record(NamedTuple):
+    """What has been decided."""
+
+    world: World = World()  # the newest
+    done: int = 0  # calls of elastic training that have ended on all its ranks
 
 
 def is_away(rank: Rank, record: Record) -> bool:
@@ -76,7 +83,8 @@ def choose(
 
 def next_world(before: World, chosen: Sequence[Rank], disk: Commit, most: int) -> World:
     """The world of those: first the ones that have the newest commit, and in the old order. `disk`:
-    the commit there, which counts if it is newer."""
+    the commit there, which counts if it is newer. An earlier command may have made it: the new
+    world's number is greater than those of its worlds."""
     places = {name: place for place, name in enumerate(before.members)}
     start = max(rank.standing.commit for rank in chosen)
 
@@ -84,4 +92,5 @@ def next_world(before: World, chosen: Sequence[Rank], disk: Commit, most: int) -
         return rank.standing.commit != start, places.get(rank.name, len(places)), rank.name
 
     members = tuple(rank.name for rank in sorted(chosen, key=order)[:most])
-    return World(before.number + 1, members, max(start, disk), disk > start)
+    number = max(before.number, disk.world) + 1
+    return World(number, members, max(start, disk), disk > start)

@@ -41,6 +41,7 @@ class View(NamedTuple):
     meet: int = 0  # members of this world shall wait for the next one after their next commit
     leave: bool = False  # all shall end after their next commit, with the state on the disk
     done: int = 0  # calls of elastic training that have ended on all ranks
+    lost: bool = False  # the supervisor does not answer; the agent says so, not the supervisor
 
 
 class Standing(NamedTuple):
@@ -87,10 +88,9 @@ class Status(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """All that a supervisor wants of one agent."""
+    """All that the supervisor wants of one agent."""
 
-    term: int  # of the supervisor: a later one has a higher number
-    number: int  # rises within a term
+    number: int  # rises
     heard: int  # the number of the newest Status that the supervisor has heard
     ranks: tuple[str, ...]  # which processes shall run: the agent starts and ends others
     view: View
@@ -100,7 +100,7 @@ class Wanted(NamedTuple):
 
 
 def encode(word: NamedTuple) -> str:
-    """Returns a word as JSON: of any class in this file, or the journal's Record."""
+    """Returns a word as JSON: of any class in this file."""
     return json.dumps(word, default=lambda end: end.value)
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError, counted
@@ -45,6 +45,7 @@ class Agency:
         self._met: dict[tuple[int, int], dict[str, str]] = {}
         self._told = 0.0  # when this rank's commit was told last
         self.left = False  # it ends because it was asked to
+        self.lost = False  # the supervisor does not answer a rank's agent
         self.line = reach(address, b"", int(number), _CONNECT)
         self._say("here", os.getpid())
         what, before = "", 0
@@ -71,6 +72,7 @@ class Agency:
                     if what == "view":
                         before = self._member.standing
                         self._member.hear(decode(View, rest[0]))
+                        self.lost |= self._member.lost
                         if self._member.standing != before:
                             self._tell_standing()
                     elif what == "met":
@@ -123,8 +125,7 @@ class Agency:
 
             self._wait(decided)
             if not world:
-                self.left = True
-                raise SystemExit(0)
+                self.end()
             self._met.clear()
             self._tell_standing()
         rank = world[0].members.index(self._member.name)
@@ -181,6 +182,17 @@ class Agency:
         """Whether the whole job shall leave."""
         return self._member.leaves
 
+    def end(self) -> NoReturn:
+        """Ends this rank's part in the job, as it was asked to. Raises SystemExit, or LibraryError
+        where the whole job ends because its supervisor has."""
+        if self.lost:
+            raise LibraryError(
+                "the supervisor of this elastic job does not answer; remedy: give the same command "
+                "again, with the same --checkpoint-dir: it continues from the commit on the disk"
+            ) from None
+        self.left = True
+        raise SystemExit(0) from None
+
     def say_end(self, end: End, text: str = "") -> None:
         """Tells how this process ends."""
         with contextlib.suppress(OSError):
@@ -234,7 +246,7 @@ def connect() -> Agency | None:
 def meets_again(reason: Exception) -> bool:
     """Whether this rank, whose init() has failed for a reason that another attempt may not have,
     shall meet the others in the next world. It has left the present one then."""
-    if _agency is None or _agency.alone:
+    if _agency is None or _agency.alone or _agency.lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
     _agency.leave(stalled=isinstance(reason, StallError))
@@ -260,10 +272,11 @@ def tell_end() -> None:
         _agency.say_end(End.LEFT if _agency.left else End.WELL)
 
 
-def note_leaving() -> None:
-    """Notes that this process now ends because a rank was asked to leave."""
+def leave_job() -> NoReturn:
+    """Ends this process because a rank was asked to leave; see Agency.end()."""
     if _agency is not None:
-        _agency.left = True
+        _agency.end()
+    raise SystemExit(0)
 
 
 # ---- signals

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import farandole
 from farandole._library import is_from_core
 from farandole.errors import error_text
-from farandole.launch import agent
 from farandole.observe import flight_cli
 from farandole.start import unmet
 from farandole.tools import bench, check, doctor, settings, tune
@@ -26,7 +25,6 @@ _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
     "bench": (bench.run, bench.add_arguments, bench.EXAMPLES),
     "check": (check.run, check.add_arguments, check.EXAMPLES),
     "doctor": (doctor.run, doctor.add_arguments, doctor.EXAMPLES),
-    "agent": (agent.agent, agent.add_arguments, agent.EXAMPLES),
     "dump": (flight_cli.run_dump, flight_cli.add_dump_arguments, flight_cli.EXAMPLES),
     "explain": (flight_cli.run_explain, flight_cli.add_explain_arguments, flight_cli.EXAMPLES),
     "run": (launch.run, launch.add_arguments, launch.EXAMPLES),

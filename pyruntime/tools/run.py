@@ -161,7 +161,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     """Declares the options of --elastic."""
     add = group.add_argument
     text = "continue without lost, stopped or hung ranks; does not use MPI; implied by --min-np, "
-    text += "--max-np, --host-discovery-script and --await-agents"
+    text += "--max-np and --host-discovery-script"
     add("--elastic", action="store_true", help=text)
     text = "continue with at least this many ranks; default: -np"
     add("--min-np", "--min-num-proc", type=int_at_least(1), metavar="N", help=text)
@@ -169,8 +169,6 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     add("--max-np", "--max-num-proc", type=int_at_least(1), metavar="N", help=text)
     text = "command that prints the available hosts, one `a:4` per line; runs every second"
     add("--host-discovery-script", default="", metavar="COMMAND", help=text)
-    text = "start no agents: each host starts `farandole agent DIR`, where DIR is --checkpoint-dir"
-    add("--await-agents", action="store_true", help=text)
     text = "ranks on a host whose line has no number; default: 1"
     add("--slots-per-host", "--slots", type=int_at_least(1), metavar="N", help=text)
     text = "seconds to avoid a failed host, doubled each time up to MAX; default: 10 600"
@@ -187,7 +185,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
 def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     """The rules of an elastic job; None for other jobs. Raises ValueError for wrong options."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
-    if not (options.elastic or script or least or most or options.await_agents):
+    if not (options.elastic or script or least or most):
         for name in _OF_ELASTIC:
             if getattr(options, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is for elastic jobs: add --elastic")
@@ -226,13 +224,12 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         patience=patience,
         restarts=restarts,
         cooldown=(shortest, longest),
-        grows=bool(script) or options.await_agents,
+        grows=bool(script),
     )
     return Rules(
         decider=decides,
         script=script,
         slots=slots_of_host,
-        awaits=options.await_agents,
         grace=float(grace),
         folder=Path(folder) if folder else None,
     )
@@ -301,12 +298,6 @@ def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
         hosts = [host.name for host in job.hosts] or ["this host"]
         print(f"an agent on {', '.join(hosts)}; each rank: {shlex.join(job.command)}")
         return 0
-    if rules.awaits and (names := sorted({*job.environment, *job.forwarded})):
-        print(
-            f"farandole run: ranks inherit the agents' environment: set {', '.join(names)} where "
-            "the agents start",
-            file=sys.stderr,
-        )
     return supervise(job, rules)
 
 

@@ -181,6 +181,7 @@ from pathlib import Path
 from farandole.launch.agents import Agents
 from farandole.launch.job import Job
 from farandole.launch.rank_process import RankProcess
+from farandole.membership.crew import Crew
 
 held, lock = threading.Event(), threading.Lock()
 
@@ -197,8 +198,8 @@ ends = SimpleQueue()
 for script in ("exit 5", "kill -PIPE $$", "kill -KILL -$$"):  # the last needs a group of its own
     process = RankProcess(["sh", "-c", script], dict(os.environ), str, ends.put)
     print("rank", ends.get(), flush=True)
-with Agents(Job(("true",), 1), Path("nowhere").absolute(), 30.0) as agents:
-    agents.tend((), False, lambda host: -1.0)
+with Agents(Job(("true",), 1), Path("nowhere").absolute(), "/nowhere 00 00", 30.0) as agents:
+    agents.tend((), False, Crew(5.0, (10.0, 600.0)))
     print("agent", flush=True)
 """
 
@@ -216,7 +217,7 @@ def test_a_lock_that_another_thread_holds() -> None:
 # ---- a user without a home
 
 NOBODY = ["unshare", "--user", "--map-user=54321", "--map-group=54321"]
-COMMANDS = ("config", "bench", "doctor", "agent", "dump", "explain", "run", "tune")
+COMMANDS = ("config", "bench", "doctor", "dump", "explain", "run", "tune")
 homeless = pytest.mark.skipif(
     subprocess.run([*NOBODY, "true"], capture_output=True).returncode != 0,
     reason="needs user namespaces (unshare --user --map-user)",

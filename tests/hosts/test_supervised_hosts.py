@@ -17,7 +17,6 @@ import pytest
 from schedules.training import undisturbed
 
 from harness.hosts import simulated_hosts
-from harness.process import Process
 from harness.supervised import SupervisedJob
 from harness.wire import Weather
 
@@ -56,6 +55,7 @@ train(state)
 assert state.seen == seen(), state.seen
 print(f"rank {fd.rank()} of {fd.size()} ends: {digest(state.weights)}", flush=True)
 """
+AGENT = "farandole.launch.agent"
 SOON = ("--blacklist-cooldown-range", "0", "0")  # a host gets new ranks at once
 
 
@@ -77,13 +77,6 @@ class Job:
         self.run = self._stack.enter_context(SupervisedJob(words, argv, self.environment))
         return self.run
 
-    def starts_agent(self, host: int) -> Process:
-        """One by hand."""
-        name = self.hosts.names[host]
-        words = ["-m", "farandole", "agent", str(self.folder / "commits"), "--host", name]
-        command = self.hosts.command(host, [sys.executable, *words, "--slots", "2"])
-        return self._stack.enter_context(Process(command, self.environment))
-
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
         again = re.compile(r"4 hold in world ([2-9]|\d\d)")
@@ -99,13 +92,11 @@ class Job:
                     found.append(pid)
         return sorted(found)
 
-    def finish(self, ranks: int, *agents: Process) -> list[str]:
+    def finish(self, ranks: int) -> list[str]:
         """Lets ranks hold no more. The worlds of the job, which has ended as an undisturbed one of
-        any size does; `agents`: which have its output, if they came by hand."""
+        any size does."""
         (self.folder / "past").touch()
         out = self.run.finish().check().out
-        for agent in agents:
-            out += agent.end().check().out
         ends = re.findall(r"^rank (\d+) of (\d+) ends: (.*)$", out, re.MULTILINE)
         expected = {(str(rank), str(ranks), undisturbed(5)) for rank in range(ranks)}
         assert set(ends) == expected, out
@@ -122,7 +113,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 @pytest.mark.parametrize(
     ("what", "number"),
-    [("program.py", signal.SIGKILL), ("agent", signal.SIGKILL), ("agent", signal.SIGSTOP)],
+    [("program.py", signal.SIGKILL), (AGENT, signal.SIGKILL), (AGENT, signal.SIGSTOP)],
 )
 def test_a_rank_or_an_agent_is_killed_or_stopped(
     make: Callable[..., Job], what: str, number: int
@@ -168,7 +159,7 @@ def test_a_host_is_taken_away(make: Callable[..., Job]) -> None:
     run = job.start(*options)
     run.process.wait_for_output("4 hold in world 1")
     before = job.pids(0)
-    os.kill(job.pids(1, "agent")[0], signal.SIGTERM)
+    os.kill(job.pids(1, AGENT)[0], signal.SIGTERM)
     run.process.wait_for_output("2 hold in world 2")
     assert job.pids(0) == before
     assert job.finish(2) == ["world 1: 4 ranks", "world 2: 2 ranks"]
@@ -216,13 +207,16 @@ def test_the_discovery_script_removes_a_host(make: Callable[..., Job]) -> None:
     assert job.finish(2) == ["world 1: 4 ranks", "world 2: 2 ranks"]
 
 
-def test_hosts_come_by_hand(make: Callable[..., Job]) -> None:
-    """Nobody starts their agents but a person, or a pod."""
+def test_the_supervisor_is_killed(make: Callable[..., Job]) -> None:
+    """Its agents and ranks end, on all hosts; the same command goes on from the disk."""
     job = make(2, 2)
-    job.start("--min-np", "2", "--max-np", "4", "--await-agents")
-    first = job.starts_agent(0)
-    first.wait_for_output("2 hold in world 1")
-    second = job.starts_agent(1)
-    first.wait_for_output("4 hold in")
-    worlds = job.finish(4, first, second)
-    assert (worlds[0], worlds[-1][9:]) == ("world 1: 2 ranks", "4 ranks")
+    options = ("-np", "4", "-H", job.hosts.places())
+    old = job.start(*options)
+    old.process.wait_for_output("4 hold in world 1")
+    os.kill(old.process.pid, signal.SIGKILL)
+    old.finish()
+    out = "\n".join(old.process.lines())
+    assert out.count("errors.LibraryError: the supervisor of this elastic job") == 4, out
+    assert not any(job.pids(host, what) for host in (0, 1) for what in ("program.py", AGENT))
+    job.start(*options)
+    assert job.finish(4) == ["world 2: 4 ranks"]

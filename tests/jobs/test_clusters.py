@@ -99,10 +99,6 @@ def commands() -> Iterator[Any]:
             )
         elif document["kind"] == "TrainJob":
             yield pytest.param(document["spec"]["trainer"], id=parameter.id)
-        elif document["kind"] == "Job":
-            container = document["spec"]["template"]["spec"]["containers"][0]
-            if container["name"] == "supervisor":  # an agent shows no command
-                yield pytest.param(container, id=parameter.id)
 
 
 @pytest.mark.parametrize("container", list(commands()))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch.agent import MODULE
 from harness.proc import processes_of_sessions
 from harness.supervised import SupervisedJob, story
 from harness.worlds import check, training
@@ -41,9 +42,14 @@ def agent_of(job: SupervisedJob) -> int:
     (pid,) = (
         process.pid
         for process in processes_of_sessions({job.process.pid})
-        if process.command.split("\0")[3:5] == ["farandole", "agent"]
+        if process.command.split("\0")[3:4] == [MODULE]
     )
     return pid
+
+
+def all_of(job: SupervisedJob) -> str:
+    """The output when all its processes have ended, which may outlive the supervisor."""
+    return "\n".join(job.process.lines())
 
 
 # ---- signals to ranks and agents
@@ -64,7 +70,7 @@ def test_a_rank_that_is_preempted(
     check(out, ranks)
 
 
-# For a lost host, and twice the time until ranks leave that have no supervisor.
+# Twice the time until ranks leave that have no supervisor.
 LEASE = {"FARANDOLE_PEER_TIMEOUT": "12"}
 HOST_GOES = "is taken away ({}): its ranks leave, within 30 s"
 GOES_ON = "--checkpoint-dir {folder} goes on from there"
@@ -78,7 +84,7 @@ GOES_ON = "--checkpoint-dir {folder} goes on from there"
         ("supervisor", signal.SIGTERM, GOES_ON),
         ("supervisor", signal.SIGUSR1, GOES_ON),
         ("supervisor", signal.SIGHUP, GOES_ON),
-        ("supervisor", signal.SIGKILL, ""),  # ranks leave after half of the time for another one
+        ("supervisor", signal.SIGKILL, "the supervisor does not answer"),
     ],
 )
 def test_all_ranks_leave_and_the_same_command_goes_on(
@@ -88,13 +94,15 @@ def test_all_ranks_leave_and_the_same_command_goes_on(
     job = elastic_ranks(holding(), 2, *options, **LEASE)
     job.process.wait_for_output("holds")
     os.kill(agent_of(job) if who == "agent" else job.process.pid, number)
-    result = job.finish()
-    if number != signal.SIGKILL:
-        assert result.returncode == 75, result.out
-        assert "all ranks have left, and their state is on the disk" in result.out
-    assert says.format(folder=tmp_path / "kept") in result.out
+    result, out = job.finish(), all_of(job)
+    if number == signal.SIGKILL:
+        assert out.count("errors.LibraryError: the supervisor of this elastic job") == 2, out
+    else:
+        assert result.returncode == 75, out
+        assert "all ranks have left, and their state is on the disk" in out
+    assert says.format(folder=tmp_path / "kept") in out
     # A rank whose signal comes late may be in a world alone before it leaves, too.
-    assert "world 2: 2 ranks" not in result.out
+    assert "world 2: 2 ranks" not in out
     (tmp_path / "go").touch()
     out = elastic_ranks(holding(), 2, *options, **LEASE).finish().check().out
     assert re.search(r"world \d: 2 ranks from commit \d+ on the disk", out)
@@ -206,7 +214,8 @@ def test_an_agent_that_is_stopped_when_the_next_supervisor_comes(
     (tmp_path / "go").touch()
     out = new.finish().check().out
     check(out, 2)
-    assert "ends" not in job.finish().out
+    job.finish()
+    assert "ends" not in all_of(job)
 
 
 def test_grace_that_is_over(elastic_ranks: Start) -> None:
@@ -246,30 +255,38 @@ def test_grace_that_is_over_for_all(elastic_ranks: Start) -> None:
 # ---- supervisors that are killed
 
 
-def test_the_next_supervisor_takes_the_ranks_over(elastic_ranks: Start, tmp_path: Path) -> None:
-    """They train on in the same processes, whose output goes where it went."""
+def test_ranks_that_do_not_leave_when_the_supervisor_is_killed(elastic_ranks: Start) -> None:
+    """The agent kills them, and ends."""
+    job = elastic_ranks(STUBBORN, 2, FARANDOLE_PEER_TIMEOUT="2")
+    job.process.wait_for_output("waits")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.finish()
+    out = all_of(job)
+    assert "the supervisor has not answered in time: this agent ends" in out
+
+
+def test_the_same_command_at_once(elastic_ranks: Start, tmp_path: Path) -> None:
+    """It ends the ranks of the one that was killed, and goes on from the disk without them."""
     options = ("--checkpoint-dir", str(tmp_path / "kept"))
-    job = elastic_ranks(holding(), 2, *options, **LEASE)
+    limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "1000"}
+    job = elastic_ranks(holding(), 2, *options, **limits)
     job.process.wait_for_output("holds")
     os.kill(job.process.pid, signal.SIGKILL)
+    new = elastic_ranks(holding(), 2, *options, **limits)
+    new.process.wait_for_output("world 2: 2 ranks from commit 9 on the disk")
+    job.finish()
+    assert "ends" not in all_of(job)
     (tmp_path / "go").touch()
-    new = elastic_ranks(holding(), 2, *options, **LEASE)
-    result = new.finish().check()
-    assert "the job has finished" in result.out or "nothing was done" in result.out
-    out = job.finish().out
-    assert "world 2" not in out + result.out
-    check(out, 2)
+    check(new.finish().check().out, 2)
 
 
 def test_two_supervisors(elastic_ranks: Start, tmp_path: Path) -> None:
-    """The later one has the job; the earlier one ends, and says why."""
+    """The second one changes nothing, and says why."""
     options = ("--checkpoint-dir", str(tmp_path / "kept"))
-    job = elastic_ranks(holding(), 2, *options, **LEASE)
+    job = elastic_ranks(holding(), 2, *options)
     job.process.wait_for_output("holds")
-    new = elastic_ranks(holding(), 2, *options, **LEASE)
-    job.process.wait_for_output("another supervisor has taken the job over")
+    result = elastic_ranks(holding(), 2, *options).finish()
+    assert result.returncode == 2
+    assert f"another `farandole run` uses {tmp_path}/kept; remedy: " in result.out
     (tmp_path / "go").touch()
-    new.finish().check()
-    result = job.finish()
-    assert result.returncode == 1
-    check(result.out, 2)
+    check(job.finish().check().out, 2)

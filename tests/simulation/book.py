@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a simulated elastic job, which checks what is written, and the job's rules."""
+"""The decisions and commits of a simulated elastic job, which are checked, and the job's rules."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from farandole.membership.decider import Rules
-from farandole.membership.journal import Journal, Record, Unready
+from farandole.membership.decider import NotReady, Rules
+from farandole.membership.next_world import Record
 from farandole.membership.words import NOTHING, Commit
 
 __all__ = ["RULES", "Book"]
@@ -24,73 +24,44 @@ RULES = Rules(
 )
 
 
-class Memory(Journal):
-    """A journal that no process outlives."""
-
-    def __init__(self) -> None:
-        self.record, self.newest = Record(), 0
-
-    def take(self) -> Record:
-        self.newest += 1
-        self.record = self.record._replace(term=self.newest)
-        return self.record
-
-    def term(self) -> int:
-        return self.newest
-
-    def write(self, record: Record) -> bool:
-        if record.term == self.newest:
-            self.record = record
-        return record.term == self.newest
-
-
-class Book(Memory):
-    """The journal, and what was ever written and acknowledged; checks both."""
+class Book:
+    """What was ever decided and acknowledged; checks both."""
 
     def __init__(self, simulation: Any) -> None:
         """`simulation`: whose processes are asked what they have."""
-        super().__init__()
+        self.record = Record()
         self.disk, self.disk_count = NOTHING, 0
         self.starts: dict[int, Commit] = {}
         self.counts: dict[Commit, int] = {}
         self.acknowledged: dict[int, Commit] = {}  # the newest of each world
         self._simulation = simulation
-        self._unheard: Record | None = None  # on the disk, unless another one is written
-
-    def take(self) -> Record:
-        unheard, self._unheard = self._unheard, None
-        if unheard is not None:  # the one before had asked for it, and has not lived to hear of it
-            self._put(unheard)
-        return super().take()
 
     def commit(self) -> Commit:
+        """What the supervisor finds on the disk."""
         if self._simulation.random.random() < 0.3:
-            raise Unready("slow")
+            raise NotReady("slow")
         return self.disk
 
-    def write(self, record: Record) -> bool:
-        """As on a slow disk: what has not been answered may be there, or be overwritten."""
-        if record.term != self.newest:
-            return False
-        if self._simulation.random.random() < 0.4:
-            self._unheard = self._simulation.random.choice([record, None])
-            raise Unready("slow")
-        self._unheard = None
-        return self._put(record)
+    def start_again(self) -> None:
+        """The command was given again: what is not on the disk is lost."""
+        self.record, last = Record(), self.disk.world
+        self.starts = {world: start for world, start in self.starts.items() if world <= last}
+        self.counts = {each: count for each, count in self.counts.items() if each.world <= last}
+        self.acknowledged = {x: each for x, each in self.acknowledged.items() if x <= last}
 
-    def _put(self, record: Record) -> bool:
+    def note(self, record: Record) -> None:
         before, self.record = self.record, record
-        if record.ended:
-            assert record.world == before.world
-            return True
+        if record == before:
+            return
         if before.done:  # all were lost before their programs had ended: they begin anew
             members = [self._simulation.processes[name] for name in before.world.members]
             assert not any(process.can_act() for process in members), "it was done"
         if record.done:
             assert record.world == before.world
-            return True
+            return
         number, start = record.world.number, record.world.start
-        assert number == before.world.number + 1, "two worlds with one number"
+        last = before.world.number or self.disk.world
+        assert number == last + 1, "two worlds with one number"
         assert len(set(record.world.members)) == len(record.world.members) <= RULES.most
         self.starts[number] = start
         for commit in self.acknowledged.values():
@@ -98,7 +69,6 @@ class Book(Memory):
                 held = [p.name for p in self._simulation.alive() if self.holds(p.commit, commit)]
                 assert not held, f"world {number} from {start} loses {commit}, which {held} have"
                 assert not self.holds(self.disk, commit), f"{commit} on the disk is lost"
-        return True
 
     def holds(self, commit: Commit, other: Commit) -> bool:
         """Whether a state of `commit` has that of `other` in its past."""

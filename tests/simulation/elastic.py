@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic jobs with simulated hosts, networks and time. `python -m simulation.elastic FIRST NUMBER`
 runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, hosts that come and are
-taken away, and several supervisors at once; messages are lost, late and repeated. What must hold
-is asserted.
+taken away, and supervisors that die; messages are lost, late and repeated. What must hold is
+asserted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SAMPLES = 200
 FAULTS_UNTIL, LONGEST = 60.0, 2000.0  # simulated seconds
 BEAT, LIMIT = 1.0, 4.0  # LIMIT: until ranks notice that one hangs or is cut off
 GRACE = 5.0  # for ranks of a host that is taken away
+ENDED = RULES.lease + 2 * BEAT + 1  # after it no rank is left whose supervisor has died
 
 
 class Fabric:
@@ -279,8 +280,8 @@ class Node:
     def send_status(self) -> None:
         if self.lives:
             status = self.agent.status(self.simulation.now)
-            for chief in self.simulation.chiefs:
-                self.simulation.send(self.host, chief.host, partial(chief.hear, status))
+            chief = self.simulation.chief
+            self.simulation.send(self.host, chief.host, partial(chief.hear, status))
 
     def act(self, actions: list[Action], later: bool = False) -> None:
         for action in actions:
@@ -330,17 +331,16 @@ class Chief:
     def __init__(self, simulation: Simulation, host: str) -> None:
         self._simulation, self.host = simulation, host
         self._since = simulation.now
-        self.decider = Decider(simulation.rules, simulation.book, simulation.now)
+        self.decider = Decider(simulation.rules, simulation.book.commit, simulation.now)
         self._well: set[str] = set()  # who has said that it ends well
         self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
         self._wanted: dict[str, set[str]] = {}  # by agent
-        self.lives = True
-        self.asleep = False
+        self.lives, self.died = True, 0.0
         simulation.later(0.0, self._beat)
 
     def _beat(self) -> None:
         if self.lives:
-            if not self.asleep and self.decider.outcome is None:
+            if self.decider.outcome is None:
                 self._end_deaf()
             self._step()
             self._simulation.later(BEAT, self._beat)
@@ -354,7 +354,7 @@ class Chief:
                 self._simulation.add_node(node.host)
 
     def hear(self, status: Any) -> None:
-        if self.lives and not self.asleep:
+        if self.lives:
             if status.going:
                 known = {rank.name for rank in status.ranks} | self._wanted.get(status.agent, set())
                 self._going.setdefault(status.agent, known)
@@ -374,11 +374,13 @@ class Chief:
         assert lost or not self._well.issuperset(names), "all had said that they end well"
 
     def _step(self) -> None:
-        if self.asleep or self.decider.outcome is not None:
+        if self.decider.outcome is not None:
             return
         if self._simulation.leaves:
             self.decider.ending.leave()
-        for name, wanted in self.decider.step(self._simulation.now).items():
+        told = self.decider.step(self._simulation.now)
+        self._simulation.book.note(self.decider._record)
+        for name, wanted in told.items():
             node = self._simulation.nodes[name]
             self._wanted[name] = set(wanted.ranks)
             more = self._wanted[name] - self._going.get(name, self._wanted[name])
@@ -396,7 +398,6 @@ class Simulation:
         self.book = Book(self)
         self.processes: dict[str, Process] = {}
         self.nodes: dict[str, Node] = {}
-        self.chiefs: list[Chief] = []
         self._cut: set[tuple[str, str]] = set()
         self._fabrics: dict[int, Fabric] = {}
         self._loss = self.random.choice([0.0, 0.05, 0.3])
@@ -404,7 +405,7 @@ class Simulation:
         self.rules = replace(RULES, grows=self.random.random() < 0.5)
         for number in range(self.random.randint(1, 3)):
             self.add_node(f"h{number}")
-        self.chiefs.append(Chief(self, "h0"))
+        self.chief = Chief(self, self.random.choice(["h0", "h1", "x"]))
         for _ in range(self.random.randint(0, 12)):
             self.later(self.random.uniform(0, FAULTS_UNTIL), self._harm)
         self.later(FAULTS_UNTIL + 0.1, self._heal)
@@ -447,7 +448,7 @@ class Simulation:
     def _harm(self) -> None:
         random, alive = self.random, self.alive()
         nodes = [node for node in self.nodes.values() if node.lives]
-        what = random.randrange(12)
+        what = random.randrange(11)
         if what < 3 and alive:
             for victim in random.sample(alive, min(len(alive), random.choice([1, 1, 2, 9]))):
                 victim.end(End.LOST)
@@ -459,29 +460,40 @@ class Simulation:
         elif what == 5:
             self.add_node(f"h{len(self.nodes)}")
         elif what == 6:
-            self.chiefs[-1].lives = False
-            self.later(random.uniform(0, 20), self._add_chief)
-        elif what == 7:  # the one before it lives on, and may have slept meanwhile
-            chief = self.chiefs[-1]
-            chief.asleep = random.random() < 0.5
-            self._add_chief()
-            self.later(random.uniform(0, 20), lambda: setattr(chief, "asleep", False))
-        elif what == 8:
+            self._kill_chief()
+        elif what == 7:
             self._cut_off(nodes)
-        elif what == 9:
+        elif what == 8:
             stays = [node for node in nodes if not (node.agent.going or node.stopped)]
             if stays:
                 random.choice(stays).go()
-        elif what == 10 and nodes:
+        elif what == 9 and nodes:
             random.choice(nodes).stopped = True
         elif random.random() < 0.1:
             self.leaves = True
 
-    def _add_chief(self) -> None:
-        self.chiefs.append(Chief(self, self.random.choice(["h0", "h1", "x"])))
+    def _kill_chief(self) -> None:
+        """Its agents end their ranks. The same command comes in time, or when all have ended."""
+        if self.chief.lives:
+            self.chief.lives, self.chief.died = False, self.now
+            self.later(self.random.choice([self.random.uniform(0, 10), ENDED]), self._start_again)
+
+    def _start_again(self) -> None:
+        """The agents of the new supervisor kill those of the old one."""
+        self.book.start_again()
+        self._fabrics.clear()
+        old = [node for node in self.nodes.values() if node.lives]
+        for node in old:
+            left = [process.name for process in node.processes if process.lives]
+            orphaned = self.now > self.chief.died + ENDED - 1
+            assert node.stopped or not (left and orphaned), f"{left} have outlived the supervisor"
+            node.die()
+        for host in {"h0", *(node.host for node in old if not node.agent.going)}:
+            self.add_node(host)
+        self.chief = Chief(self, self.random.choice(["h0", "h1", "x"]))
 
     def _cut_off(self, nodes: list[Node]) -> None:
-        hosts = sorted({node.host for node in nodes} | {chief.host for chief in self.chiefs})
+        hosts = sorted({node.host for node in nodes} | {self.chief.host})
         victim = self.random.choice(hosts)
         others = [host for host in hosts if host != victim]
         if self.random.random() < 0.5:
@@ -509,8 +521,6 @@ class Simulation:
         self.later(30.0, self._end_unnoticed)
         if not any(node.lives and not node.agent.going for node in self.nodes.values()):
             self.add_node(f"h{len(self.nodes)}")
-        if not self.chiefs[-1].lives:
-            self._add_chief()
 
     def _end_unnoticed(self) -> None:
         """A world in which all hang looks like one that computes: a user has to end it."""
@@ -526,10 +536,10 @@ class Simulation:
             self.now, _, action = heapq.heappop(self._events)
             assert self.now < LONGEST, "it does not end"
             action()
-            outcome = self.chiefs[-1].decider.outcome
-            if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
-                self.chiefs[-1].check_end()
-                assert self.book.record.done or self.chiefs[-1].decider.ending.leaves
+            chief = self.chief
+            if chief.decider.outcome is not None and chief.lives and self.now > FAULTS_UNTIL + 1:
+                chief.check_end()
+                assert self.book.record.done or chief.decider.ending.leaves
                 return
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.book import Memory
 from simulation.elastic import Simulation
 
 from farandole.membership.agent import Agent, Kill, Start, Tell
 from farandole.membership.decider import Decider, Rules
-from farandole.membership.journal import Record
 from farandole.membership.member import Member
-from farandole.membership.next_world import choose
+from farandole.membership.next_world import Record, choose
 from farandole.membership.words import (
+    NOTHING,
     Commit,
     End,
     Rank,
@@ -42,9 +41,8 @@ def test_simulated_jobs(first: int) -> None:
 class Job:
     """A decider and one agent, whose ranks are as the test says."""
 
-    def __init__(self, journal: Memory | None = None, rules: Rules = RULES) -> None:
-        self.journal = journal or Memory()
-        self.decider = Decider(rules, self.journal, 0.0)
+    def __init__(self, rules: Rules = RULES, disk: Commit = NOTHING) -> None:
+        self.decider = Decider(rules, lambda: disk, 0.0)
         self.number, self.now = 0, 0.0
         self.ranks: dict[str, Rank] = {}
         self.tell()
@@ -292,18 +290,6 @@ def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
     assert view.world.number == 1
 
 
-def test_a_new_supervisor_takes_the_ranks_over() -> None:
-    job = Job()
-    members = job.begin()
-    new = Decider(RULES, job.journal, job.now)
-    new.hear(Status("a", 100, "a", 3, tuple(job.ranks.values())), job.now)
-    wanted = new.step(job.now)["a"]
-    assert set(wanted.ranks) == set(members)
-    assert (wanted.view.world.number, wanted.view.over) == (1, 0)
-    assert job.decider.step(job.now) == {}
-    assert job.decider.outcome is not None
-
-
 def test_the_programs_own_failure_ends_the_job() -> None:
     job = Job()
     first = job.begin()[0]
@@ -329,17 +315,12 @@ def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
 
 
 def test_the_first_world_begins_with_the_commit_on_the_disk() -> None:
-    """Of a job under mpirun, which leaves no journal."""
-
-    class Kept(Memory):
-        def commit(self) -> Commit:
-            return Commit(1, 7)
-
-    job = Job(Kept())
+    """Of an earlier command, whose worlds have smaller numbers, or of a job under mpirun."""
+    job = Job(disk=Commit(3, 7))
     for name in job.wanted.ranks:
         job.ranks[name] = Rank(name, Standing(away=True))
     world = job.tell().world
-    assert (world.number, world.start, world.from_disk) == (1, Commit(1, 7), True)
+    assert (world.number, world.start, world.from_disk) == (4, Commit(3, 7), True)
 
 
 def test_calls_are_counted() -> None:
@@ -448,7 +429,7 @@ def test_those_that_join_begin_anew_where_nobody_holds_a_state() -> None:
     start = Commit(1, 5)
     old = Rank("1.1", Standing(away=True))
     new = Rank("1.9+", Standing(away=True))
-    record = Record(1, World(1, ("1.0",)))
+    record = Record(World(1, ("1.0",)))
     assert choose([old, new], record, False, ()) == ([], [new])
     held = Rank("1.1", Standing(1, True, commit=start))
     assert choose([held, new], record, False, ()) == ([held, new], [])
@@ -485,56 +466,72 @@ def test_who_has_not_entered_the_world_when_others_have_waited_is_ended() -> Non
     assert "rank 2 on a hangs: it is ended" in job.decider.story
 
 
-def wanted(term: int, number: int, heard: int, *ranks: str) -> Wanted:
-    return Wanted(term, number, heard, ranks, View())
+def wanted(number: int, heard: int, *ranks: str) -> Wanted:
+    return Wanted(number, heard, ranks, View())
 
 
-def test_an_agent_obeys_the_latest_supervisor() -> None:
+def test_an_agent_obeys_the_latest_words() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    assert agent.hear(wanted(1, 5, 0, "x")) == [Start("x")]
-    assert agent.hear(wanted(1, 5, 0)) == []
-    assert agent.hear(wanted(2, 1, 0)) == [Kill("x")]
-    assert agent.hear(wanted(1, 6, 0, "y")) == []
+    assert agent.hear(wanted(5, 0, "x")) == [Start("x")]
+    assert agent.hear(wanted(5, 0)) == []
+    assert agent.hear(wanted(7, 0)) == [Kill("x")]
+    assert agent.hear(wanted(6, 0, "y")) == []
     agent.ended("x", End.LOST)
-    assert agent.hear(wanted(2, 2, 0)) == []
+    assert agent.hear(wanted(8, 0)) == []
     (ended,) = agent.status(1.0).ranks
     assert ended.end is End.LOST, "the supervisor has not heard that yet, and waits for it"
-    agent.hear(wanted(2, 3, 0))
+    agent.hear(wanted(9, 0))
     assert agent.status(2.0).ranks == (ended,)
-    agent.hear(wanted(2, 4, 1))
+    agent.hear(wanted(10, 1))
     assert agent.status(3.0).ranks == ()
 
 
 def test_an_agent_whose_host_is_taken_away() -> None:
     """It starts nothing more, ends whoever has not left in time, and waits for the supervisor."""
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    agent.hear(wanted(1, 1, 0, "x"))
+    agent.hear(wanted(1, 0, "x"))
     agent.go(5.0)
     assert agent.status(1.0).going
-    assert agent.hear(wanted(1, 2, 1, "x", "y"))[1:] == [], "y is not started"
+    assert agent.hear(wanted(2, 1, "x", "y"))[1:] == [], "y is not started"
     assert {rank.name: rank.end for rank in agent.status(1.0).ranks} == {"x": None, "y": End.LEFT}
     assert agent.look(5.0) == []
     assert agent.look(5.1) == [Kill("x")]
     agent.ended("x", End.LOST)
     assert not agent.gone, "the supervisor does not know"
-    agent.hear(wanted(1, 3, 2))
+    agent.hear(wanted(3, 2))
     assert not agent.gone
-    agent.hear(wanted(1, 4, agent.status(5.2).number))
+    agent.hear(wanted(4, agent.status(5.2).number))
     assert agent.gone
 
 
-def test_an_agent_asks_its_ranks_to_leave_after_half_of_the_lease() -> None:
+def test_an_agent_without_a_supervisor_asks_its_ranks_to_leave_and_then_ends_them() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    agent.hear(wanted(1, 1, agent.status(0.0).number, "x"))
+    agent.hear(wanted(1, agent.status(0.0).number, "x"))
     assert agent.look(5.0) == []
     (action,) = agent.look(5.1)
     assert isinstance(action, Tell)
     assert action.view.leave
+    assert action.view.lost
+    assert agent.orphaned
     assert agent.look(5.2) == [], "once"
-    agent.hear(wanted(1, 2, agent.status(6.0).number, "x"))
-    assert agent.look(10.5) == [], "a supervisor has answered"
+    agent.hear(wanted(2, agent.status(6.0).number, "x"))
+    assert agent.look(10.5) == [], "the supervisor has answered"
     assert agent.look(16.1) == [Kill("x")]
     assert agent.alone(16.1)
     assert not agent.idle
     agent.ended("x", End.LOST)
     assert agent.idle
+
+
+def test_who_waits_for_a_world_that_nobody_decides_ends() -> None:
+    """It has a commit, and was asked to leave: as long as a supervisor answers it waits."""
+    member = Member("x")
+    member.wait(met=True)
+    member.hear(View(World(1, ("x",))))
+    assert member.enter()
+    member.committed()
+    member.wait()
+    member.hear(View(World(1, ("x",)), over=1, leave=True))
+    assert not member.ends
+    member.hear(View(World(1, ("x",)), over=1, leave=True, lost=True))
+    assert member.ends

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
-import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-import farandole
 from farandole.launch import agent
 from farandole.launch import roster as roster_module
 from farandole.launch.job import Host
@@ -125,42 +123,27 @@ def test_options_that_contradict(capsys: pytest.CaptureFixture[str], words: str,
     assert told in capsys.readouterr().err
 
 
-HOLDS = """
-import fcntl, sys, time
-lock = open(sys.argv[1], "r+")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print("has it", flush=True)
-time.sleep(600)
-"""
+WAITS = "import time; print('here', flush=True); time.sleep(600)"
 
 
-@pytest.mark.parametrize(("word", "replaced"), [("agent", True), ("other", False)])
-def test_only_an_agent_of_this_folder_is_replaced(
-    tmp_path: Path, word: str, replaced: bool
-) -> None:
-    """A lock that outlives its host may name any process of this user."""
-    first = agent._only_one(tmp_path, "a", False)
-    assert first is not None
-    os.close(first)
-    (path,) = tmp_path.glob("agent-*.lock")
-    command = [sys.executable, "-c", HOLDS, str(path), word, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert agent._only_one(tmp_path, "a", False) is None
-        assert (holder.poll(), agent._only_one(tmp_path, "b", True) is None) == (None, False)
-        assert (agent._only_one(tmp_path, "a", True) is not None) == replaced
-        assert (holder.poll() is not None) == replaced
-        holder.kill()
-
-
-def test_a_stranger_cannot_take_an_agents_place(tmp_path: Path) -> None:
-    """The names of sockets can be guessed; in a folder where others may write is no agent."""
-    folder = tmp_path.absolute()
-    place = hashlib.sha256(f"{folder} a".encode()).hexdigest()[:32]
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(f"\0farandole-agent-{place}")
-        assert agent._only_one(folder, "a", False) is not None
-    folder.chmod(0o777)
-    with pytest.raises(farandole.CheckpointError):
-        agent._only_one(folder, "a", False)
+def test_a_new_agent_ends_the_one_before_on_its_host(tmp_path: Path) -> None:
+    """Not those of other folders or hosts, nor programs that only have such words."""
+    folder = str(tmp_path)
+    commands = {
+        "the one before": [agent.MODULE, folder, "--host", "a"],
+        "another host's": [agent.MODULE, folder, "--host", "b"],
+        "another folder's": [agent.MODULE, f"{folder}/x", "--host", "a"],
+        "no agent": ["vi", folder, "--host", "a"],
+    }
+    with ExitStack() as stack:
+        started = {}
+        for what, words in commands.items():
+            command = [sys.executable, "-c", WAITS, *words]
+            one = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(one.kill)
+            assert one.stdout is not None
+            one.stdout.readline()
+            started[what] = one
+        agent._end_the_one_before(folder, "a")
+        ended = [what for what, one in started.items() if one.poll() is not None]
+        assert ended == ["the one before"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders above those of commits and journals, which another user may rename: what is refused
+"""Folders above those of commits, which another user may rename: what is refused
 there, and what computing centres and systems have as a rule."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ import pytest
 import farandole as fd
 from farandole import commits
 from farandole.commits import FILE, Saved, newest_commit
-from farandole.launch.agent import _only_one
-from farandole.launch.journal import FileJournal, contact
+from farandole.launch.disk import JobFolder
+from farandole.membership.decider import NotReady
 from farandole.membership.words import Commit
 from farandole.start.secret import job_secret
+from farandole.trust import Folder
 
 OTHER = 65_534  # a user that is not this one
 NOBODY = 0xFFFFFFFF  # in an entry that names no user
@@ -37,6 +38,11 @@ def write_commit(folder: Path, values: dict[str, Any]) -> None:
 def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
     found = commits.read_commit(folder, Saved(like))
     return None if found is None else found.values
+
+
+def supervised(folder: Path) -> JobFolder:
+    """The folder as a supervisor opens it."""
+    return JobFolder(Folder(folder), print, lambda: None)
 
 
 @pytest.fixture
@@ -114,8 +120,7 @@ def test_a_folder_that_others_may_exchange(tmp_path: Path, above: int, how: str)
         lambda: read_commit(folder, {}),
         lambda: write_commit(folder, {"step": 4}),
         lambda: newest_commit(folder.parent),
-        FileJournal(folder.parent, "@", "00", print, print).take,
-        lambda: contact(folder.parent),
+        lambda: supervised(folder.parent),
     ):
         with pytest.raises(fd.CheckpointError, match=f"{path}, which .*{text}"):
             act()
@@ -163,23 +168,26 @@ def test_folders_above_that_are_no_danger(tmp_path: Path, how: str) -> None:
     assert read_commit(folder, {}) == {"step": 4}
 
 
-@pytest.mark.parametrize("who", ["a writer", "a journal"])
+@pytest.mark.parametrize("who", ["a writer", "a supervisor"])
 def test_a_folder_that_a_member_of_the_group_exchanges(tmp_path: Path, who: str) -> None:
-    """It is checked again at each use: all that is written goes where it went first, or nowhere."""
+    """It is checked again at each use: all goes where it went first, or nowhere."""
     project, kept, other = (tmp_path / name for name in ("project", "project/a", "project/b"))
     write_commit(other / "call-1", {"step": 7})
     project.chmod(0o2770)
     before = (other / "call-1" / FILE).read_bytes()
     writer = commits.Writer(kept / "call-1")
-    journal = FileJournal(kept, "@", "00", print, lambda: None)
-    journal.take()
+    answered = threading.Event()
+    supervisor = JobFolder(Folder(kept), print, answered.set)
     writer.write(Saved({"step": 1}), Commit(1, 1))
     kept.rename(project / "gone")
     other.rename(kept)
     write = partial(writer.write, Saved({"step": 2}), Commit(1, 2))
+    if who == "a supervisor":
+        with pytest.raises(NotReady):
+            supervisor.newest_commit()
+        assert answered.wait(30)
     with pytest.raises(fd.CheckpointError, match="somebody has exchanged it"):
-        (write if who == "a writer" else journal.take)()
-    assert not [path for path in kept.iterdir() if path.name.startswith("job")]
+        (write if who == "a writer" else supervisor.newest_commit)()
     assert (kept / "call-1" / FILE).read_bytes() == before
 
 
@@ -222,14 +230,12 @@ def test_folders_that_change_places_between_two_starts(tmp_path: Path) -> None:
     project.chmod(0o2770)
     for number, each in enumerate((kept, other)):
         write_commit(each / "call-1", {"step": 10 + number})
-        FileJournal(each, "@", "00", print, lambda: None).take()
     (project / "a").rename(project / "c")
     (project / "b").rename(project / "a")
     for act in (
         lambda: read_commit(kept / "call-1", {}),
         lambda: write_commit(kept / "call-1", {"step": 4}),
-        lambda: contact(kept),
-        FileJournal(kept, "@", "00", print, lambda: None).take,
+        lambda: supervised(kept),
     ):
         with pytest.raises(fd.CheckpointError, match="kept, which was b/kept before: "):
             act()
@@ -332,16 +338,14 @@ def test_no_folder_on_the_way_is_made_for_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
-@pytest.mark.parametrize("name", ["job.lock", f"agent-{sha256(b'host').hexdigest()[:16]}.lock"])
-def test_locks_of_another_user_in_a_sticky_folder(tmp_path: Path, name: str) -> None:
+def test_a_lock_of_another_user_in_a_sticky_folder(tmp_path: Path) -> None:
     """Whoever made the file could hold its lock for ever: the job says whose it is, and ends."""
     tmp_path.chmod(0o1777)
-    (tmp_path / name).touch()
-    (tmp_path / name).chmod(0o666)
-    os.chown(tmp_path / name, OTHER, OTHER)
-    take = FileJournal(tmp_path, "@", "00", print, lambda: None).take
-    with pytest.raises(fd.CheckpointError, match=f"{name}, which belongs to user {OTHER}"):
-        (take if name == "job.lock" else partial(_only_one, tmp_path, "host", False))()
+    (tmp_path / "job.lock").touch()
+    (tmp_path / "job.lock").chmod(0o666)
+    os.chown(tmp_path / "job.lock", OTHER, OTHER)
+    with pytest.raises(fd.CheckpointError, match=f"job.lock, which belongs to user {OTHER}"):
+        supervised(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
