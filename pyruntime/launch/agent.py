@@ -252,7 +252,7 @@ class _Hands:
             process.said = None  # what an earlier program in it has said is over
             self._decides.ends(name, None)
         elif what == "standing":
-            self._act(self._decides.error_text(name, decode(Standing, rest[0])))
+            self._act(self._decides.said(name, decode(Standing, rest[0])))
         elif what == "blob":
             world, turn, data = rest
             self._blobs[name, world, turn] = data
