@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make help` lists the targets. A fresh machine needs Python 3.11, gcc, g++ and make; all else comes from PyPI.
+# Builds, tests and releases farandole; `make help` lists the targets. Needs Python 3.11, gcc, g++ and make; everything else
+# comes from PyPI.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,26 +13,26 @@ JOBS   ?= 2
 BIN    := $(abspath $(VENV))/bin
 CMAKE  := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 PYTEST := $(BIN)/python -m pytest
-# These paths, unless ARGS has some.
+# Default paths, unless ARGS has some.
 paths = $(if $(filter tests/%,$(ARGS)),,$(1))
 
-# mpirun as root and with more ranks than cores; here and in tests/harness/mpirun.py only, never in the package.
+# mpirun as root, with more ranks than cores. For tests only (also in tests/harness/mpirun.py), never in the package.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
 export OMPI_MCA_mpi_yield_when_idle := 1
 
-# Random tests begin with this seed; empty: with one that is drawn from the commit (tests/harness/seed.py).
+# Seed of random tests. Empty: drawn from the commit (tests/harness/seed.py).
 SEED ?=
 export FARANDOLE_TEST_SEED := $(SEED)
 FIRST = $$(cd $(CURDIR)/tests && $(BIN)/python -c 'from harness.seed import SEED; print(SEED)')
 
-# Tests start Python by the hundred: it may keep what it has compiled.
+# Keep compiled bytecode, because tests start Python hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 # ---- set-up -----------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ $(VENV)/.deps-stamp: requirements/test.txt requirements/lint.txt $(VENV)/.run-st
 	@$(PIP) -r requirements/test.txt -r requirements/lint.txt
 	@touch $@
 
-# One unit per folder: half of the time. Not for development, where only changed files are compiled.
+# One compilation unit per folder halves the time. Not for development, where only changed files are compiled.
 UNITY := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_CXX_FLAGS=-Wno-subobject-linkage
 
 build/release/build.ninja: | $(VENV)/.build-stamp
@@ -67,10 +68,10 @@ build/release/build.ninja: | $(VENV)/.build-stamp
 configure: $(VENV)/.build-stamp
 	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON $(if $(CI),$(UNITY),-DCMAKE_UNITY_BUILD=OFF -UCMAKE_CXX_FLAGS) --log-level=WARNING >/dev/null
 
-core: build/release/build.ninja ## the C++ library in build/release (ninja: only what changed)
+core: build/release/build.ninja ## build the C++ library in build/release; ninja builds only what changed
 	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet farandole
 
-programs: configure ## the library and the C++ tests
+programs: configure ## build the library and the C++ tests
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet
 
 $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
@@ -78,7 +79,7 @@ $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
 	@PATH=$(BIN):$$PATH JOBS=$(JOBS) $(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## .venv with all dependencies, the C++ core and an editable install
+venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## create .venv with all dependencies, the C++ core and an editable install
 
 .PHONY: first
 first: $(VENV)/.build-stamp  # for .ci/run: one downloads while the other compiles
@@ -88,64 +89,63 @@ first: $(VENV)/.build-stamp  # for .ci/run: one downloads while the other compil
 # ---- tests ------------------------------------------------------------------------------------------------------
 
 .PHONY: check test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
-# Programs that prove protocols, and the calls that users meet first.
+# Protocol proofs, and the calls that users try first.
 PROTOCOLS := event_protocol ring shm_schedule zero_copy hierarchical_schedule host_channel message coordinator
-check: venv programs ## in half a minute: collectives on two ranks, protocols, 500 simulated worlds
+check: venv programs ## half a minute: collectives on two ranks, protocol proofs, 500 simulated worlds
 	PATH=$(BIN):$$PATH mpirun -np 2 farandole check
 	$(PYTEST) -q tests/csrc -k '$(subst $() , or ,$(PROTOCOLS))' -n $(JOBS)
 	$(MAKE) --no-print-directory simulate SEEDS=500
 
-test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
+test: venv programs ## the tests to run before a commit, phase by phase: about 12 minutes on 2 cores
 	$(BIN)/python tools/phases.py test
 
-test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, strangers
+test-all: venv programs ## `make test` and the longer phases: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, random programs
 	$(BIN)/python tools/phases.py all
 
-# Tests run side by side, more than there are cores where they wait more than they compute, and worlds of one size
-# beside those of another.
+# Tests run in parallel: more than there are cores if they mostly wait, and worlds of several sizes at a time.
 test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) --dist worksteal $(ARGS)
 
-# These read the text alone: make lint runs them.
+# These tests read sources only; make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
-test-single: venv programs ## the Python tests of one process, and of failures
+test-single: venv programs ## the Python tests in one process, and those of failures
 	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
-test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
+test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" selects
 	$(PYTEST) $(call paths,tests/parallel tests/gpu) -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)
 
-test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on hosts simulated by namespaces too (root, iproute2)
+test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples, also on hosts simulated by namespaces (root, iproute2)
 	$(PYTEST) $(call paths,tests/jobs tests/hosts) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 .PHONY: mpi-wheels
 mpi-wheels: $(VENV)/.deps-stamp
 	cd tests && $(BIN)/python -m harness.mpi_wheels
 
-test-schedules: venv ## 50 jobs to which random things happen: kills, stops, hangs, a wire that does harm; ARGS="--seeds 17:17" repeats one
+test-schedules: venv ## 50 jobs with random faults: killed, stopped and hung ranks, a hostile network; ARGS="--seeds 17:17" repeats one
 	$(PYTEST) $(call paths,tests/schedules) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
-soak-schedules: ## 500 of them: about half an hour on 2 cores
+soak-schedules: ## 500 such jobs: about half an hour on 2 cores
 	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
 
 .PHONY: simulate
-simulate: configure ## simulated worlds: SEED=n or JOB=n repeats one and prints its messages; SEEDS=10000 runs so many, from SEED
+simulate: configure ## simulated worlds: SEED=n or JOB=n repeats one and prints its messages; SEEDS=10000 runs that many, from SEED
 	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet simulator_test
 	build/release/tests/simulator_test $(if $(JOB),worlds_of --job $(JOB),small_worlds $(if $(SEEDS),--first $(FIRST) --seeds $(SEEDS),--seed $(or $(SEED),0) $(RANKS:%=--ranks %)))
 
 simulate-elastic: SEEDS ?= 100000
-simulate-elastic: venv ## 100,000 simulated elastic jobs, from SEED on: an hour on 2 cores; SEEDS=1000 makes fewer
+simulate-elastic: venv ## 100,000 simulated elastic jobs, from SEED: an hour on 2 cores; SEEDS=1000 runs fewer
 	cd tests && first=$(FIRST) && each=$$(($(SEEDS) < 1000 ? $(SEEDS) : 1000)) && \
 	  seq $$first $$each $$((first + $(SEEDS) - 1)) | xargs -P $(JOBS) -I{} $(BIN)/python -m simulation.elastic {} $$each
 
-test-examples: venv ## the tests of properties, with many more examples
+test-examples: venv ## the property tests, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
 	$(PYTEST) tests/jobs/test_schedules.py --hypothesis-profile=long $(ARGS)
 
-test-hosts: venv ## tests/parallel on simulated hosts, all of it
+test-hosts: venv ## all of tests/parallel on simulated hosts
 	$(PYTEST) $(call paths,tests/parallel) --hosts 2,2 $(ARGS)
 	$(PYTEST) $(call paths,tests/parallel) --hosts 2,1,1 $(ARGS)
 
-# What differs most between hosts.
+# The files that behave most differently between hosts.
 HOSTS_QUICK := collectives errors join join_rows lifecycle metrics process_sets timeline torch_join torch_ops torch_optimizer uneven zero_copy
 test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks on three hosts
 	$(PYTEST) $(call paths,$(HOSTS_QUICK:%=tests/parallel/test_%.py)) --hosts 2,1,1 $(ARGS)
@@ -158,16 +158,16 @@ sanitized: $(VENV)/.build-stamp
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
 	done
 
-test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
+test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread selects
 	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
 	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) --dist worksteal $(ARGS); \
 	done
 
-# Their loader is named by its path: with qemu's -L, `/` would be another folder for tests of files.
+# The loader is given by path, because qemu's -L would map `/` to a different folder for tests of files.
 AARCH64 := /usr/aarch64-linux-gnu/lib
 .PHONY: test-aarch64
-test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aarch64-linux-gnu, qemu-user); ARGS="-k kernels" picks
+test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aarch64-linux-gnu, qemu-user); ARGS="-k kernels" selects
 	$(CMAKE) -S csrc -B build/aarch64 -DFARANDOLE_TESTS=ON --log-level=WARNING -DCMAKE_SYSTEM_NAME=Linux $(UNITY) \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_ASM_COMPILER=aarch64-linux-gnu-gcc \
 	  -DCMAKE_EXE_LINKER_FLAGS="-Wl,--disable-new-dtags,-rpath,$(AARCH64),--dynamic-linker=$(AARCH64)/ld-linux-aarch64.so.1" >/dev/null
@@ -175,12 +175,11 @@ test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aar
 	FARANDOLE_TEST_BUILD=build/aarch64 FARANDOLE_TEST_EMULATOR=qemu-aarch64 $(PYTEST) -o timeout=1000 tests/csrc -n $(JOBS) $(ARGS)
 
 .PHONY: test-aarch64-wheel
-test-aarch64-wheel: venv ## the wheel for aarch64 under emulation: two ranks of a NumPy job, with Debian's Python for that machine
+test-aarch64-wheel: venv ## the aarch64 wheel under emulation: a NumPy job on two ranks, with Debian's Python for aarch64
 	JOBS=$(JOBS) CMAKE_ARGS="$(UNITY)" tools/test_wheel_aarch64.sh $(BIN)
 
-# Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan
-# and UBSan.
-# ASan must find libstdc++ loaded before torch brings it, to see exceptions.
+# Python, torch and the core share one heap. This environment has a copy of farandole with the core under ASan and UBSan.
+# ASan intercepts exceptions only if libstdc++ is loaded before torch.
 ADDRESS := build/address-python
 WITH_UBSAN := address,undefined
 IN_ONE_HEAP = env PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib PYTHONMALLOC=malloc FARANDOLE_TEST_SLOWNESS=5 \
@@ -188,12 +187,12 @@ IN_ONE_HEAP = env PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib PYTH
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1$(REPORTS) $(ADDRESS)/bin/python -m pytest -o timeout=1500
 .PHONY: test-address test-strangers strangers-plain strangers-address address
 test-address: REPORTS := :log_path=$(abspath $(ADDRESS))/report
-test-address: address ## Python tests with all allocations under ASan; ARGS="tests/parallel/test_calls.py --ranks 2" picks
+test-address: address ## Python tests with all memory under ASan; ARGS="tests/parallel/test_calls.py --ranks 2" selects
 	rm -f $(ADDRESS)/report.*
 	$(IN_ONE_HEAP) $(call paths,tests/parallel tests/faults tests/single) $(ARGS) || failed=$$?; \
 	  ! tail -n 200 $(ADDRESS)/report.* 2>/dev/null && exit $${failed:-0}
 
-test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs of strangers, at length; ARGS="-k calls", SANITIZE=address, STRANGERS_*
+test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs, for a long time; ARGS="-k calls", SANITIZE=address, STRANGERS_*
 strangers-plain strangers-address: export STRANGERS_SECONDS ?= 300
 strangers-plain strangers-address: export STRANGERS_RANKS ?= 2,3,4
 strangers-plain: venv
@@ -216,7 +215,7 @@ fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS
 soak: venv programs ## 200 random deaths at 2 and at 4 ranks; writes docs/soak.md
 	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(ARGS)
 
-test-wheel: wheel-venv wheel-run ## a venv without a compiler installs the wheel and trains on two ranks
+test-wheel: wheel-venv wheel-run ## install the wheel in a venv without a compiler, and train on two ranks
 
 .PHONY: wheel-venv wheel-run
 wheel-venv: wheel
@@ -230,8 +229,8 @@ wheel-run:
 	tail -2 build/wheel-run/out
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
-# The two wheels overwrite each other, so every other MPI has an environment of its own, with a wheel or, for the
-# system's MPI, without; all else, the core included, is seen in $(VENV). What the recipes need is apart as well.
+# MPI wheels overwrite each other, so each other MPI has a separate environment: with its wheel, or for the system's MPI
+# without. Everything else comes from $(VENV). The recipes have separate environments, too.
 build/mpich/.stamp: MORE := mpich==5.0.2
 build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
 build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
@@ -246,30 +245,30 @@ build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp
 	$(if $(MORE),$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(MORE))
 	touch $@
 
-test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" picks
+test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" selects
 	build/mpich/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-openmpi4: export OMPI_MCA_rmaps_base_oversubscribe := 1
 test-openmpi4: export OMPI_MCA_hwloc_base_binding_policy := none
-test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI 4.1 (Debian: apt-get install openmpi-bin)
+test-openmpi4: venv build/openmpi4/.stamp ## the parallel tests with the system's Open MPI 4.1 (Debian: apt-get install openmpi-bin)
 	/usr/bin/mpirun --version | grep 'Open MPI) 4[.]'
 	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-recipes: venv build/recipes/.stamp ## the examples for Accelerate, Lightning and Hugging Face's Trainer
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) -n $(JOBS) --dist worksteal $(ARGS)
 
-test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" picks
+test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" selects
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest -o timeout=900 $(call paths,tests/with_jax) -n $(JOBS) --dist loadgroup $(ARGS)
 
-# One environment for both, with JAX for Keras.
+# One environment for TensorFlow and Keras, with JAX as a backend.
 PYTHON_TF = PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/tensorflow/bin/python
-test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an environment with TensorFlow; ARGS="tests/with_tensorflow/test_x.py --ranks 2" picks
+test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an environment with TensorFlow; ARGS="tests/with_tensorflow/test_x.py --ranks 2" selects
 	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_tensorflow) -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
 	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) -n $(JOBS) --dist worksteal $(ARGS)
 
-test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="torch --ranks 2" picks
+test-clients: venv ## unmodified test suites of other projects over farandole (docs/clients.md); ARGS="torch --ranks 2" selects
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib $(BIN)/python tests/clients/run.py $(ARGS)
 
 .PHONY: clients-quick
@@ -279,22 +278,22 @@ clients-quick:
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)
 
-# No --quiet, which hides warnings from --strict.
-docs: venv build/docs/.stamp ## the site of docs/ in build/site; fails on a broken link or anchor
+# Without --quiet, which would hide warnings from --strict.
+docs: venv build/docs/.stamp ## build the site of docs/ in build/site; fails on a broken link or anchor
 	NO_MKDOCS_2_WARNING=1 LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/docs/bin/python -m mkdocs build --strict
 	$(PYTEST) tests/site
 
 .PHONY: faults
-faults: venv ## docs/faults.md: what each program of examples/faults prints
+faults: venv ## write docs/faults.md: the output of each program in examples/faults
 	PATH=$(BIN):$$PATH python tools/faults.py
 
 .PHONY: captures
-captures: venv ## the pictures of docs/hangs.md, from a job that hangs
+captures: venv ## draw the pictures of docs/hangs.md, from a job that hangs
 	$(BIN)/python tools/captures.py
 
-# ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
+# ---- GPUs: on top of the packages of $(PYTHON); without a network, run tools/gpu_carry.sh elsewhere first -----------------
 
-# Only what the double's kernels on the CPU can do: one ring, one protocol.
+# The mock's CPU kernels support only one ring and one protocol.
 test-nccl: export LD_LIBRARY_PATH := $(abspath build/release/tests/nvidia)
 test-nccl: export FARANDOLE_TEST_NCCL = $(abspath $(NCCL))
 test-nccl: export NCCL_ALGO := Ring
@@ -321,12 +320,12 @@ bench-gpu: ## the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves bu
 
 CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 
-# Examples have few annotations. They are checked less strictly, in a cache of their own: other options empty a cache.
+# Examples have few annotations, so mypy checks them less strictly. A separate cache: other options would empty it.
 MYPY_OF_EXAMPLES := MYPYPATH=build/mypy $(BIN)/mypy --config-file= --cache-dir .mypy_cache/examples \
   --ignore-missing-imports --allow-redefinition --disable-error-code var-annotated
 
 .PHONY: lint format
-lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes nothing
+lint: venv ## ruff, mypy, clang-format, hadolint, layout, language; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules -p simulation
@@ -336,12 +335,12 @@ lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes noth
 	$(BIN)/hadolint Dockerfile
 	$(PYTEST) -q $(LINTS) -n $(JOBS)
 
-format: $(VENV)/.deps-stamp ## rewrite to the style
+format: $(VENV)/.deps-stamp ## reformat the sources
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-# The package as it is when installed, by links: for mypy, and for the editable install, which is this folder in sys.path.
+# Links in the layout of the installed package, for mypy and for the editable install, which puts this folder on sys.path.
 .PHONY: build/mypy
 build/mypy:
 	@mkdir -p $@/farandole && find $@/farandole -xtype l -delete
@@ -358,24 +357,24 @@ train: $(VENV)/.build-stamp ## train on real data: mpirun -np 2 python examples/
 	$(call say,training on $(NP) ranks)
 	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)
 
-wheel: $(VENV)/.build-stamp ## one wheel for every Python, in dist/; built in an environment of build tools only
+wheel: $(VENV)/.build-stamp ## build one wheel for every Python, in dist/, in an environment of build tools only
 	rm -rf dist
 	$(if $(CI),CMAKE_ARGS="$(UNITY)") JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 	ls -sh dist
 
-release-check: ## what users will install: sdist, wheels for two machines, five Pythons, metadata (docs/release.md)
+release-check: ## check what users will install: sdist, wheels for two machines, five Pythons, metadata (docs/release.md)
 	tools/release_check.sh $(PYTHON)
 
-release: release-check ## builds and checks that, then prints the steps for a person
+release: release-check ## run release-check, then print the steps for a person
 	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); grep -q "^## $$version" CHANGELOG.md || \
 	  { echo "CHANGELOG.md has no heading for $$version"; exit 1; }
 	@test -z "$$(git status --porcelain)" || { echo "the checkout has uncommitted changes"; exit 1; }
 	@echo; echo "Checked. Now, by hand (docs/release.md):"; sed -n '/^5[.] /,/^$$/p' docs/release.md
 
-bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too; ARGS="latency --ranks 2" picks, --quick is short
+bench: venv ## measure the numbers in the docs, at 2 and 4 ranks, into build/bench; ARGS="latency --ranks 2" selects, ARGS=--quick is short
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
 	PATH=$(BIN):$$PATH python benchmarks/every.py $(ARGS)
 
-clean: ## removes what was built; .venv stays
+clean: ## remove what was built, except .venv
 	rm -rf build dist pyruntime/lib *.egg-info
 	rm -f $(VENV)/.install-stamp

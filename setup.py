@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C++ core by CMake beside the package; all that is declarative is in pyproject.toml."""
+"""Builds the C++ core by CMake for the package. pyproject.toml has all that is declarative."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from setuptools.command.editable_wheel import _StaticPth, editable_wheel
 from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
-DEVELOPMENT = ROOT / "build" / "release"  # the Makefile's build, which an editable install links to
+DEVELOPMENT = ROOT / "build" / "release"  # the Makefile's build; editable installs link to it
 HEADER = ROOT / "csrc" / "farandole.h"
-PARSED = "abi"  # Python, read by pyruntime/_library.py
+PARSED = "abi"  # Python source that pyruntime/_library.py reads
 OLDEST_GLIBC = (2, 28)
 
 
 def scratch() -> str:
-    """A folder that goes when the build has ended: nothing is left beside the sources."""
+    """A temporary folder that is removed at the end, so that nothing stays in the sources."""
     folder = tempfile.mkdtemp(prefix="farandole-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -52,9 +52,9 @@ class EggInfo(egg_info):
 
 
 class BuildCore(Command):
-    """libfarandole.so and farandole.h into `farandole/lib/`: copies, or links when editable.
+    """Builds libfarandole.so and farandole.h into `farandole/lib/`; an editable install links them.
 
-    A cross compiler is named as CMake names it: CC and CXX, and more in CMAKE_ARGS.
+    CC, CXX and CMAKE_ARGS select a cross compiler, as in CMake.
     """
 
     description = "build the C++ core"
@@ -71,7 +71,7 @@ class BuildCore(Command):
         self.set_undefined_options("build", *((name, name) for name in names))
 
     def run(self) -> None:
-        # Configured anew: the last cmake and ninja may have been those of pip's isolated build.
+        # Configure again: the last cmake and ninja may have been those of pip's isolated build.
         options = [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"]
         if not self.editable_mode:
             options.append("-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--strip-all")
@@ -92,7 +92,7 @@ class BuildCore(Command):
 
     @property
     def core(self) -> Path:
-        """CMake's folder."""
+        """CMake's build folder."""
         return DEVELOPMENT if self.editable_mode else Path(str(self.build_temp)) / "core"
 
     @property
@@ -114,7 +114,7 @@ class BuildCore(Command):
 
 
 class Links(_StaticPth):
-    """A folder of links in sys.path, and what shows the files behind them: tools/real_paths.py."""
+    """Puts a folder of links on sys.path, and tools/real_paths.py, which resolves the links."""
 
     def __call__(self, wheel: Any, files: list[str], mapping: Mapping[str, str]) -> None:
         super().__call__(wheel, files, mapping)
@@ -122,9 +122,9 @@ class Links(_StaticPth):
 
 
 class Editable(editable_wheel):
-    """An editable install: a folder of links in sys.path, which shows the package as installed.
+    """An editable install: a folder of links on sys.path, with the layout of the installed package.
 
-    Type checkers and editors follow it. They do not follow what setuptools would make: a finder.
+    Type checkers and editors can follow links, but not the import finder that setuptools would use.
     """
 
     def _select_strategy(self, name: str, tag: str, build_lib: Any) -> Links:
@@ -140,17 +140,17 @@ class Editable(editable_wheel):
 
 
 class PlatformDistribution(Distribution):
-    """Belongs to one machine type, though no extension module is compiled."""
+    """Marks wheels as platform specific, though no extension module is compiled."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
 class BdistWheel(bdist_wheel):
-    """One wheel for every Python: the library is opened by cffi, not compiled against Python."""
+    """Builds one wheel for every Python: cffi opens the library at run time."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        # An editable install asks before anything is built, and its tag is never looked at again.
+        # An editable install asks before the build; nobody reads that tag.
         library = self.get_finalized_command("build_core").library
         needed = needed_glibc(library) if library.exists() else OLDEST_GLIBC
         major, minor = max(OLDEST_GLIBC, needed)
@@ -159,12 +159,12 @@ class BdistWheel(bdist_wheel):
 
 
 def cmake(*arguments: str) -> None:
-    """Output goes where pip's does; a failure ends the build."""
+    """Runs cmake with the output visible. A failure ends the build."""
     subprocess.check_call(["cmake", *arguments])
 
 
 def parse_header(target: Path) -> None:
-    """Writes cffi's form of the header, which is imported faster than the header is parsed."""
+    """Writes cffi's parsed form of the header, which loads faster than the header parses."""
     ffi = cffi.FFI()
     ffi.set_source(target.stem, None)
     ffi.cdef(HEADER.read_text())
@@ -174,7 +174,7 @@ def parse_header(target: Path) -> None:
 
 
 def needed_glibc(library: Path) -> tuple[int, int]:
-    """The newest glibc symbol version that a built library, of whatever machine, asks for."""
+    """The newest glibc version among the symbols that a library, for any machine, needs."""
     table = subprocess.check_output(["readelf", "-VW", str(library)], text=True)
     versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", table)
     return max((int(major), int(minor)) for major, minor in versions)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that stand on the others: farandole and farandole.torch show them to users."""
+"""Optional features on top of the adapters. farandole and farandole.torch export them."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer(op=Adasum): each rank makes its own step, and the steps are combined. On the
-thread that steps."""
+"""DistributedOptimizer(op=Adasum) for torch (Maleki et al., 2020): each rank steps alone, then the
+ranks combine their steps. Runs on the thread that steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from farandole.torch.optimizer import ReducingOptimizer, combining
 
 
 class AdasumOptimizer(ReducingOptimizer):
-    """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
+    """The class that DistributedOptimizer(op=Adasum) gives to an optimizer."""
 
     _compressor: Any
-    _names: Sequence[str]  # of the parameters that it was made with, in the order of the groups
+    _names: Sequence[str]  # names of the parameters at construction, in group order
     _scope: Scope
     _before_step: Callable[[], None]  # compares the ranks' models
     found_inf: Tensor | None
@@ -30,40 +30,40 @@ class AdasumOptimizer(ReducingOptimizer):
     _scaler: Any = None  # the GradScaler that calls step()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step on this rank's gradients, then the Adasum of all ranks' steps.
+        """Steps on this rank's gradients, then applies the Adasum of all ranks' steps. Collective.
 
-        Parameters that were equal on all ranks stay equal; the optimizer's state is local to each
-        rank. With a GradScaler all ranks skip the same steps, and their scales stay equal. Raises
-        MismatchError with verify='raise' if the ranks' parameters or settings differ.
+        Parameters that were equal on all ranks stay equal; each rank keeps its own optimizer state.
+        With a GradScaler all ranks skip the same steps, and their scales stay equal. With
+        verify='raise', raises MismatchError if the ranks' parameters or settings differ.
         """
         self._before_step()
         if self._overflowed():
-            self._opt_called = True  # torch's schedulers check it
+            self._opt_called = True  # torch's schedulers check this
             return None
         starts = self._values()
         result = super().step(*args, **kwargs)
         self._combine(starts)
         return result
 
-    # Tells torch not to wrap this step: the inner step is already wrapped.
+    # Tell torch not to wrap this step: the inner step is wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """(name, parameter) of all in its groups."""
+        """(name, parameter) of every parameter in the groups."""
         parameters = [p for group in self.param_groups for p in group["params"]]
-        later = range(len(self._names), len(parameters))  # of add_param_group
+        later = range(len(self._names), len(parameters))  # from add_param_group
         names = [*self._names, *(f"parameter {i}" for i in later)]
-        return list(zip(names, parameters, strict=False))  # some may have been taken out
+        return list(zip(names, parameters, strict=False))  # parameters may have been removed
 
     @torch.no_grad()
     def _values(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(name, parameter, a copy of its values)."""
+        """(name, parameter, copy of its values) of each trained parameter."""
         return [(name, p, p.detach().clone()) for name, p in self.named() if p.requires_grad]
 
     @torch.no_grad()
     def _combine(self, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
-        """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
+        """Sets parameters to their old values plus the Adasum of all ranks' changes. Collective."""
         form = self._compressor
         encoded = [form.compress((p.detach() - start).contiguous()) for _, p, start in starts]
         combined = grouped_allreduce(
@@ -79,14 +79,15 @@ class AdasumOptimizer(ReducingOptimizer):
         return True
 
     def _overflowed(self) -> bool:
-        """Reads GradScaler.step()'s attributes here; unscales the gradients if that is not done."""
+        """True if any rank's gradients overflowed, by GradScaler.step()'s attributes. Unscales the
+        gradients if that has not been done. Collective with a GradScaler."""
         found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
         if found is None:
             return False
-        self.found_inf = self.grad_scale = None  # so that a fused inner step does not unscale again
-        found = torch.as_tensor(found)  # 0, a number, of a rank without gradients
+        self.found_inf = self.grad_scale = None  # else a fused inner step would unscale again
+        found = torch.as_tensor(found)  # a rank without gradients has the int 0
         largest = largest_flag(found, f"{self._scope.name}.overflow", self._process_set)
-        if self._scaler is not None:  # its update() changes the scale by this
+        if self._scaler is not None:  # its update() computes the scale from this flag
             flags = {found.device: torch.tensor(largest, device=found.device)}
             self._scaler._per_optimizer_states[id(self)]["found_inf_per_device"] = flags
         if largest:
@@ -98,11 +99,11 @@ class AdasumOptimizer(ReducingOptimizer):
                         p.grad.div_(scale.to(p.grad.device, p.grad.dtype))
         return False
 
-    # With it GradScaler always calls step(), even if this rank alone found infinities.
+    # Makes GradScaler always call step(), even if only this rank found infinities.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:
-        """Raises NotImplementedError: with Adasum nothing is reduced before step()."""
+        """Raises NotImplementedError, because Adasum reduces nothing before step()."""
         raise NotImplementedError(
             "op=Adasum combines ranks in step() itself: clip or unscale gradients before it, and "
             "call step() without skip_synchronize()"
@@ -115,7 +116,7 @@ _scaled_step = _GradScaler.step
 
 @functools.wraps(_scaled_step)
 def _step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """GradScaler.step(), which shows an optimizer its own flag, and not the scaler that has it."""
+    """GradScaler.step(), which gives an AdasumOptimizer access to the scaler."""
     if not isinstance(optimizer, AdasumOptimizer):
         return _scaled_step(self, optimizer, *args, **kwargs)
     optimizer._scaler = self

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over the batches of all ranks: one reduction forward, one backward. A layer
-for users' models; backward passes run on autograd's threads."""
+"""Batch normalisation over all ranks' batches for torch: one allreduce forward, one backward. The
+backward pass runs on autograd's threads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from farandole.ops import Sum
 from farandole.torch.mpi_ops import allreduce_
 
 _UNNAMED = "layer"
-# Numbers of layers that use a name, by world, process set and name.
+# Number of layers that use a name, keyed by (world, process set) and name.
 _taken: Counter[tuple[tuple[int, int], str]] = Counter()
 _taking = threading.Lock()
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
-    """BatchNorm1d, 2d and 3d whose statistics are those of the joined batch of all ranks.
+    """BatchNorm1d, 2d and 3d with the statistics of all ranks' batches together.
 
-    Inputs are (N, C, ...), N may differ between ranks and may be 0; C is num_features. In eval mode
-    and in a process set of one rank it is plain batch normalisation.
+    Inputs are (N, C, ...); C is num_features, N may differ between ranks and may be 0. In eval
+    mode, and in a process set of one rank, this is plain batch normalisation.
 
-    name: matches the layer across ranks and names it in errors; convert_sync_batchnorm uses its
-    path in the model. Layers without a name, and those that share one (copies, two models of one
-    class), are matched by the order of their first use in training, which must be the same on all
-    ranks. Layers that a rank builds but does not use do not count.
+    `name` matches the layer across ranks and appears in errors; convert_sync_batchnorm uses the
+    layer's path in the model. Layers without a name, or with equal names (copies, two models of one
+    class), match by the order of their first use in training, which must be equal on all ranks.
+    Layers that a rank builds but does not use do not count.
 
     Examples:
         >>> layer = hvd.SyncBatchNorm(3)
@@ -41,8 +41,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         torch.Size([4, 3])
     """
 
-    _name = _UNNAMED  # for old pickles, which lack it
-    _claim: tuple[tuple[int, int], str] | None = None  # ((world, process set), its name)
+    _name = _UNNAMED  # old pickles lack it
+    _claim: tuple[tuple[int, int], str] | None = None  # ((world, process set), name of its calls)
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             raise TypeError(f"{self}, {self._name!r}: expected floats, not {input.dtype}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, ...) to the same shape and dtype.
+        """Normalises (N, C, ...); returns the same shape and dtype. Collective in training.
 
-        Raises ValueError for fewer dimensions or other channels, TypeError for other dtypes than
-        floats; in training on all ranks, if one has the error.
+        Raises ValueError for fewer dimensions or another number of channels, TypeError for dtypes
+        other than floats; in training on all ranks, if one rank has the error.
         """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:
@@ -98,10 +98,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return y
 
     def _wire_name(self) -> str:
-        """The name of its calls: its own, with a number if other layers use that.
+        """Name of its calls: the layer's name, with a number if other layers share it.
 
-        Chosen at the first use in training, not when the layer is built: a layer that only one
-        rank builds takes no name.
+        The name is claimed at the first use in training, so a layer that only one rank builds
+        claims none.
         """
         here = world(), set_id(self.process_set)
         if self._claim is None or self._claim[0] != here:
@@ -113,11 +113,11 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return self._claim[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drops the claimed name: copies and pickles choose another one."""
+        """Drops the claimed name, because copies and pickles claim a new one."""
         return {key: value for key, value in self.__dict__.items() if key != "_claim"}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """Copies the layer but not its process set."""
+        """Copies the layer; the copy shares its process set."""
         memo[id(self.process_set)] = self.process_set
         made = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -125,13 +125,13 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return made
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Updates the running statistics by those of this batch; `variance` is unbiased."""
+        """Updates the running statistics from this batch; `variance` is unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         share = self.momentum
-        if share is None:  # momentum None: the mean over all batches
+        if share is None:  # torch: the mean over all batches
             share = 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
@@ -142,13 +142,13 @@ def convert_sync_batchnorm(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> torch.nn.Module:
-    """`module` with every batch normalisation in it replaced; parameters and buffers are kept.
+    """Replaces every batch normalisation in `module`, and keeps parameters and buffers.
 
-    Convert before the optimizer is built. Returns a new module if `module` itself is replaced.
-    Layers are named by their path in `module`, after the prefix `name`, by default the name of
-    module's class: give one if ranks use two models of one class in different orders, or from
-    two threads. `process_set`: whose batches are joined. Raises ValueError for lazy layers, which
-    have no channels yet.
+    Returns `module`, or a new module if `module` itself is replaced. Convert before you build the
+    optimizer. Layers are named by their path in `module`, after the prefix `name`, by default the
+    module's class: pass one if ranks use two models of a class in different orders or threads.
+    `process_set` holds the ranks whose batches count together. Raises ValueError for lazy layers
+    without channels.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
@@ -164,7 +164,7 @@ def _converted(
     way: str,
     done: dict[torch.nn.Module, torch.nn.Module],
 ) -> torch.nn.Module:
-    """`way`: the name of `module`; `done`: converted modules, as one may occur twice."""
+    """`way` is the name of `module`. `done` maps converted modules, since one may occur twice."""
     if module not in done:
         done[module] = module
         if isinstance(module, SyncBatchNorm):
@@ -182,7 +182,7 @@ def _converted(
 def _layer_like(
     plain: torch.nn.modules.batchnorm._BatchNorm, process_set: ProcessSet, name: str
 ) -> SyncBatchNorm:
-    """A layer with the same parameter and buffer objects as `plain`."""
+    """A SyncBatchNorm with the same parameter and buffer objects as `plain`."""
     if isinstance(plain, torch.nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"{name} is a {type(plain).__name__}: run one batch through it first")
     layer = SyncBatchNorm(
@@ -200,7 +200,7 @@ def _layer_like(
 
 
 class _Normalise(torch.autograd.Function):
-    """Returns (y, mean, biased variance, count): statistics of the joined batch, float64."""
+    """Returns (y, mean, biased variance, count); the statistics cover all ranks, in float64."""
 
     @staticmethod
     def forward(
@@ -218,7 +218,7 @@ class _Normalise(torch.autograd.Function):
         wide = x.double() if x.dtype is torch.float64 else x.float()
         mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
         spread = (wide - _along(mean, x)).square().sum(others).double()
-        own = mean.new_full((1,), count)  # filled by a kernel, so that the host does not wait
+        own = mean.new_full((1,), count)  # a kernel fills it, so the host does not wait
         sums = torch.cat([mean * count, spread + mean * mean * count, own])
         allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
         total = sums[-1]
@@ -262,6 +262,6 @@ class _Normalise(torch.autograd.Function):
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:
-    """Reshapes (C,) to (1, C, 1, ...), in the dtype of the arithmetic on `x`."""
+    """Reshapes (C,) to (1, C, 1, ...), in the dtype used for arithmetic on `x`."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return channels.to(dtype).view(1, -1, *[1] * (x.dim() - 2))

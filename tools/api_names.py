@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names: package, name, page of the site, docstring and types. `python
-tools/api_names.py` prints the table. Definitions are read from source, so that no framework but
-torch need be installed; farandole's own names are listed once, not again for each adapter."""
+"""Lists the public names: package, name, page of the site, docstring and types. Prints them as a
+table. Reads definitions from source, so that only torch need be installed; names that an adapter
+shares with farandole appear once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
-# Package -> its page. The first can be imported here; the others are read.
+# Package -> page. IMPORTED packages can be imported here, READ ones are read from source.
 IMPORTED = {
     "farandole": "api",
     "farandole.torch": "api-torch",
     "farandole.numpy": "api-numpy",
     "farandole.elastic": "api-elastic",
     "farandole.torch.elastic": "api-elastic",
-    "farandole.c10d": "from-ddp",  # its one name is called for the user
+    "farandole.c10d": "from-ddp",  # torch calls its only function
 }
 READ = {
     "farandole.cupy": "api-numpy",
@@ -36,7 +36,7 @@ Definition: TypeAlias = ast.FunctionDef | ast.ClassDef
 
 
 class Name(NamedTuple):
-    """A public name; `definition` is None for values, modules and second names."""
+    """A public name. `definition` is None for values, modules and aliases."""
 
     package: str
     name: str
@@ -44,7 +44,7 @@ class Name(NamedTuple):
     definition: Definition | None
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Its docstring and those of its public methods, by name."""
+        """(name, docstring) of the definition and its public methods."""
         if self.definition is None:
             return
         yield self.name, ast.get_docstring(self.definition) or ""
@@ -55,7 +55,7 @@ class Name(NamedTuple):
                 yield f"{self.name}.{method.name}", text or ""
 
     def untyped(self) -> list[str]:
-        """Arguments and results without an annotation, of the function or the public methods."""
+        """Arguments and results without annotation, in the function or its public methods."""
         functions = list(self._methods())
         if isinstance(self.definition, ast.FunctionDef):
             functions.append(self.definition)
@@ -72,7 +72,7 @@ class Name(NamedTuple):
 
 
 def names() -> list[Name]:
-    """All of them."""
+    """All public names."""
     found: dict[str, Name] = {}
     farandole = importlib.import_module("farandole")
     own = set(farandole.__all__)
@@ -115,7 +115,7 @@ def _tree(module: str) -> list[ast.stmt]:
 
 
 def _listed(module: str) -> list[str]:
-    """What it lists in __all__, or defines without an underscore if it lists nothing."""
+    """Names in a module's __all__; without one, its definitions without an underscore."""
     for node in _tree(module):
         if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "__all__":
             continue
@@ -131,7 +131,7 @@ def _listed(module: str) -> list[str]:
 
 
 def _stars(module: str) -> list[str]:
-    """The modules of which it imports all."""
+    """Submodules from which it imports `*`."""
     return [
         node.module or ""
         for node in _tree(module)
@@ -141,7 +141,7 @@ def _stars(module: str) -> list[str]:
 
 
 def _place(module: str, name: str) -> str | None:
-    """The module from which `module` has the name."""
+    """The module from which `module` imports a name."""
     for node in reversed(_tree(module)):
         if isinstance(node, ast.ImportFrom) and name in [x.asname or x.name for x in node.names]:
             return node.module
@@ -149,7 +149,7 @@ def _place(module: str, name: str) -> str | None:
 
 
 def _definition(module: str, name: str) -> Definition | None:
-    """Where it is defined."""
+    """Follows imports to a name's definition."""
     found: Definition | None = None
     for node in _tree(module):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:

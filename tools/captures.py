@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the pictures of docs/hangs.md: starts the page's program on two ranks, and captures what
-the stall report and `farandole explain` show of it. `make captures` runs it."""
+"""Generates the pictures of docs/hangs.md: runs the page's program on two ranks, and captures the
+stall report and `farandole explain`. `make captures` runs it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "hangs.md"
 BIN = Path(sys.executable).parent
 COLUMNS = 100
-SECONDS = 100.0  # until the report must be there
-HOST, HOME = "node1", "/home/you"  # what a picture shows for this machine and the folder
+SECONDS = 100.0  # limit until the report appears
+HOST, HOME = "node1", "/home/you"  # shown instead of this machine and folder
 
 
 def program() -> str:
@@ -33,7 +33,7 @@ def program() -> str:
 
 
 def captures(folder: Path) -> dict[str, str]:
-    """Runs the program in `folder`; what each command printed, by the name of its picture."""
+    """Runs the program in `folder`. Returns picture name -> output of the command."""
     (folder / "hang.py").write_text(program())
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "COLUMNS": str(COLUMNS), "FARANDOLE_STALL_WARN": "3"}
@@ -80,7 +80,7 @@ def captures(folder: Path) -> dict[str, str]:
 
 
 def _report(job: subprocess.Popen[str]) -> str:
-    """What the job prints, until the report's last line: where rank 1 sleeps."""
+    """The job's output up to the report's last line, which shows where rank 1 sleeps."""
     assert job.stdout
     lines = []
     for line in job.stdout:
@@ -91,7 +91,7 @@ def _report(job: subprocess.Popen[str]) -> str:
 
 
 def picture(name: str, text: str) -> str:
-    """An SVG of the terminal. It loads nothing, so pages show it offline."""
+    """An SVG of the terminal, without web fonts, so that pages show it offline."""
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, color_system="truecolor")
         console.print(Text.from_ansi(text))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of mkdocs: pages made from the package, the command and the README, and links to files
-outside of docs/, which must exist. Pages of frameworks that are not installed are read from source.
+"""mkdocs hooks: generates pages from the package, the command and the README, and checks links to
+files outside docs/. Reads packages of missing frameworks from source.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farandole.tools import cli
 from farandole.torch import elastic as torch_elastic
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ROOT / "build" / "docs" / "source"  # mkdocs.yml names it too
-SOURCES.mkdir(parents=True, exist_ok=True)  # before mkdocstrings looks for it
+SOURCES = ROOT / "build" / "docs" / "source"  # also named in mkdocs.yml
+SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings looks for it
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages, too
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
-# Headings of a reference: what is defined in these modules, below farandole or its adapter.
+# Headings of a reference, and the modules (of farandole or an adapter) whose names they list.
 _GROUPS = (
     ("Start and stop", "runtime launch topology"),
     ("Training", "optimizer sync_batch_norm"),
@@ -46,8 +46,8 @@ _VALUES = "Values and second names"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the generated pages."""
-    for name in _READ:  # as packages by other names: griffe has `farandole` by inspection
+    """mkdocs hook: adds the generated pages."""
+    for name in _READ:  # renamed, because griffe already has `farandole` by inspection
         folder = SOURCES / f"farandole_{name}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -75,8 +75,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to `../file` becomes its page or its path: the site has no sources, and they have no
-    address yet."""
+    """mkdocs hook: replaces a link to `../file` by its page or path, as the site has no sources."""
 
     def path(found: re.Match[str]) -> str:
         if not (ROOT / found[2]).exists():
@@ -91,16 +90,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _at_top(name: str) -> str:
-    """A page of the top folder, whose links lead into docs/."""
+    """A page from the top folder, with its links into docs/ corrected."""
     text = re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / name).read_text())
     return text.replace("](README.md", "](index.md")
 
 
 def _settings() -> Iterator[str]:
     yield "# Settings\n"
-    yield "Variables of the environment, as `farandole config` lists them. *Job*: rank 0's value"
-    yield "holds for all ranks. *Rank*: each rank reads its own. What `farandole tune` has found is"
-    yield "weaker than they ([tuning](tuning.md)).\n"
+    yield "Environment variables, as `farandole config` lists them. *Job*: rank 0's value holds for"
+    yield "all ranks. *Rank*: each rank has its own. Environment variables override what"
+    yield "`farandole tune` has found ([tuning](tuning.md)).\n"
     for one in farandole.config():
         yield f"## {one.name}\n"
         meaning = one.meaning.replace("<", "&lt;")
@@ -120,7 +119,7 @@ def _commands() -> Iterator[str]:
 
 
 def _by_group(page: str, package: Any, same_as: Any = None) -> dict[str, str]:
-    """A page of all names, and one per group with their entries."""
+    """Pages: one that lists all names, and one per group with their entries."""
     first = f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     pages = {}
     for title, names in _groups(package, same_as).items():
@@ -139,7 +138,7 @@ def _by_group(page: str, package: Any, same_as: Any = None) -> dict[str, str]:
 
 
 def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
-    """One page of the public names, by what they are for."""
+    """One page of the public names, by group."""
     yield f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     yield _same(package, same_as)
     for title, names in _groups(package, same_as).items():
@@ -149,7 +148,7 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
 
 
 def _groups(package: Any, same_as: Any) -> dict[str, dict[str, Any]]:
-    """The names that the package has for itself, below their headings."""
+    """The names that only this package has, by heading."""
     groups: dict[str, dict[str, Any]] = {title: {} for title, _ in _GROUPS}
     groups[_VALUES] = {}  # values, modules, second names
     for name in sorted(set(package.__all__) - set(_shared(package, same_as))):
@@ -168,7 +167,7 @@ def _shared(package: Any, same_as: Any) -> list[str]:
 
 
 def _same(package: Any, same_as: Any) -> str:
-    """A line with links to the names that `same_as` has too."""
+    """A line with links to the names shared with `same_as`."""
     links = []
     for name in _shared(package, same_as):
         one = getattr(package, name)
@@ -177,7 +176,7 @@ def _same(package: Any, same_as: Any) -> str:
 
 
 def _address(one: Any) -> str:
-    """The entry of one of farandole's names; an elastic one's is on the page that links to it."""
+    """Link to a name's entry. An elastic name's is on the page that links to it."""
     elastic = one.__module__ == farandole.elastic.__name__
     return ("" if elastic else f"api-{_slug(_group(one.__module__))}.md") + f"#{_place(one)}"
 
@@ -210,11 +209,11 @@ def _value(one: Any) -> str:
 
 
 def _place(one: Any) -> str:
-    """Where it is defined, which no module of the same name can hide."""
+    """Module and name of its definition, unaffected by modules of the same name."""
     return f"{one.__module__}.{one.__name__}"
 
 
-# ---- packages that may not be importable here
+# ---- packages whose frameworks may be missing here
 
 _READ = ("jax", "tensorflow", "keras")
 _CUPY = """
@@ -223,7 +222,7 @@ _CUPY = """
 
 
 def _read(name: str) -> Iterator[str]:
-    """The names that a package adds to farandole's, or has in place of them."""
+    """A page of the names that a package adds to farandole's, or replaces."""
     tree = ast.parse((ROOT / "adapters" / name / "__init__.py").read_text())
     yield f"# farandole.{name}\n\n{_first_sentence(ast.get_docstring(tree))}\n"
     yield f"See [how to use it]({name}.md). All names of [`farandole`](api.md) are here too.\n"
@@ -253,7 +252,7 @@ def _read(name: str) -> Iterator[str]:
                     yield from _entry(f"{node.module}.{public}")
             elif one.name not in ("calls", "collectives", "__all__", "__version__"):
                 yield from _entry(f"{node.module}.{one.name}")
-    if name == "keras":  # by its __getattr__
+    if name == "keras":  # from its __getattr__
         yield "- `Compression`: that of the backend's package\n"
     for room in rooms:
         yield f"## farandole.{name}.{room}\n"
@@ -265,7 +264,7 @@ def _read(name: str) -> Iterator[str]:
 
 
 def _public(module: str) -> list[str]:
-    """What a module of an adapter lists in its __all__."""
+    """The __all__ of an adapter's module."""
     for node in _source(module):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
@@ -278,7 +277,7 @@ def _source(module: str) -> list[ast.stmt]:
 
 
 def _entry(place: str) -> Iterator[str]:
-    """What is defined there, by source if it is of an adapter."""
+    """An entry for a definition; an adapter's is read from source."""
     _, package, *_ = place.split(".")
     if not (ROOT / "adapters" / package).is_dir():
         yield f"::: {place}\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/faults.md: runs each program of examples/faults on two ranks, and writes what they
-print. `make faults` runs it; tests/jobs/test_faults.py compares the page with other runs."""
+"""Generates docs/faults.md: runs each program in examples/faults on two ranks and writes what they
+print. `make faults` runs it; tests/jobs/test_faults.py compares the page with new runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = 76
 NONE = "nothing"
 WAITS = "an error after the limit, 30 minutes"
 CRASH = "a crash after the limit, 10 minutes"
-# PyTorch documents this of the same fault under Gloo and under NCCL.
+# Outcomes of the same fault under Gloo and NCCL, from PyTorch's documentation.
 OTHERS = {
     "hang": (f"{WAITS} [1]. `monitored_barrier` names the rank [2].", f"{CRASH} [1]"),
     "slow": (NONE, NONE),
@@ -45,14 +45,14 @@ OTHERS = {
 HEAD = """\
 # A playground of faults
 
-Each program in [`examples/faults`](../examples/faults) makes one mistake of practice. Start one,
-and read what it prints:
+Each program in [`examples/faults`](../examples/faults) makes one common mistake. Start one and read
+what it prints:
 
 ```
 mpirun -np 2 python examples/faults/uneven.py
 ```
 
-Some of them set `FARANDOLE_STALL_WARN` to 2 seconds (default: 10), so that you see a report sooner.
+Some of them set `FARANDOLE_STALL_WARN` to 2 seconds (default: 10), so that a report comes sooner.
 `make faults` runs all of them and writes this page.
 
 ## What you will see
@@ -62,8 +62,8 @@ Some of them set `FARANDOLE_STALL_WARN` to 2 seconds (default: 10), so that you 
 """
 SITE = "https://docs.pytorch.org/docs/stable"
 FOOT = f"""
-The last two columns repeat PyTorch's documentation of programs that use `torch.distributed`, with
-its default limits. "Nothing" means that it documents no message.
+The last two columns quote PyTorch's documentation of `torch.distributed`, with its default limits.
+"Nothing" means that it documents no message.
 
 1. [The `timeout` of `init_process_group`][1].
 2. [`monitored_barrier`][2].
@@ -79,16 +79,16 @@ its default limits. "Nothing" means that it documents no message.
 
 ## The output
 
-This is what the ranks print, without frames of tracebacks and of installed packages. Long lines are
-wrapped.
+This is what the ranks print, without traceback frames and without lines from installed packages.
+Long lines are wrapped.
 
 """
 
 
 def ran(fault: str) -> list[str]:
-    """The output of each rank, as a text of the page has it."""
+    """Runs a fault's program; returns the output of each rank as the page shows it."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        # A file for each rank, because lines of different ranks mix in mpirun's output.
+        # One file per rank, because mpirun mixes the ranks' lines.
         program = f"exec {shlex.quote(sys.executable)} {shlex.quote(str(FOLDER / fault))}.py"
         rank = f'{program} > "{folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" 2>&1'
         job = ["mpirun", "-np", str(RANKS), "sh", "-c", rank]
@@ -97,16 +97,16 @@ def ran(fault: str) -> list[str]:
 
 
 def _story(output: str) -> Iterator[str]:
-    """The lines that say what went wrong."""
+    """Filters the lines that report the fault."""
     trace = box = False
     before = ""
     output = output.replace(f"{ROOT}/", "").replace(f" on {socket.gethostname()}", " on node1")
     for line in output.splitlines():
         report = re.search(r"\[rank \d+ on node1\] farandole .*", line)
-        if trace and report:  # another thread's, in the midst of a traceback
+        if trace and report:  # another thread's line within a traceback
             yield report[0]
             continue
-        box ^= line.startswith("----")  # around what MPI says
+        box ^= line.startswith("----")  # MPI's messages are between such lines
         trace = line.startswith("Traceback") or (trace and line[:1] in (" ", ""))
         source = line.startswith("  ") and "Warning: " in before
         before = line
@@ -142,7 +142,7 @@ def _wrapped(line: str) -> str:
 
 
 def _row(fault: str, said: list[str]) -> str:
-    """The table's row: the first thing that is said, and the errors that follow."""
+    """The table's row: the first message, then the errors that follow."""
     lines = [line for words in said for line in words.splitlines()]
     first = next(line for line in lines if not line.endswith("wait for others:"))
     first = re.sub(r"^\[.*?\] farandole (warning|error): |^\S+:\d+: |^farandole: ", "", first)
@@ -155,9 +155,9 @@ def _row(fault: str, said: list[str]) -> str:
 
 
 def _comparable(text: str) -> set[str]:
-    """A section's lines without what differs between runs: numbers of processes, times, and
-    which of two ranks is the first to leave with the same error."""
-    text = re.sub(r"\n(?:  )*   (?=\S)", " ", text)  # an odd indent: _wrapped made it
+    """A section's lines without what differs between runs: process ids, times, and which of two
+    ranks leaves first with the same error."""
+    text = re.sub(r"\n(?:  )*   (?=\S)", " ", text)  # an odd indent comes from _wrapped
     text = re.sub(r"(?<=Error: )\w+ '[\w ]+': ", "", text)  # the call, if one is under way
     text = re.sub(r"thread \d+ \(python.*$", "thread", text, flags=re.M)
     text = re.sub(r"0x[0-9a-f]+|\b\d+(\.\d+)? s\b|(?<=pid )\d+|(?<=-CONT )\d+", "N", text)
@@ -166,7 +166,7 @@ def _comparable(text: str) -> set[str]:
 
 
 def check(fault: str) -> int:
-    """1 if the program prints what the page does not have, or raises fewer kinds of errors."""
+    """Returns 1 if the program prints lines that the page lacks, or lacks a kind of error."""
     now = section(fault, ran(fault))
     found = re.search(rf"^### {fault}\.py\n.*?(?=^### |\Z)", PAGE.read_text(), re.M | re.S)
     page = found[0] if found else ""
@@ -178,7 +178,7 @@ def check(fault: str) -> int:
 
 
 def main() -> int:
-    """Writes the page, or compares it with one fault's run."""
+    """Writes the page, or checks one fault against it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", choices=OTHERS, metavar="FAULT")
     if fault := parser.parse_args().check:

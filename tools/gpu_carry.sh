@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_carry.sh [PYTHON_VERSION]: fills build/gpu-carry with all that `make test-gpu` and `make bench-gpu` need on a machine
-# without network: farandole's wheel of this very tree, an MPI, the tests' tools. torch, CuPy, NumPy and NCCL must be there.
-# Run it where there is a network and a compiler; then take the tree with that folder (about 20 MB) along.
+# gpu_carry.sh [PYTHON_VERSION]: collects in build/gpu-carry what `make test-gpu` and `make bench-gpu` need on a machine
+# without network: farandole's wheel from this tree, an MPI, the tests' tools. That machine needs torch, CuPy, NumPy and NCCL.
+# Run it where there is a network and a compiler, then copy the tree with that folder (about 20 MB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-3.12}
@@ -18,7 +18,7 @@ rm -rf "$carry" && mkdir -p "$carry"
 make wheel
 cp dist/*.whl "$carry"
 requirements=()
-for tool in $tools; do # at the versions the tests run with, where requirements/ names one
+for tool in $tools; do # at the version in requirements/, if it names one
   requirements+=("$(grep -h "^$tool==" requirements/*.txt || echo "$tool")")
 done
 .venv/bin/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary=:all: \

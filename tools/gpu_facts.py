@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu_facts.py RANK SIZE FOLDER: one rank that prints what NCCL's calls return, by ctypes.
+"""gpu_facts.py RANK SIZE FOLDER: one rank that prints what NCCL's functions return, through ctypes.
 
-For tools/gpu_first_minutes.py, which runs SIZE of them; they meet by files in FOLDER.
+tools/gpu_first_minutes.py runs SIZE of them. They synchronize by files in FOLDER.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from farandole.installed import open_library
 BYTES = 2 << 20
 
 
-class UniqueId(ctypes.Structure):
+class NcclUniqueId(ctypes.Structure):
     """ncclUniqueId."""
 
     _fields_ = (("bytes", ctypes.c_char * 128),)
 
 
-class Config(ctypes.Structure):
-    """The first members of ncclConfig_t, as farandole has them."""
+class NcclConfig(ctypes.Structure):
+    """The first members of ncclConfig_t, as farandole declares them."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -34,8 +34,8 @@ class Config(ctypes.Structure):
     )
 
 
-class Rank:
-    """One rank that notes what NCCL returns. Ranks meet by files in `folder`."""
+class NcclRank:
+    """One rank that records what NCCL returns. Ranks synchronize by files in `folder`."""
 
     def __init__(self, rank: int, size: int, folder: Path) -> None:
         self.rank, self.size, self.folder = rank, size, folder
@@ -54,13 +54,13 @@ class Rank:
         cuda.cuCtxPushCurrent_v2(context)
 
     def meet(self, point: str) -> None:
-        """Until all ranks are here."""
+        """Waits until all ranks are here."""
         (self.folder / f"{point}.{self.rank}").touch()
         for rank in range(self.size):
             self.await_file(f"{point}.{rank}")
 
     def await_file(self, name: str) -> None:
-        """A minute at most."""
+        """Waits for a file, for at most a minute."""
         end = time.monotonic() + 60
         while not (self.folder / name).exists():
             if time.monotonic() > end:
@@ -68,23 +68,23 @@ class Rank:
             time.sleep(0.001)
 
     def state(self) -> int:
-        """What ncclCommGetAsyncError says."""
+        """The state that ncclCommGetAsyncError reports."""
         found = ctypes.c_int()
         self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(found))
         return found.value
 
     def open(self) -> None:
-        """The communicator."""
-        unique, path = UniqueId(), self.folder / "id"
+        """Creates the communicator."""
+        unique, path = NcclUniqueId(), self.folder / "id"
         if self.rank == 0:
             self.nccl.ncclGetUniqueId(ctypes.byref(unique))
             path.with_suffix(".part").write_bytes(bytes(unique))
             path.with_suffix(".part").rename(path)
         self.await_file("id")
-        unique = UniqueId.from_buffer_copy(path.read_bytes())
-        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21400, 1)
+        unique = NcclUniqueId.from_buffer_copy(path.read_bytes())
+        config = NcclConfig(ctypes.sizeof(NcclConfig), 0xCAFEBEEF, 21400, 1)
         self.nccl.ncclCommInitRankConfig.argtypes = [
-            ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p,
+            ctypes.c_void_p, ctypes.c_int, NcclUniqueId, ctypes.c_int, ctypes.c_void_p,
         ]  # fmt: skip
         made = ctypes.byref(self.comm)
         self.facts["init returns"] = self.nccl.ncclCommInitRankConfig(
@@ -92,7 +92,7 @@ class Rank:
         )
 
     def reduce(self, name: str) -> None:
-        """One group of one call."""
+        """Runs one group with one allreduce."""
         memory, portable = ctypes.c_void_p(), 1  # pinned: a card may use it as well
         self.cuda.cuMemHostAlloc(ctypes.byref(memory), ctypes.c_size_t(BYTES), portable)
         self.nccl.ncclGroupStart()
@@ -101,14 +101,14 @@ class Rank:
         self.facts[name] = self.nccl.ncclGroupEnd()
 
     def synchronize(self) -> None:
-        """Until the default stream has done all that is in it."""
+        """Waits until the default stream is idle."""
         event = ctypes.c_void_p()
         self.cuda.cuEventCreate(ctypes.byref(event), 0)
         self.cuda.cuEventRecord(event, None)
         self.cuda.cuEventSynchronize(event)
 
     def run(self) -> dict[str, object]:
-        """All facts that this rank sees."""
+        """Collects all facts that this rank sees."""
         self.open()
         self.meet("open")
         self.reduce("group_end returns")
@@ -128,9 +128,9 @@ def _library(name: str) -> ctypes.CDLL:
 
 
 def main() -> None:
-    """One line a fact. Communicators are left as they are."""
+    """Prints one fact per line. Leaves communicators open."""
     rank, size, folder = sys.argv[1:]
-    for name, value in Rank(int(rank), int(size), Path(folder)).run().items():
+    for name, value in NcclRank(int(rank), int(size), Path(folder)).run().items():
         print(f"{name}={value!r}", flush=True)
     os._exit(0)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first minutes on a card, under ten: what farandole, NCCL and CUDA do there.
+"""Checks within ten minutes what farandole, NCCL and CUDA do on a new GPU machine.
 
     python tools/gpu_first_minutes.py [--double] [STEP ...]
 
-Steps run in order, each in processes of its own with a limit, and print `pass`, the first thing
-that differs from the double, or `needs` and what they lack; the next one runs in any case. All run
-at one rank, but for the facts about two; what needs more is in `gpu_run.sh test`, which comes next.
---double runs the same steps on the test double: of tests that need a card, those that show the same
-there. The exit code is the number of steps that have failed.
+Steps run in order, each in separate processes with a time limit. Each prints `pass`, the first
+difference from the mock GPU, or `needs` and what is missing; then the next one runs. Except for the
+facts about two ranks, all use one rank; `gpu_run.sh test` comes next and uses more. --double runs
+the same steps on the mock GPU, with the tests that give the same results there. The exit code is
+the number of failed steps.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from harness.process import JobError, wait_until_gone  # noqa: E402
 
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = ("CUDA", "NCCL", "NVRTC")
-# Seconds. All steps end within the ten minutes of one call on a lent machine. The doctor is the
-# first to import torch and CuPy, which may take a minute.
+# Time limits in seconds; all steps together fit into ten minutes. The doctor imports torch and CuPy
+# first, which may take a minute.
 LIMITS = {"doctor": 150, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-# As in gpu_run.sh: plugins of pytest, and warnings, that are none of ours.
+# As in gpu_run.sh: ignore foreign pytest plugins and warnings.
 PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 PR_SET_CHILD_SUBREAPER = 36  # of prctl
 
-# What tests/csrc/lib/gpu/gpu_double says on every rank; read in NCCL 2.28.9.
+# Facts of tests/csrc/lib/gpu/gpu_double on every rank; read in the source of NCCL 2.28.9.
 FACTS = {
     "init returns": 0,
     "group_end returns": 0,
@@ -53,8 +53,8 @@ FACTS = {
 }
 
 
-# Many small tensors that begin at odd addresses, packed, tripled and unpacked by our kernel; what
-# lies between them stays as it is.
+# Many small tensors at odd addresses, which farandole's kernel packs, triples and unpacks. The
+# bytes between them must not change.
 ODD = """
 import torch, farandole.torch as hvd
 if {double}:
@@ -77,16 +77,16 @@ hvd.shutdown()
 
 
 class Needs(Exception):
-    """What a step lacks here."""
+    """Names what a step lacks on this machine."""
 
 
 def adopt() -> None:
-    """From now on this process is the parent of all orphans below it."""
+    """Makes this process the parent of all orphans below it."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
-    """A command in a session of its own."""
+    """Starts a command in a new session."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -100,10 +100,10 @@ def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Ends a command and all that it has started: an orphan would keep the card.
+    """Ends a command and everything that it started, because an orphan would keep the GPU.
 
-    SIGTERM comes first, since pytest then ends the job that it runs in another session. adopt()
-    finds orphans in whatever session they are.
+    SIGTERM comes first: pytest then ends its job, which runs in another session. adopt() makes
+    orphans of every session visible here.
     """
     sessions = sessions_below(os.getpid()) - {os.getsid(0)} | {child.pid}
     for process in processes_of_sessions({child.pid}):
@@ -117,7 +117,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def facts(size: int) -> dict[str, str]:
-    """What rank 0 of `size` has seen; raises RuntimeError where a rank has failed."""
+    """Facts that rank 0 of `size` has seen. Raises RuntimeError if a rank failed."""
     tool, deadline = (
         str(ROOT / "tools" / "gpu_facts.py"),
         time.monotonic() + LIMITS[f"facts-{size}"],
@@ -144,7 +144,7 @@ def facts(size: int) -> dict[str, str]:
 
 
 def _check_facts(size: int) -> str:
-    """The first that differs from the double, or nothing."""
+    """The first fact that differs from the mock, or ""."""
     found = facts(size)
     for name, expected in FACTS.items():
         if found.get(name) != repr(expected):
@@ -153,7 +153,7 @@ def _check_facts(size: int) -> str:
 
 
 def run(limit: float, *command: str) -> str:
-    """What a command writes; RuntimeError with the last words of one that fails or is late."""
+    """A command's output. Raises RuntimeError with its last lines if it fails or is late."""
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         of_double = {"FARANDOLE_TEST_FOLDER": folder, "GPU_DOUBLE_FOLDER": folder}
@@ -175,7 +175,7 @@ def run(limit: float, *command: str) -> str:
 
 
 def _doctor(double: bool) -> str:
-    """Its first row about GPUs that is not well. The double has no arrays for the self test."""
+    """The doctor's first bad row about GPUs, or "". The mock has no arrays for the self test."""
     text = run(LIMITS["doctor"], sys.executable, "-m", "farandole", "doctor", "--all")
     for row in ("CUDA", "NVRTC", "NCCL", *([] if double else ["self test, GPU"])):
         if not re.search(rf"^ok\W+{row}\b", text, re.MULTILINE):
@@ -185,12 +185,12 @@ def _doctor(double: bool) -> str:
 
 
 def _sanitizer(double: bool) -> str:
-    """Only our kernels: torch's would take minutes."""
+    """Runs compute-sanitizer on farandole's kernels only: torch's would take minutes."""
     command = [sys.executable, "-c", ODD.format(double=double)]
     if not double and (reason := gpu.why_not()):
         raise Needs(reason.removeprefix("needs "))
     there = not double and shutil.which("compute-sanitizer")
-    if there:  # it would wait for CUDA's start for 10 s only, and then check nothing
+    if there:  # else compute-sanitizer would wait 10 s for CUDA to start, then check nothing
         options = ["--kernel-regex", "kns=farandole_", "--launch-timeout", f"{LIMITS['sanitizer']}"]
         command[:0] = [there, *options, "--error-exitcode", "9"]
     text = run(LIMITS["sanitizer"], *command)
@@ -200,7 +200,7 @@ def _sanitizer(double: bool) -> str:
 
 
 def _collectives(double: bool) -> str:
-    """Where all tests are skipped Needs says why."""
+    """Runs the collectives' tests. Raises Needs if all are skipped."""
     path = f"tests/{'parallel/test_gpu_table.py' if double else 'gpu/test_collectives.py'}"
     options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "default", "--inner=-Wdefault")
     command = (sys.executable, "-m", "pytest", path, "--ranks", "1", *options)
@@ -213,7 +213,7 @@ def _collectives(double: bool) -> str:
 
 
 def _steps(double: bool) -> dict[str, Callable[[], str]]:
-    """Every step's name, and what runs it: an empty text is a pass."""
+    """Step name -> function that returns "" on success, else what is wrong."""
     return {
         "doctor": lambda: _doctor(double),
         "sanitizer": lambda: _sanitizer(double),
@@ -224,12 +224,12 @@ def _steps(double: bool) -> dict[str, Callable[[], str]]:
 
 
 def main() -> int:
-    """Runs the steps that were asked for."""
+    """Runs the selected steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--double", action="store_true", help="on the test double")
     parser.add_argument("steps", nargs="*", metavar="STEP")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the steps end their children
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that steps end their children
     adopt()
     if asked.double:
         os.environ.update({f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in LIBRARIES})

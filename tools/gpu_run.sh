@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_run.sh first|test|bench [PYTHON] [options]: the first minutes on a card (tools/gpu_first_minutes.py), then what
-# `make test-gpu` and `make bench-gpu` do, for machines without make too. Each ends within ten minutes, in a call of its own.
-# The environment is build/gpu-venv, on top of what PYTHON has installed (tools/gpu_venv.sh). Results are left in build/gpu, or
-# in the folder that RESULTS names, as they come: a run that is cut off leaves what it has.
+# gpu_run.sh first|test|bench [PYTHON] [options]: runs tools/gpu_first_minutes.py, `make test-gpu` or `make bench-gpu`, on
+# machines without make too. Each takes at most ten minutes. Results go to build/gpu, or to the folder RESULTS, as they come,
+# so a run that is cut off leaves what it has. The environment is build/gpu-venv, on top of PYTHON's packages
+# (tools/gpu_venv.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=$1 python=${2:-python3}
@@ -12,7 +12,7 @@ bin=$PWD/build/gpu-venv/bin
 results=${RESULTS:-build/gpu}
 carried=(build/gpu-carry/*)
 export PYTHONUNBUFFERED=1
-# PYTHON's environment may bring plugins of pytest that are none of ours.
+# Ignore pytest plugins that PYTHON's environment may bring.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_PLUGINS=pytest_timeout
 
 if [[ ! -e build/gpu-venv/.stamp || ${carried[0]} -nt build/gpu-venv/.stamp ]]; then

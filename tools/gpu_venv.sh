@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_venv.sh PYTHON: build/gpu-venv, an environment with farandole and the tests' tools on top of what PYTHON has installed
-# (torch, CuPy, NCCL). From build/gpu-carry (tools/gpu_carry.sh), else from PyPI and a compiler.
+# gpu_venv.sh PYTHON: creates build/gpu-venv with farandole and the tests' tools, on top of PYTHON's torch, CuPy and NCCL.
+# Takes them from build/gpu-carry (tools/gpu_carry.sh), else from PyPI and a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 venv=build/gpu-venv carry=build/gpu-carry

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files one small gradient passes, measured: `python tools/gradient_path.py [checkout]`.
+"""Measures which files one small gradient passes: `python tools/gradient_path.py [checkout]`.
 
-Builds the core with -finstrument-functions in the checkout's build/path, and lets two ranks on CPUs
-repeat a step. Prints each file that rank 0 (leader and coordinator) enters, in the order of first
-visit, with the number of other files from which it is entered while it is not under way already:
-one that several files enter is visited again. x.h counts as x.cc, the kernels as one. What
-everything uses (base, lib, watch) is left out unless --all is given.
+Builds the core with -finstrument-functions in the checkout's build/path, and runs a step on two CPU
+ranks. Prints each file that rank 0 (leader and coordinator) enters, in the order of first visit,
+and the files that enter it while it is not already on the call stack. x.h counts as x.cc, all
+kernels as one file. Omits base, lib and watch, which everything uses, unless --all is given.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ LEFT_OUT = ("csrc/base/", "csrc/lib/", "csrc/watch/")
 
 
 class Event(ctypes.Structure):
-    """As in TRACER."""
+    """The struct event of TRACER."""
 
     _fields_ = (("where", ctypes.c_ssize_t), ("thread", ctypes.c_int), ("enters", ctypes.c_int))
 
 
 def build(root: Path) -> Path:
-    """The package with an instrumented core, and the tracer beside it."""
+    """Builds the package with an instrumented core, and the tracer next to it."""
     folder = root / "build" / "path"
     tools = root / ".venv" / "bin"
     flags = "-Wno-subobject-linkage -finstrument-functions"
@@ -77,7 +76,7 @@ def build(root: Path) -> Path:
 
 
 def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
-    """Of the eighth step of a model of small parameters; and the Python files by number."""
+    """Records the eighth step of a model of small parameters. Returns (events, Python files)."""
     import torch
 
     import farandole.torch as hvd
@@ -112,7 +111,7 @@ def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
 
 
 def source_of(name: str) -> str:
-    """A path in the repository, without its suffix if it is of C++. The kernels are one."""
+    """A path in the repository, for C++ without suffix. All kernels count as one."""
     if "csrc/" in name:
         name = "csrc/" + name.rsplit("csrc/", 1)[1].rsplit(".", 1)[0]
         return "csrc/kernels" if name.startswith("csrc/kernels/") else name
@@ -124,7 +123,7 @@ def source_of(name: str) -> str:
 
 
 def files_by_place(events: list[Event], python: list[str], library: Path) -> dict[int, str]:
-    """The file of each place in the events."""
+    """Address -> file for each address in the events."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     base = min(int(line.split("-")[0], 16) for line in lines if line.endswith(library.name))
     places = sorted({event.where for event in events if event.where >= 0})
@@ -135,7 +134,7 @@ def files_by_place(events: list[Event], python: list[str], library: Path) -> dic
 
 
 def report(events: list[Event], files: dict[int, str], whole: bool) -> None:
-    """Prints the path."""
+    """Prints the files in order of first visit."""
     stacks: dict[int, list[str]] = defaultdict(list)
     entered_from: dict[str, dict[str, None]] = {}
     for event in events:
@@ -156,7 +155,7 @@ def report(events: list[Event], files: dict[int, str], whole: bool) -> None:
 
 
 def main() -> None:
-    """Builds and starts two ranks; in a rank, runs the step and prints."""
+    """Builds and starts two ranks. In a rank, runs the step and prints."""
     folder = os.environ.get("GRADIENT_PATH")
     if folder is None:
         arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]

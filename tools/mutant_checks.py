@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that tools/mutate.py judges a mutant of C++ by: its file's, or its folder's."""
+"""Maps C++ files and folders to the programs by which tools/mutate.py judges their mutants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CALLS = " ".join(
         "point_to_point",
     )
 )
-# What judges a mutant, the quickest first: the longest prefix of its path counts. A check is a C++
-# program with its arguments, or files for pytest, run on two ranks.
+# Path prefix -> checks, quickest first; the longest matching prefix wins. A check is a C++ program
+# with arguments, or files for pytest on two ranks.
 CHECKS: dict[str, Sequence[str]] = {
     "csrc/control": (
         *("coordinator_test", "aggregator_test", "message_test"),
@@ -51,5 +51,5 @@ CHECKS: dict[str, Sequence[str]] = {
 
 
 def checks_of(path: str) -> Sequence[str]:
-    """The checks of a source."""
+    """The checks for a source file."""
     return CHECKS[max((prefix for prefix in CHECKS if path.startswith(prefix)), key=len)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants: small wrong changes to a C++ or Python source, found in its tokens.
+"""Generates mutants: small wrong changes to a C++ or Python source, found in its tokens.
 
-A comparison flips or is off by one, a condition is negated, an integer grows by one, a sign or a
-word changes its meaning, a statement goes. Comments, strings and `#` lines are left alone.
+A mutant changes a comparison, negates a condition, adds one to an integer, swaps an operator or a
+word for another, or deletes a statement. Comments, strings and `#` lines are not changed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _TOKENS = {
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _LOGIC = {"&&": "||", "||": "&&", "and": "or", "or": "and", "!": "", "not": "", "is": "is not"}
 _SIGNS = {"+": "-", "-": "+", "+=": "-=", "-=": "+=", "*": "+", "/": "*", "<<": ">>", ">>": "<<"}
-_NO_SIGNS = re.compile('"|import ')  # lines whose signs are no arithmetic
+_NO_SIGNS = re.compile('"|import ')  # lines whose signs are not arithmetic
 _WORDS = {"true": "false", "false": "true", "True": "False", "False": "True"} | {
     "continue": "break",
     "break": "continue",
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _OPEN, _CLOSE = "([{", ")]}"
-# A C++ statement that can go begins behind one of these, and with none of _KEPT. What stands before
-# a block's brace tells it from a value's.
+# A C++ statement that may be deleted starts after one of these, and with none of _KEPT. The tokens
+# before a brace tell a block from an initialiser.
 _STARTS = {";", "{", "}", ")", "else"}
 _BLOCKS = {")", "]", ";", "}", "else", "do", "try", "const", "noexcept", "override", "mutable"}
 _HEAD_ENDS = {"(", "{", "[", "=", "+=", "-=", "++", "--", "|=", "&="}
@@ -50,7 +50,7 @@ _KEPT = {
 
 @dataclass(frozen=True, order=True)
 class Mutant:
-    """`source[start:end]` of the file becomes `text`."""
+    """Replaces `source[start:end]` of a file by `text`."""
 
     path: str
     start: int
@@ -59,7 +59,7 @@ class Mutant:
     kind: str
 
     def apply(self, source: str) -> str:
-        """The file with the change."""
+        """The source with the change."""
         return source[: self.start] + self.text + source[self.end :]
 
 
@@ -75,7 +75,7 @@ _Change = tuple[int, int, str, str]
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in the order of their places."""
+    """All mutants of a file, in order of position."""
     suffix = Path(path).suffix
     found = _TOKENS[suffix].finditer(source)
     tokens = [_Token(str(m.lastgroup), m[0], m.start(), m.end()) for m in found]
@@ -88,7 +88,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
 
 
 def _single(source: str, code: list[_Token]) -> Iterator[_Change]:
-    """What one token tells. `<` and `*` are operators where spaces are on both sides."""
+    """Changes of single tokens. `<` and `*` are operators if spaces are on both sides."""
     for token, after in zip(code, [*code[1:], code[-1]], strict=True):
         text = token.text
         binary = source[token.start - 1 : token.end + 1].split() == [text]
@@ -111,7 +111,7 @@ def _line(source: str, place: int) -> str:
 
 
 def _conditions(source: str, code: list[_Token], suffix: str) -> Iterator[_Change]:
-    """`if (x)` and `if x:` negated, where no operator in x has a mutant of its own."""
+    """Negations of `if (x)` and `if x:`, unless an operator in x has its own mutants."""
     operators = {*_COMPARISONS, *_LOGIC, "=", ":=", ";"}
     for i, token in enumerate(code[:-1]):
         if token.text not in ("if", "elif"):
@@ -129,7 +129,7 @@ def _conditions(source: str, code: list[_Token], suffix: str) -> Iterator[_Chang
 
 
 def _until(code: list[_Token], first: int, ends: set[str]) -> list[_Token]:
-    """The tokens from `first` to one of `ends` that no bracket encloses."""
+    """The tokens from `first` to one of `ends` outside brackets."""
     depth = 0
     for i in range(first, len(code)):
         if depth == 0 and code[i].text in ends:
@@ -139,8 +139,8 @@ def _until(code: list[_Token], first: int, ends: set[str]) -> list[_Token]:
 
 
 def _statements_cpp(code: list[_Token]) -> Iterator[_Change]:
-    """Calls, assignments and throws; neither declarations nor functions."""
-    inner: list[bool] = []  # of the brackets that are open: whether statements are in it
+    """Calls, assignments and throws, but no declarations or functions."""
+    inner: list[bool] = []  # per open bracket: True if it contains statements
     for i, token in enumerate(code[1:], 1):
         last = code[i - 1].text
         if last in _OPEN:
@@ -169,7 +169,7 @@ def _statements_cpp(code: list[_Token]) -> Iterator[_Change]:
 
 
 def _begins_block(before: list[_Token]) -> bool:
-    """Whether a brace behind these tokens holds statements; `-> Type` may stand before it."""
+    """True if a brace after these tokens opens a block; `-> Type` may come before the brace."""
     names = takewhile(lambda part: part.kind == "word" or part.text == "::", reversed(before))
     ahead = before[: len(before) - len(list(names))]
     returns = bool(ahead) and ahead[-1].text == "->"
@@ -177,13 +177,13 @@ def _begins_block(before: list[_Token]) -> bool:
 
 
 def _is_outside(inside: list[_Token], token: _Token) -> bool:
-    """Whether no bracket of the statement encloses the token."""
+    """True if no bracket of the statement encloses the token."""
     before = [part.text for part in inside if part.start < token.start]
     return sum((text in _OPEN) - (text in _CLOSE) for text in before) == 0
 
 
 def _statements_python(source: str) -> Iterator[_Change]:
-    """Calls, raises and, but for those of variables, assignments in functions."""
+    """Calls, raises, and assignments in functions except those to plain variables."""
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

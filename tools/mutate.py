@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the tests: makes small wrong changes to the product, counts those that no test notices.
+"""Judges the tests: makes small wrong changes to the product and counts those that no test notices.
 
-It works in build/mutate/tree, a copy of the tracked files, never in the checkout. A mutant is
-killed by a test that fails or takes too long, twice; one that does not compile, or whose check
-fails without it, is not counted. C++ is judged by the programs of tools/mutant_checks.py. A mutant
-of Python is judged by some of the tests that run its line, and lives if there are none; the first
-run watches all tests for that, which takes about 15 minutes.
+Works in build/mutate/tree, a copy of the tracked files. A mutant is killed if a test fails or takes
+too long, twice. It is not counted if it does not compile, or if its check fails without it.
+tools/mutant_checks.py names the programs that judge C++. A Python mutant is judged by some of the
+tests that run its line, and lives if there are none; to find these tests, the first run watches all
+tests, which takes about 15 minutes.
 
-What has been judged is in build/mutate/results.jsonl, and is not judged again;
-build/mutate/survivors has a diff of each mutant that lives, build/mutate/killed what the check
-printed that has killed one.
+build/mutate/results.jsonl keeps the judgements, which are not repeated; build/mutate/survivors has
+a diff per living mutant, build/mutate/killed the output of the check that killed one.
 
     tools/mutate.py                                   200 mutants of all the product
     tools/mutate.py --count 40 --only csrc/control    40 of one folder
-    tools/mutate.py --again                           survivors, by the tests as they are now
-    tools/mutate.py --fresh                           anew, with the sources as they are now
+    tools/mutate.py --again                           survivors, by the present tests
+    tools/mutate.py --fresh                           start again, with the present sources
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ HOME = ROOT / "build" / "mutate"
 TREE = HOME / "tree"
 RESULTS = HOME / "results.jsonl"
 PASSED = HOME / "passed.json"
-LINES = HOME / "lines"  # of Python, and the tests that run them
-UNDER_TEST = HOME / "original.json"  # the file that holds a mutant now, as it was
+LINES = HOME / "lines"  # Python lines, and the tests that run them
+UNDER_TEST = HOME / "original.json"  # original of the file that holds a mutant now
 MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "extras", "adapters")
 ENOUGH_SECONDS = (
     400.0  # of tests that run the line of a mutant of Python; watched side by side, so slow
 )
-NEW_SECONDS = 300.0  # what a check may take that has not passed yet
-ALONE_SECONDS = 30.0  # what one test of a program may take
-# Warnings are errors, but these are of mutants that run.
+NEW_SECONDS = 300.0  # limit for a check that has not passed yet
+ALONE_SECONDS = 30.0  # limit for one test of a program
+# Warnings that mutants cause and that must not fail the build.
 _WARNINGS = "parentheses unused-parameter unused-variable unused-but-set-variable unused-function"
 TOLERANT = "".join(
     f'#pragma GCC diagnostic ignored "-W{name}"\n'
@@ -68,7 +67,7 @@ TOLERANT = "".join(
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a mutant: `invalid`, `killed` by a check, or it `lives`."""
+    """Fate of a mutant: `invalid`, `killed` by a check, or `lives`."""
 
     mutant: Mutant
     fate: str
@@ -77,14 +76,13 @@ class Judgement:
 
     @property
     def folder(self) -> str:
-        """The row of the table."""
+        """Row of the table."""
         return next(folder for folder in MUTATED if self.mutant.path.startswith(f"{folder}/"))
 
 
 def _run(command: Sequence[str], limit: float = math.inf, quiet: float = math.inf) -> int | None:
-    """A command's exit code in the tree; None: it took longer than its limit, and was ended.
-
-    So it is once it has printed nothing for `quiet` seconds.
+    """Exit code of a command in the tree. None if it was ended after `limit` seconds, or after
+    `quiet` seconds without output.
     """
     libraries = Path(numpy.__file__).parents[1] / "nvidia"
     env = {
@@ -106,7 +104,7 @@ def _run(command: Sequence[str], limit: float = math.inf, quiet: float = math.in
         try:
             return _wait(child, time.monotonic() + limit, quiet)
         finally:
-            child.terminate()  # pytest ends the jobs, and ninja the compilers, that it has started
+            child.terminate()  # pytest then ends its jobs, ninja its compilers
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(30)
             with contextlib.suppress(ProcessLookupError):
@@ -143,17 +141,17 @@ def _command(check: str) -> list[str]:
 
 
 def _built(check: str) -> bool:
-    """Whether what the check runs compiles."""
+    """True if what the check runs compiles."""
     return _ninja(check.split()[0] if _is_program(check) else "farandole")
 
 
 def _passed() -> dict[str, float]:
-    """The checks that have passed, and the seconds that they took."""
+    """Check -> seconds, of checks that have passed."""
     return dict(json.loads(PASSED.read_text())) if PASSED.exists() else {}
 
 
 def _fails_again(check: str) -> bool:
-    """Whether the test that has just failed, or hangs, does so alone: none is killed by chance."""
+    """True if the test that failed or hung does so alone, too: no mutant is killed by chance."""
     pattern = r"^run  (\w+)$" if _is_program(check) else r"^FAILED (\S+)"
     ran = re.findall(pattern, (HOME / "output").read_text(), re.MULTILINE)
     alone = ran[-1] if ran else check
@@ -163,14 +161,14 @@ def _fails_again(check: str) -> bool:
 
 
 def _seconds(check: str) -> float | None:
-    """What the check takes; None: it, or a file of it, has not passed yet."""
+    """Seconds that the check takes; None if it, or one of its files, has not passed yet."""
     passed = _passed()
     parts = [check] if _is_program(check) else check.split()
     return sum(passed[part] for part in parts) if passed.keys() >= set(parts) else None
 
 
 def _passes(check: str) -> bool:
-    """Runs the check, which is built."""
+    """Runs the check, which is built, and returns whether it passed."""
     start, expected = time.monotonic(), _seconds(check)
     limit = NEW_SECONDS if expected is None else 3 * expected + ALONE_SECONDS
     if _run(_command(check), limit, ALONE_SECONDS if _is_program(check) else limit) != 0:
@@ -181,7 +179,7 @@ def _passes(check: str) -> bool:
 
 
 def restore() -> None:
-    """Takes a mutant out of the tree, also one that an earlier run has left there."""
+    """Removes a mutant from the tree, also one left by an earlier run."""
     if UNDER_TEST.exists():
         path, source = json.loads(UNDER_TEST.read_text())
         (TREE / path).write_text(source)
@@ -198,7 +196,7 @@ def _ran() -> dict[str, dict[int, list[str]]]:
 
 
 def _checks(mutant: Mutant, source: str) -> Sequence[str]:
-    """What may notice it, the quickest first; nothing for a line that no test runs."""
+    """Checks that may notice it, quickest first; none for a line that no test runs."""
     if mutant.path.endswith(".cc"):
         return checks_of(mutant.path)
     line = source.count("\n", 0, mutant.start) + 1
@@ -206,7 +204,7 @@ def _checks(mutant: Mutant, source: str) -> Sequence[str]:
 
 
 def judge(mutant: Mutant) -> Judgement:
-    """Puts the mutant into the tree, runs its checks until one fails, takes it out again."""
+    """Puts the mutant into the tree, runs checks until one fails, and removes it."""
     file, start = TREE / mutant.path, time.monotonic()
     source = file.read_text()
     fate, by = "lives", ""
@@ -225,7 +223,7 @@ def judge(mutant: Mutant) -> Judgement:
             break
     finally:
         restore()
-    # A check is believed once it has passed.
+    # A check counts only after it has passed without a mutant.
     if fate == "killed" and _seconds(by) is None and not (_built(by) and _passes(by)):
         print(f"fails without a mutant: {by}\n{(HOME / 'output').read_text()[-4000:]}")
         fate = "invalid"
@@ -240,7 +238,7 @@ def _untested() -> tuple[str, ...]:
 
 
 def sample(only: Sequence[str], seed: int) -> list[Mutant]:
-    """All mutants of these folders, in the order that they have in MUTATED's for this seed."""
+    """Mutants in these folders, in the random order of this seed."""
     files = [path for folder in MUTATED for path in sorted((TREE / folder).rglob("*.*"))]
     paths = [path.relative_to(TREE).as_posix() for path in files if path.suffix in (".cc", ".py")]
     paths = [path for path in paths if not path.startswith(_untested())]
@@ -250,7 +248,7 @@ def sample(only: Sequence[str], seed: int) -> list[Mutant]:
 
 
 def record_lines() -> None:
-    """Which tests run which lines of Python: all of `make test` and `make test-jobs`, watched."""
+    """Records which tests run which Python lines: all of `make test` and `make test-jobs`."""
     if LINES.exists():
         return
     [site] = (TREE / ".venv" / "lib").glob("python*/site-packages")
@@ -265,14 +263,14 @@ def record_lines() -> None:
         [*folders, "-n", "6", "--dist", "worksteal"],
         ["tests/parallel", "-n", "3", "--dist", "loadgroup", "--inner=-p ran_lines"],
     ):
-        _run(["env", *pytest, *options])  # one that fails so is not among the checks
+        _run(["env", *pytest, *options])  # a file that fails this way is not used as a check
         shutil.copy(HOME / "output", LINES / f"{options[0].replace('/', '-')}.txt")
     hook.unlink()
     _run([sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={LINES}/lines"])
 
 
 def prepare() -> None:
-    """The tree, with a build and an environment of its own; its tests are as they are now."""
+    """Creates the tree with its own build and environment, and updates its tests."""
     new = not (TREE / ".venv" / "ready").exists()
     kinds = ["--cached", "--others", "--exclude-standard"]
     listed = ["git", "ls-files", *kinds, *([] if new else ["tests", "pyproject.toml"])]
@@ -302,14 +300,14 @@ def prepare() -> None:
         (TREE / "pyruntime" / "lib" / name).symlink_to(folder / name)
     program = TREE / ".venv" / "bin" / "farandole"
     text = program.read_text().replace(sys.prefix, str(TREE / ".venv"))
-    program.unlink()  # the file is the checkout's, too
+    program.unlink()  # a hard link to the checkout's file
     program.write_text(text)
     program.chmod(0o755)
     (TREE / ".venv" / "ready").touch()
 
 
 def judged() -> dict[Mutant, Judgement]:
-    """What earlier runs have found; the last word counts."""
+    """Judgements of earlier runs; the last one of a mutant counts."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     found = [json.loads(line) for line in lines]
     all_ = [Judgement(**(one | {"mutant": Mutant(**one["mutant"])})) for one in found]
@@ -317,7 +315,7 @@ def judged() -> dict[Mutant, Judgement]:
 
 
 def table(judgements: Sequence[Judgement]) -> str:
-    """Killed, living and uncounted mutants by folder."""
+    """Counts of killed, living and invalid mutants by folder."""
     lines = [f"{'folder':16} killed lives invalid score"]
     for folder in (*MUTATED, "all"):
         fates = [one.fate for one in judgements if folder in (one.folder, "all")]
@@ -328,7 +326,7 @@ def table(judgements: Sequence[Judgement]) -> str:
 
 
 def write_survivors(judgements: Sequence[Judgement]) -> None:
-    """A diff for each mutant that lives."""
+    """Writes a diff per living mutant."""
     folder = HOME / "survivors"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -342,7 +340,7 @@ def write_survivors(judgements: Sequence[Judgement]) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Parses options, then judges mutants and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

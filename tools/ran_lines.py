@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of tests run which lines of Python, as coverage.py has seen it; for tools/mutate.py.
+"""Records by coverage.py which test files run which Python lines, for tools/mutate.py.
 
-As a pytest plugin, in ranks too, it tells coverage which file's test is under way: whatever runs
-meanwhile counts for that file, also in the processes that it starts. With RAN_LINES_SECONDS in the
-environment it writes there the seconds of each file whose tests have all passed.
+As a pytest plugin, in ranks too, it tells coverage which file's test is under way. Lines that run
+meanwhile count for that file, also in child processes. It writes the seconds of each file whose
+tests all passed to the file named by RAN_LINES_SECONDS.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 import coverage
 import pytest
 
-_NOW = "RAN_LINES_NOW"  # for programs that a test starts
-# For site-packages: every process of the environment that has the variable set is watched.
+_NOW = "RAN_LINES_NOW"  # passes the file to programs that a test starts
+# A .pth file: watches every process of the environment in which the variable is set.
 HOOK = """\
 {tools}
 import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").process_startup()
@@ -28,7 +28,7 @@ import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").pro
 
 
 def settings(data: Path, tree: Path) -> str:
-    """coverage's: every process writes a file of its own into `data`."""
+    """coverage's settings: every process writes a separate file into `data`."""
     return f"""\
 [run]
 parallel = true
@@ -41,7 +41,7 @@ disable_warnings = no-data-collected
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The test's file is the context of what runs from here on."""
+    """Makes the test's file the context of what runs from here on."""
     os.environ[_NOW] = item.nodeid.split("::")[0]
     if watch := coverage.Coverage.current():
         watch.switch_context(os.environ[_NOW])
@@ -52,7 +52,7 @@ _failed: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Adds up what a file takes."""
+    """Adds up a file's seconds."""
     file = report.nodeid.split("::")[0]
     _seconds[file] += report.duration
     if report.failed:
@@ -60,7 +60,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Only the pytest that the user, or mutate.py, has started."""
+    """Writes the seconds, in the outermost pytest only."""
     inside = hasattr(session.config, "workerinput") or "FARANDOLE_TEST_STEP" in os.environ
     if (name := os.environ.get("RAN_LINES_SECONDS")) and not inside:
         path = Path(name)
@@ -70,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
-    """For each source, by line, the files of tests that run it; "" for one that an import runs."""
+    """Source -> line -> test files that run it; "" stands for an import."""
     found = coverage.CoverageData(str(data / "lines"))
     found.read()
     lines = {}
@@ -85,11 +85,10 @@ def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
 def checks(
     lines: Mapping[int, Sequence[str]], line: int, seconds: Mapping[str, float], enough: float
 ) -> list[str]:
-    """Files of tests that run the line, for two runs of pytest: first those that run most of its
-    source, since they are about it.
+    """Test files that run a line, for two runs of pytest; those that run most of its source first.
 
-    The first run takes a third of `enough` seconds, the second the rest. A line that is run at
-    import only is judged by all that run its source. What no test runs has no check.
+    The first run takes a third of `enough` seconds, the second the rest. A line that only imports
+    run is judged by all files that run its source. A line that no test runs has no check.
     """
     ran = Counter(file for names in lines.values() for file in names if file in seconds)
     files = [file for file in lines.get(line, ()) if file in ran]

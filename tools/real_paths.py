@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the files of an editable install where they are, in tracebacks too. build/mypy shows the
-package by links, which type checkers and editors follow; modules that Python finds there get their
-real paths. The install's .pth file imports this as _farandole_real_paths."""
+"""Gives modules of an editable install their real paths, in tracebacks too. build/mypy contains
+links, which type checkers and editors follow. The install's .pth file imports this module as
+_farandole_real_paths."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class RealPaths:
-    """Finds farandole's modules. The package's own folder stays that of the links."""
+    """Finds farandole's modules. The package's folder stays the folder of links."""
 
     @staticmethod
     def find_spec(

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # release_check.sh PYTHON: builds sdist and wheels into dist/ and checks what users will install (docs/release.md).
-# The first failure ends it. What this machine lacks is named at the end as not checked.
+# Stops at the first failure. At the end it lists what it could not check on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home=$PWD/build/release-check
 tools=$home/tools/bin
 missing=()
 python=$("$1" -c 'import sys; print(sys.executable)')
-if command -v pyenv >/dev/null; then # its commands answer for versions that are chosen
+if command -v pyenv >/dev/null; then # its commands work for selected versions only
   PYENV_VERSION=$(pyenv versions --bare | paste -sd:)
   export PYENV_VERSION
 fi
 
 say() { printf '==== %s ====\n' "$*"; }
 
-environment() { # folder, python, requirements...: made anew
+environment() { # folder, python, requirements...; replaces the folder
   rm -rf "$1" && "$2" -m venv "$1"
   "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:3}"
 }
@@ -32,7 +32,7 @@ sdist=$(echo "$PWD"/dist/*.tar.gz)
 
 say "metadata"
 "$tools/twine" check --strict "$wheel" "$sdist"
-"$tools/pyroma" --min 8 "$sdist" # 10 less the home page and the mail address that do not exist yet
+"$tools/pyroma" --min 8 "$sdist" # 10 minus two points: there is no home page and no mail address yet
 "$tools/auditwheel" show "$wheel" | grep -E '"manylinux_2_(1.|2[0-8])_' || { "$tools/auditwheel" show "$wheel" && exit 1; }
 
 if command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null; then

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_matrix.sh PYTHON [pytest options]: the torch tests on the oldest supported and the newest torch, each in a venv
-# of its own under build/matrix, with the wheel from dist/.
-# The first run downloads some GB where the index has CUDA builds only.
+# test_matrix.sh PYTHON [pytest options]: runs the torch tests on the oldest supported and the newest torch, each in a venv
+# under build/matrix with the wheel from dist/. The first run downloads some GB if the index has CUDA builds only.
 set -euo pipefail
 python=$1
 shift

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_wheel_aarch64.sh BIN: two ranks train on NumPy under emulation, from the wheel for aarch64, with Debian's Python for
-# that machine. They have no MPI: they meet as ranks of BIN's `farandole run`.
+# test_wheel_aarch64.sh BIN: trains on two ranks under emulation, with NumPy, the wheel for aarch64 and Debian's Python. The
+# ranks have no MPI; BIN's `farandole run` starts them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
 home=$PWD/build/aarch64-python
 root=$home/root
 
-# An apt of its own: this machine's keeps its architectures.
+# A separate apt, so that this machine's keeps its architectures.
 if [ ! -f "$home/.complete" ]; then
   rm -rf "$home" && mkdir -p "$home"/{lists,cache/archives}/partial "$home/debs"
   keys=/usr/share/keyrings/debian-archive-keyring.gpg

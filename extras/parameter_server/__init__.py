@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParameterServer."""
+"""ParameterServer, a table that all ranks update and read at their own pace."""
 
 from farandole.extras.parameter_server.worker import ParameterServer
 

@@ -1,6 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's part of a ParameterServer: its rows, all workers' clocks, and the thread that answers
-other ranks. Used by worker.py only."""
+"""One rank's part of a ParameterServer: its rows, all workers' clocks, and the thread that serves
+other ranks. For worker.py.
+
+Messages to a ShardServer, sent as (kind, number) on tag REQUEST:
+
+| kind | sender | meaning of number | receiver's action |
+|---|---|---|---|
+| PUSH | worker | rows in the BODY that was posted before | updates the rows |
+| PULL | worker | rows in the BODY that was posted before | sends a REPLY |
+| TICK | worker | its new clock | stores the clock |
+| DONE | worker | ignored | stores that the worker has left |
+| HEARTBEAT | idle server | ignored | none: the receive does not count as a stall |
+| FAILED | server | first rank whose part is lost | fails this rank's later calls |
+| LOST | server | first rank whose part is lost | as FAILED and DONE |
+"""
 
 from __future__ import annotations
 
@@ -22,21 +35,22 @@ from farandole.messages import recv, recv_async, send, send_async
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Update = Callable[[Array, Array], Array]
-PUSH, PULL, TICK, DONE, LOST, STILL_HERE, FAILED = range(7)  # what a message says
-NAME = "parameter server"  # of calls and messages, for reports
+PUSH, PULL, TICK, DONE, LOST, HEARTBEAT, FAILED = range(7)  # kinds of messages
+NAME = "parameter server"  # of its calls and messages, in reports
 _GOODBYE_SECONDS = 1.0
-_LEFT = float("inf")  # the clock of a worker that has left
-REQUEST, BODY, REPLY, TAGS = range(4)  # added to a server's first tag; how many it has
+_LEFT = float("inf")  # clock of a worker that has left
+REQUEST, BODY, REPLY, TAGS = range(4)  # offsets from a server's first tag, and their number
 
 
-def still_here_seconds() -> float:
-    """How long a server is idle until it says so: a receive that waits too long is a stall."""
+def heartbeat_seconds() -> float:
+    """Idle seconds after which a server sends heartbeats, because a long receive counts as a
+    stall."""
     limits = [float(setting(f"FARANDOLE_STALL_{name}")) for name in ("WARN", "ABORT")]
     return min((limit for limit in limits if limit > 0), default=30.0) / 3
 
 
 def check_held(given: Array, dtype: str, what: str) -> None:
-    """Raises ValueError for what is not a number, or changes in a table of integers."""
+    """Raises ValueError for values that are not numbers or do not fit the table's integers."""
     table = np.dtype(dtype)
     held = given.dtype.kind in "biuf"
     if held and table.kind != "f":
@@ -46,8 +60,8 @@ def check_held(given: Array, dtype: str, what: str) -> None:
         raise ValueError(f"{what} are {given.dtype}, which a table of {table} can't hold")
 
 
-class Terms(NamedTuple):
-    """What all ranks of a server agree on."""
+class TableSettings(NamedTuple):
+    """Settings that are equal on all ranks of a server."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -57,21 +71,22 @@ class Terms(NamedTuple):
 
 
 class Shard:
-    """Rows r of the table with r % n == rank, at r // n; and the clocks. For any thread."""
+    """One rank's rows, r with r % n == rank at index r // n, and all clocks. For any thread."""
 
     def __init__(self, values: Array, update: Update, ranks: int, staleness: int | None) -> None:
-        """`values`: the rows' first values; the table itself."""
+        """`values` holds the rows' first values, and becomes the table."""
         self._values = values
         self._update = update
         self._staleness = staleness
-        self.changed = threading.Condition()  # with a lock that one thread may take twice
+        self.changed = threading.Condition()  # its lock is reentrant
         self.clocks: list[float] = [0] * ranks
         self.failure: Exception | None = None
-        self.lost: int | None = None  # the first rank whose part is gone, as far as this one knows
-        self.alone = False  # nothing comes from other ranks any more
+        self.lost: int | None = None  # first rank whose part is gone, as far as this rank knows
+        self.alone = False  # True: no more messages come from other ranks
 
     def check_places(self, places: Array) -> None:
-        """Raises PeerError for places that no rank sends: nothing protects them on their way."""
+        """Raises PeerError for indices that no rank sends: messages are not protected in
+        transit."""
         if ((places < 0) | (places >= len(self._values))).any():
             raise PeerError(
                 f"{NAME}: a request for rows did not arrive as a rank sent it; remedy: check the "
@@ -79,14 +94,14 @@ class Shard:
             )
 
     def push(self, places: Array, values: Array) -> None:
-        """Updates rows, each once. If the user's function raises, that is the shard's failure."""
+        """Updates rows, each at most once. If the user's function raises, the shard fails."""
         with self.changed:
             try:
                 new = np.asarray(self._update(self._values[places], values))
                 if new.shape != values.shape:
                     raise ValueError(
                         f"update returned an array of shape {new.shape} for rows of "
-                        f"{values.shape}: it returns the new rows"
+                        f"{values.shape}: it must return the new rows"
                     )
                 check_held(new, self._values.dtype.name, "rows that update returned")
                 self._values[places] = new
@@ -94,18 +109,19 @@ class Shard:
                 self.fail(reason)
 
     def pull(self, places: Array) -> Array:
-        """Copies of rows."""
+        """Returns copies of rows."""
         with self.changed:
             return self._values[places]
 
     def tick(self, rank: int, clock: float) -> None:
-        """Notes a worker's clock."""
+        """Stores a worker's clock."""
         with self.changed:
             self.clocks[rank] = clock
             self.changed.notify_all()
 
     def wait_fresh(self, clock: float) -> None:
-        """Blocks until a worker at this clock may read. Raises what has failed, or StallError."""
+        """Blocks until a worker at this clock may read. Raises the shard's failure or
+        StallError."""
         if self._staleness is not None:
             least = clock - self._staleness
             over = lambda: self.failure is not None or min(self.clocks) >= least  # noqa: E731
@@ -113,11 +129,11 @@ class Shard:
         self.check()
 
     def wait_all_left(self) -> None:
-        """Blocks until no worker will push or pull any more. Raises StallError."""
+        """Blocks until every worker has left. Raises StallError."""
         self._wait(lambda: self.alone or min(self.clocks) == _LEFT, "leaving a ParameterServer")
 
     def _wait(self, over: Callable[[], bool], what: str) -> None:
-        """Warns and raises StallError when other waits do, too."""
+        """Waits with the limits of FARANDOLE_STALL_WARN and FARANDOLE_STALL_ABORT."""
         begun = 0.0
         with self.changed:
             if over():
@@ -139,51 +155,52 @@ class Shard:
             self.changed.wait_for(over)
 
     def fail(self, reason: Exception, alone: bool = False) -> None:
-        """Makes every later call raise the error, the first one; `alone`: no messages will come."""
+        """Stores the first error for later calls to raise. `alone`: no more messages will come."""
         with self.changed:
             self.failure = self.failure or reason
             self.alone = self.alone or alone
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raises what has failed."""
+        """Raises the shard's failure, if any."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
 
 @on_leave
 def abandon_all() -> None:
-    """Tells the other ranks that this one leaves the job, with tables that they may still need."""
+    """Tells the other ranks that this rank leaves the job, with rows that they may need."""
     for server in list(_servers):
         server.lose(ShutdownError(f"{NAME}: this rank has left the job"))
 
 
-class Server(threading.Thread):
-    """Answers the other ranks' requests to a shard, one after another, until all of them have left.
+class ShardServer(threading.Thread):
+    """Thread that serves the other ranks' requests to a shard in turn, until all workers have left.
 
-    It waits for no worker's Python: what a request brings along, and the receive of its reply, are
-    posted before the request itself. It always has a receive under way; lest that looks like a
-    stall, a server that hears nothing for a while sends a message to all others, as long as its own
-    worker has not left. A rank that leaves the job before that sends LOST.
+    It never waits for a worker's Python: a worker posts a request's body and the receive of its
+    reply before the request. An idle server sends heartbeats, so that the receive that it always
+    has under way does not count as a stall. A rank that leaves the job early sends LOST.
     """
 
-    def __init__(self, shard: Shard, terms: Terms, tag: int, process_set: ProcessSet) -> None:
-        """`tag`: the first of TAGS tags."""
+    def __init__(
+        self, shard: Shard, settings: TableSettings, tag: int, process_set: ProcessSet
+    ) -> None:
+        """`tag` is the first of TAGS tags."""
         super().__init__(name="farandole.ParameterServer", daemon=True)
         self._shard = shard
-        self._width = terms.shape[1:]
-        self._dtype = np.dtype(terms.dtype)
+        self._width = settings.shape[1:]
+        self._dtype = np.dtype(settings.dtype)
         self._tag = tag
         self._set = process_set
         self._rank = process_set.rank() or 0
-        self._open = set(range(process_set.size() or 1)) - {self._rank}  # the others' workers
-        self._told: dict[int, Handle[None]] = {}  # the last STILL_HERE to each rank
-        self._idle = still_here_seconds()
-        self._failure_told = False
+        self._open = set(range(process_set.size() or 1)) - {self._rank}  # ranks whose workers stay
+        self._heartbeats: dict[int, Handle[None]] = {}  # the last HEARTBEAT to each rank
+        self._idle = heartbeat_seconds()
+        self._failure_reported = False
         _servers.add(self)
 
     def run(self) -> None:
-        """Until all workers have left, or something fails."""
+        """Serves until all workers have left or something fails."""
         try:
             while self._open and not self._shard.alone:
                 self._serve()
@@ -197,26 +214,26 @@ class Server(threading.Thread):
         header = np.empty(2, np.int64)
         handle = recv_async(header, tag=self._tag + REQUEST, name=NAME, process_set=self._set)
         while not done_within(handle, self._idle):
-            self._say_still_here()
+            self._send_heartbeats()
         source = handle.wait()
-        kind, number = header.tolist()  # the rows of a request, a clock, or a lost rank
+        kind, number = header.tolist()
         if kind == PUSH:
             self._shard.push(*self._body(source, number, values=True))
-            self.tell_failure()
+            self.report_failure()
         elif kind == PULL:
             self._reply(source, self._body(source, number, values=False)[0])
         elif kind == TICK:
             self._shard.tick(source, number)
         elif kind == FAILED:
-            self._hear_lost(number)
+            self._receive_lost(number)
         elif kind in (DONE, LOST):
             if kind == LOST:
-                self._hear_lost(number)
+                self._receive_lost(number)
             self._shard.tick(source, _LEFT)
             self._open.discard(source)
 
-    def _hear_lost(self, rank: int) -> None:
-        """The sender's part may be lost because of another rank: that one is told on."""
+    def _receive_lost(self, rank: int) -> None:
+        """Fails this shard's calls, because `rank` no longer serves its part."""
         with self._shard.changed:
             self._shard.lost = rank if self._shard.lost is None else self._shard.lost
             self._shard.fail(
@@ -227,50 +244,51 @@ class Server(threading.Thread):
                 )
             )
 
-    def _say_still_here(self) -> None:
-        """To those who have taken the last one. Raises if a rank has left the job."""
-        with self._shard.changed:  # this worker's DONE is the last message that others wait for
+    def _send_heartbeats(self) -> None:
+        """Sends a heartbeat to each rank that has received the last one. Raises if a rank has left
+        the job."""
+        with self._shard.changed:  # under the lock, so nothing follows this worker's DONE
             if self._shard.alone or self._shard.clocks[self._rank] == _LEFT:
                 return
             for rank in range(len(self._shard.clocks)):
-                last = self._told.get(rank)
+                last = self._heartbeats.get(rank)
                 if rank == self._rank or (last is not None and not last.poll()):
                     continue
                 if last is not None:
                     last.wait()
-                self._told[rank] = self._tell(STILL_HERE, rank)
+                self._heartbeats[rank] = self._send_header(HEARTBEAT, rank)
 
     def _stay(self) -> None:
-        """Until this rank's worker has left, too: the others' servers wait for that."""
+        """Waits until this rank's worker has left, because other servers wait for that."""
         own = lambda: self._shard.alone or self._shard.clocks[self._rank] == _LEFT  # noqa: E731
         with self._shard.changed:
             while not self._shard.changed.wait_for(own, self._idle):
-                self._say_still_here()
+                self._send_heartbeats()
 
-    def _tell(self, kind: int, rank: int, number: int = 0) -> Handle[None]:
+    def _send_header(self, kind: int, rank: int, number: int = 0) -> Handle[None]:
         header, tag = np.array([kind, number]), self._tag + REQUEST
         return send_async(header, rank, tag=tag, name=NAME, process_set=self._set)
 
     def lose(self, reason: Exception) -> None:
-        """Serves no more, and tells those who may still ask; for any thread."""
+        """Stops serving and tells ranks that may still ask. For any thread."""
         if self._shard.alone:
             return
         self._shard.fail(reason, alone=True)
-        until = monotonic() + _GOODBYE_SECONDS  # somebody's server may have failed
+        until = monotonic() + _GOODBYE_SECONDS  # a receiver may have failed
         with suppress(FarandoleError):
-            for handle in [self._tell(LOST, rank, self._lost) for rank in self._listening()]:
+            for handle in [self._send_header(LOST, rank, self._lost) for rank in self._listening()]:
                 with suppress(FarandoleError):  # that rank has left, too
                     handle.wait(max(0.0, until - monotonic()))
 
-    def tell_failure(self) -> None:
-        """Tells all, once, if this part has failed: who only pushes would not notice. For any
-        thread that has just pushed to it."""
-        with self._shard.changed:  # this worker's DONE is the last message that others wait for
+    def report_failure(self) -> None:
+        """Tells all other servers, once, if this part has failed: a worker that only pushes would
+        not notice. For any thread that has just pushed to it."""
+        with self._shard.changed:  # under the lock, so nothing follows this worker's DONE
             here = self._shard.clocks[self._rank] != _LEFT
-            if self._shard.failure is not None and here and not self._failure_told:
-                self._failure_told = True
+            if self._shard.failure is not None and here and not self._failure_reported:
+                self._failure_reported = True
                 for rank in self._listening():
-                    self._tell(FAILED, rank, self._lost)
+                    self._send_header(FAILED, rank, self._lost)
 
     @property
     def _lost(self) -> int:
@@ -278,13 +296,13 @@ class Server(threading.Thread):
         return self._rank if self._shard.lost is None else self._shard.lost
 
     def _listening(self) -> list[int]:
-        """Other ranks whose servers go on: a worker other than theirs has not left."""
+        """Ranks whose servers still run: some other rank's worker has not left."""
         clocks = self._shard.clocks
         stay = [rank for rank, clock in enumerate(clocks) if clock != _LEFT]
         return [r for r in range(len(clocks)) if r != self._rank and set(stay) - {r}]
 
     def _body(self, source: int, count: int, values: bool) -> tuple[Array, Array]:
-        """The places, and the values of a push."""
+        """Receives the indices of a request, and the values of a push."""
         each = int(np.prod(self._width)) * self._dtype.itemsize if values else 0
         body = np.empty(count * (8 + each), np.uint8)
         recv(body, source, tag=self._tag + BODY, name=NAME, process_set=self._set)
@@ -293,11 +311,11 @@ class Server(threading.Thread):
         return places, rest.view(self._dtype).reshape(count if values else 0, *self._width)
 
     def _reply(self, source: int, places: Array) -> None:
-        """The rank that has failed, or -1; and the rows."""
+        """Sends the rows, after the rank that has failed or -1."""
         rows = np.ascontiguousarray(self._shard.pull(places)).reshape(-1).view(np.uint8)
         failed = np.array([-1 if self._shard.failure is None else self._lost]).view(np.uint8)
         tag = self._tag + REPLY
         send(np.concatenate([failed, rows]), source, tag=tag, name=NAME, process_set=self._set)
 
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_servers: weakref.WeakSet[ShardServer] = weakref.WeakSet()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParameterServer: a table that ranks change and read at their own pace. For users; one thread of
-each rank at a time."""
+"""ParameterServer: a table that all ranks update and read at their own pace. One thread of each
+rank at a time may use it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from farandole.extras.parameter_server.shard import (
     REQUEST,
     TAGS,
     TICK,
-    Server,
     Shard,
-    Terms,
+    ShardServer,
+    TableSettings,
     Update,
     check_held,
 )
@@ -39,34 +39,33 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FIRST_TAG = 1 << 61  # the tags of servers count up from here; those of users are smaller
+_FIRST_TAG = 1 << 61  # servers' tags start here; users' tags should be smaller
 _LOOK_SECONDS = 1.0
-_made = 0  # servers so far; as many as the most of any rank that took part in the last one
+_count = 0  # servers so far: the maximum over the ranks that created the last one
 
 
 class ParameterServer:
-    """A table of rows, spread over the ranks, which all of them push to and pull from.
+    """A table of rows, distributed over the ranks, which all ranks push to and pull from.
 
     Each rank is a worker and, in a thread, the server of its rows (row r belongs to rank r % n), so
-    the table may be larger than one rank's memory. Workers do not wait for each other but for
-    this: a worker whose clock is c reads when every worker's clock is at least c - staleness, and
-    then sees all that was pushed before these clocks (stale synchronous parallel: Ho et al., 2013).
-    staleness 0 is as synchronous as an allreduce; None lets all run freely.
+    the table may be larger than one rank's memory. Workers wait for each other in one case only: a
+    worker with clock c reads once every worker's clock is at least c - staleness, and then sees all
+    that was pushed before these clocks (stale synchronous parallel: Ho et al., 2013). Staleness 0
+    is as synchronous as an allreduce; None never waits.
 
     Arguments:
-        shape: of the table; the first dimension counts rows.
-        dtype: NumPy's, of the table and all values.
-        initial: a number, or a function (rows as int64) -> their first values.
-        update: "add", or a function (old rows, pushed values) -> new rows, as
-            `lambda old, grad: old - 0.1 * grad`; it runs in the rows' rank.
-        staleness: clocks by which a worker may be ahead of the slowest one; None: any.
-        process_set: the ranks that take part; each of them makes it, in the same order.
+        shape: shape of the table; the first dimension counts rows.
+        dtype: NumPy dtype of the table and all values.
+        initial: a number, or a function (row numbers as int64) -> their first values.
+        update: "add", or a function (old rows, pushed values) -> new rows, such as
+            `lambda old, grad: old - 0.1 * grad`. The rank that owns the rows calls it.
+        staleness: clocks by which a worker may be ahead of the slowest one; None: any number.
+        process_set: the ranks that take part. All create their servers in the same order.
 
-    In a `with` block each rank's table is served until all ranks have left theirs. A rank that
-    leaves with an exception does not wait, and holds up no other. Raises MismatchError on all
-    ranks if they differ in arguments; of functions only that they are some is compared. When a rank
-    dies, every call raises PeerError. A rank that is slow all the time slows all others unless
-    staleness is None.
+    A `with` block serves this rank's rows until all ranks have left theirs. A rank that leaves by
+    an exception does not wait, and delays no other rank. Raises MismatchError on all ranks if
+    arguments differ; two functions count as equal. When a rank dies, every call raises PeerError.
+    Unless staleness is None, a rank that is always slow slows all others.
 
     Examples:
         >>> with farandole.ParameterServer((1000, 4), staleness=2) as server:
@@ -88,62 +87,65 @@ class ParameterServer:
         staleness: int | None = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        self._terms, shard, self._tag = _meet(shape, dtype, initial, update, staleness, process_set)
+        self._settings, shard, self._tag = _agree(
+            shape, dtype, initial, update, staleness, process_set
+        )
         self._set = process_set
         self._rank, self._ranks = process_set.rank() or 0, process_set.size() or 1
         self._shard = shard
         self._clock = 0
-        self._left = ""  # why, once this worker has
-        self._sent: list[Any] = []  # handles of what may be under way
-        self._server = Server(shard, self._terms, self._tag, process_set)
+        self._left = ""  # reason, once this worker has left
+        self._sent: list[Any] = []  # handles of messages that may be under way
+        self._server = ShardServer(shard, self._settings, self._tag, process_set)
         if self._ranks > 1:
             self._server.start()
 
     def push(self, rows: ArrayLike | None, values: ArrayLike) -> None:
-        """Sends values for rows; returns when they are on their way. clock() waits for them.
+        """Sends values for rows. Returns when they are on their way; clock() waits for them.
 
         Arguments:
-            rows: int indices, of one dimension; those that come twice are added up first. None:
-                all rows.
-            values: of shape (rows, *table.shape[1:]).
+            rows: int indices, one-dimensional; None: all rows. Values of repeated rows are added
+                up first.
+            values: array of shape (rows, *table.shape[1:]).
 
         Raises ValueError for other shapes and unknown rows, PeerError if a rank has died.
         """
         places = self._rows(rows)
         given = np.asarray(values)
-        check_held(given, self._terms.dtype, "values")
-        given = given.astype(self._terms.dtype, copy=False)
-        if given.shape != (len(places), *self._terms.shape[1:]):
+        check_held(given, self._settings.dtype, "values")
+        given = given.astype(self._settings.dtype, copy=False)
+        if given.shape != (len(places), *self._settings.shape[1:]):
             raise ValueError(
                 f"values have shape {given.shape}; {len(places)} rows of the table have "
-                f"{(len(places), *self._terms.shape[1:])}"
+                f"{(len(places), *self._settings.shape[1:])}"
             )
         unique, where = np.unique(places, return_inverse=True)
         if len(unique) < len(places):
             summed = np.zeros((len(unique), *given.shape[1:]), given.dtype)
             np.add.at(summed, where.reshape(-1), given)
             places, given = unique, summed
-        with self._whole():
+        with self._leaving_on_error():
             self._wait_for_sent()
             for owner, mine in self._by_owner(places):
                 at = places[mine] // self._ranks
                 if owner == self._rank:
                     self._shard.push(at, given[mine])
-                    self._server.tell_failure()
+                    self._server.report_failure()
                     self._shard.check()
                 else:
                     self._sent += self._ask(owner, PUSH, at, given[mine])
 
     def pull(self, rows: ArrayLike | None = None) -> Array:
-        """The rows' values, new enough; waits for slower workers if need be.
+        """Returns the rows' values, shape (rows, *table.shape[1:]). Waits for slower workers if
+        staleness demands it.
 
-        `rows` as in push(). Returns an array (rows, *table.shape[1:]). Raises ValueError for
-        unknown rows, PeerError if a rank has died.
+        `rows` are int indices, one-dimensional; None: all rows. Raises ValueError for unknown rows,
+        PeerError if a rank has died.
         """
         places = self._rows(rows)
         self._shard.wait_fresh(self._clock)
-        result = np.empty((len(places), *self._terms.shape[1:]), self._terms.dtype)
-        with self._whole():
+        result = np.empty((len(places), *self._settings.shape[1:]), self._settings.dtype)
+        with self._leaving_on_error():
             replies = []
             for owner, mine in self._by_owner(places):
                 at = places[mine] // self._ranks
@@ -165,28 +167,28 @@ class ParameterServer:
         return result
 
     def clock(self) -> int:
-        """Ends this worker's turn: what it has pushed counts for the others. Returns its clock."""
+        """Publishes what this worker has pushed, and ends its turn. Returns its clock."""
         self._check()
-        with self._whole():
-            self._wait_for_sent()  # servers take pushes before what others ask for after this
+        with self._leaving_on_error():
+            self._wait_for_sent()  # so servers apply pushes before requests that follow this clock
             self._clock += 1
-            self._sent = self._tell(TICK, self._clock)
+            self._sent = self._send_clock(TICK, self._clock)
         return self._clock
 
     @property
     def clocks(self) -> list[float]:
-        """All workers' clocks as far as this rank knows; infinity: it has left."""
+        """All workers' clocks as far as this rank knows; infinity for one that has left."""
         return list(self._shard.clocks)
 
     def close(self, wait: bool = True) -> None:
-        """Leaves; with `wait` when all ranks have. The end of a `with` block calls it."""
+        """Leaves; with `wait`, waits until all ranks have left. A `with` block calls it."""
         if not self._left:
             self._left = "is closed"
             try:
                 self._wait_for_sent()
             finally:
                 if not self._shard.alone:
-                    self._wait(self._tell(DONE, float("inf")))
+                    self._wait(self._send_clock(DONE, float("inf")))
         if wait:
             self._shard.wait_all_left()
             if self._server.is_alive():
@@ -202,7 +204,7 @@ class ParameterServer:
         if kind is None:
             self.close()
         else:
-            with suppress(FarandoleError):  # the block's own error matters
+            with suppress(FarandoleError):  # the block's error is the one to raise
                 self.close(wait=False)
 
     def _check(self) -> None:
@@ -211,8 +213,8 @@ class ParameterServer:
             raise ValueError(f"this ParameterServer {self._left}")
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Leaves after an exception, as a Ctrl-C: some servers have heard of the call, some not."""
+    def _leaving_on_error(self) -> Iterator[None]:
+        """Leaves after an exception such as Ctrl-C: only some servers may know of the call."""
         try:
             yield
         except BaseException as reason:
@@ -222,19 +224,19 @@ class ParameterServer:
             raise
 
     def _wait_for_sent(self) -> None:
-        """Waits for what this worker has sent so far."""
+        """Waits for this worker's messages so far."""
         sent, self._sent = self._sent, []
         self._wait(sent)
 
-    def _tell(self, kind: int, clock: float) -> list[Any]:
-        """Tells all servers the clock; returns what to wait for."""
+    def _send_clock(self, kind: int, clock: float) -> list[Any]:
+        """Sends the clock to all servers. Returns the handles to wait for."""
         header = np.array([kind, self._clock])
-        self._shard.tick(self._rank, clock)  # first: nothing may follow DONE
+        self._shard.tick(self._rank, clock)  # first, so that nothing follows DONE
         others = [owner for owner in range(self._ranks) if owner != self._rank]
         return [self._send(header, owner, REQUEST) for owner in others]
 
     def _wait(self, handles: list[Any]) -> None:
-        """For all; raises within seconds, too, if a server has failed and takes no message."""
+        """Waits for all handles. Raises within seconds if a server has failed and takes nothing."""
         for handle in handles:
             while True:
                 try:
@@ -246,8 +248,10 @@ class ParameterServer:
                     self._shard.check()
 
     def _ask(self, owner: int, kind: int, places: Array, values: Array | None = None) -> list[Any]:
-        """Sends a request; returns what to wait for. The body comes first: a server that has heard
-        of a request has all that it needs, whatever becomes of this worker."""
+        """Sends a request; returns the handles to wait for.
+
+        The body comes first: once a server gets the request, it needs nothing more of this worker.
+        """
         header = np.array([kind, len(places)])
         parts = [places.view(np.uint8)]
         if values is not None:
@@ -262,7 +266,7 @@ class ParameterServer:
 
     def _rows(self, rows: ArrayLike | None) -> Array:
         self._check()
-        count = self._terms.shape[0]
+        count = self._settings.shape[0]
         if rows is None:
             return np.arange(count)
         places = np.asarray(rows)
@@ -276,7 +280,7 @@ class ParameterServer:
         return places.astype(np.int64)
 
     def _by_owner(self, places: Array) -> list[tuple[int, Array]]:
-        """(rank, which of the places are its), for ranks that have some."""
+        """(rank, positions of its rows in `places`), for ranks that own some."""
         owners = places % self._ranks
         parts = [(r, np.flatnonzero(owners == r)) for r in range(self._ranks)]
         return [(owner, mine) for owner, mine in parts if len(mine)]
@@ -314,21 +318,21 @@ _ARGUMENTS = {
 }
 
 
-def _meet(
+def _agree(
     shape: Sequence[int],
     dtype: DTypeLike,
     initial: float | Callable[[Array], ArrayLike],
     update: Literal["add"] | Update,
     staleness: int | None,
     process_set: ProcessSet,
-) -> tuple[Terms, Shard, int]:
-    """What all ranks agree on, this rank's rows, and the server's first tag."""
-    global _made
+) -> tuple[TableSettings, Shard, int]:
+    """(settings that all ranks agree on, this rank's rows, the server's first tag). Collective."""
+    global _count
     with heard_by_all(process_set, NAME):
         given = {"shape": shape, "dtype": dtype, "initial": initial, "update": update}
         check(_ARGUMENTS, **given, staleness=staleness, process_set=process_set)
         bound = None if staleness is None else index(staleness)
-        terms = Terms(
+        settings = TableSettings(
             tuple(index(n) for n in shape),
             np.dtype(dtype).name,
             "a function" if callable(initial) else float(initial),
@@ -336,24 +340,25 @@ def _meet(
             bound,
         )
         rank, ranks = process_set.rank() or 0, process_set.size() or 1
-        rows = np.arange(rank, terms.shape[0], ranks)
-        values = np.empty((len(rows), *terms.shape[1:]), terms.dtype)
+        rows = np.arange(rank, settings.shape[0], ranks)
+        values = np.empty((len(rows), *settings.shape[1:]), settings.dtype)
         first = np.asarray(initial(rows) if callable(initial) else initial)
-        check_held(first, terms.dtype, "initial values")
+        check_held(first, settings.dtype, "initial values")
         values[...] = first
         shard = Shard(values, np.add if update == "add" else update, ranks, bound)
-    told: list[Any] = allgather_object((terms, _made), NAME, process_set)
-    if None in told:
+    reports: list[Any] = allgather_object((settings, _count), NAME, process_set)
+    if None in reports:
+        joined = (process_set.ranks or [])[reports.index(None)]
         raise ValueError(
-            f"{NAME}: rank {(process_set.ranks or [])[told.index(None)]} has joined and can't hold "
-            "its rows: make it before any rank calls join()"
+            f"{NAME}: rank {joined} has joined and can't hold its rows: create it before any rank "
+            "calls join()"
         )
-    made = max(one[1] for one in told)
-    _made = made + 1
-    for other, (others, _) in enumerate(told):
-        if others != terms:
+    made = max(one[1] for one in reports)
+    _count = made + 1
+    for other, (others, _) in enumerate(reports):
+        if others != settings:
             raise MismatchError(
-                f"{NAME}: rank {rank} makes it with {terms}, rank {other} with {others}: "
-                "give all ranks the same"
+                f"{NAME}: rank {rank} creates it with {settings}, rank {other} with {others}: "
+                "pass the same arguments on all ranks"
             )
-    return terms, shard, _FIRST_TAG + TAGS * made
+    return settings, shard, _FIRST_TAG + TAGS * made

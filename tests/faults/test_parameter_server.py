@@ -213,9 +213,9 @@ def test_a_program_that_never_closes_it(fork_ranks: Start, does: str) -> None:
 
 
 GOES_ON = """
-    says = shard.Server._say_still_here
+    says = shard.ShardServer._send_heartbeats
     told = []
-    shard.Server._say_still_here = lambda self: (says(self), told.append(1))
+    shard.ShardServer._send_heartbeats = lambda self: (says(self), told.append(1))
     server = fd.ParameterServer((size,), "int64", staleness=None)
     if rank < 2:
         server.close(wait=False)

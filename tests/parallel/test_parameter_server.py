@@ -47,7 +47,7 @@ def await_signal(source: int) -> None:
 def test_all_that_is_pushed_arrives_once(
     staleness: int | None, idle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "still_here_seconds", lambda: idle)
+    monkeypatch.setattr(shard, "heartbeat_seconds", lambda: idle)
     with hvd.ParameterServer((ROWS, WIDTH), "float64", staleness=staleness) as server:
         held = server._shard._values.nbytes  # each rank has its part of the table only
         assert sum(hvd.allgather_object(held)) == ROWS * WIDTH * 8

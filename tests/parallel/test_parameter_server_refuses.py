@@ -102,7 +102,7 @@ def test_wrong_arguments_of_one_rank_are_told_to_all() -> None:
 @several
 @pytest.mark.parametrize("arguments", [{"shape": (5, 3)}, {"initial": 1}, {"update": np.subtract}])
 def test_ranks_that_disagree(arguments: dict[str, Any]) -> None:
-    with pytest.raises(hvd.MismatchError, match=r"rank \d makes it with"):
+    with pytest.raises(hvd.MismatchError, match=r"rank \d creates it with"):
         hvd.ParameterServer(**{"shape": (5, 2), **(arguments if hvd.rank() == 1 else {})})
 
 
