@@ -82,10 +82,10 @@ typedef struct farandole_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank contributes the identity, or receives */
-  /* allreduce, broadcast, reduce: same shape as the input. May be the input (not alltoall, scatter); an allgather's
-   * input may be where its rows belong; other overlaps are refused. NULL: the result is dropped, or, if only
-   * negotiation knows its size (allgather, alltoall, reducescatter, scatter), allocated by the core: see
-   * farandole_result */
+  /* allreduce, broadcast, reduce: same shape as the input. allgather: as many rows for each member as the input has,
+   * so it needs equal inputs. May be the input (not alltoall, scatter); an allgather's input may be where its rows
+   * belong; other overlaps are refused. NULL: the result is dropped, or, if only negotiation knows its size (allgather,
+   * alltoall, reducescatter, scatter), allocated by the core: see farandole_result */
   void* output;
   int32_t n_splits; /* alltoall, and scatter's root: rows for each member; 0: equal parts */
   const int64_t* splits;
@@ -222,6 +222,11 @@ void farandole_forget_prepared(int64_t call);
 /* Tells the peers of `name` that this rank can't take part: they fail with this code and text instead of
  * waiting. A refused join fails with the next farandole_submit of a join, when all have joined. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
+/* For callers that copy an array of the user's, so that the core never sees its address: FARANDOLE_E_ARGUMENT if an
+ * earlier call has not ended that writes to these elements or, with `writes`, reads them. `size`: bytes of an element;
+ * strides in bytes. Always FARANDOLE_OK outside of a job. */
+int32_t farandole_check_unused(uintptr_t address, uint64_t size, int32_t ndim, const int64_t* shape,
+                               const int64_t* strides, int32_t writes);
 /* Number of unnamed calls that this rank has made in the set, equal on all members. */
 int64_t farandole_count_unnamed(int32_t process_set);
 

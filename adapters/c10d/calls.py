@@ -22,7 +22,7 @@ from farandole.errors import MismatchError
 from farandole.members import set_id
 from farandole.ops import Average, Max, Min, Product, Sum
 from farandole.torch.collectives.sparse import elements_of, sum_of
-from farandole.torch.kind import check, is_lazy
+from farandole.torch.kind import check, in_order, is_lazy
 from farandole.torch.strides import check_apart
 
 __all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "room_of"]
@@ -95,10 +95,7 @@ def _many(xs: Nested | Tensor) -> list[Tensor]:
 def _dense(x: Tensor) -> Tensor:
     """`x`, or a copy if its elements don't lie in order."""
     check(x)
-    x = x.detach()
-    return (
-        x if x.is_contiguous() and not is_lazy(x) else x.resolve_conj().resolve_neg().contiguous()
-    )
+    return in_order(x.detach())
 
 
 def room_of(x: Tensor) -> Tensor:

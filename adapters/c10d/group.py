@@ -21,7 +21,7 @@ from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import messages, under_way
 from farandole.c10d.again import RepeatedPlan, form_of, repeated
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
-from farandole.c10d.work import DONE, Futures, GroupWork
+from farandole.c10d.work import DoneWork, Futures, GroupWork
 from farandole.calls import part
 from farandole.calls.handles import OneHandle, take, wait_until
 from farandole.calls.leases import in_flight
@@ -29,6 +29,7 @@ from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit,
 from farandole.errors import ShutdownError
 from farandole.ops.starts import describe, handle_of
 from farandole.process_sets import ProcessSet, disband_process_set
+from farandole.torch.kind import check_unused
 from farandole.torch.strides import write
 
 __all__ = ["FarandoleGroup"]
@@ -83,9 +84,13 @@ class FarandoleGroup(ProcessGroup):
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
             under_way.wait_for_users(_tensors(args), ())  # a plan may copy them
+            for tensor in _tensors(args):
+                check_unused(tensor)
             plan = plan_of(self, *args, options)
             check_writable(plan)
             under_way.wait_for_users((), plan.writes())
+            for tensor in plan.writes():  # perhaps from a copy
+                check_unused(tensor, writes=True)
             work, call, buffer = self._submit(kind, plan, options)
             if form is not None and (
                 again := repeated(kind, self.rank(), plan, call, buffer, x, y)
@@ -119,7 +124,7 @@ class FarandoleGroup(ProcessGroup):
                 told(reason)
             raise
         if number is None or number == 0:
-            return None if number is None else DONE
+            return None if number is None else DoneWork(results)
         self._numbers.append(number)
         seconds = options.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()

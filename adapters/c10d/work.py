@@ -16,7 +16,7 @@ from torch.futures import Future
 from farandole.c10d import under_way
 from farandole.calls.handles import Handle
 
-__all__ = ["DONE", "Futures", "GroupWork"]
+__all__ = ["DoneWork", "Futures", "GroupWork"]
 
 _NONE = timedelta(0)  # c10d's word for no time-out of its own
 
@@ -197,19 +197,36 @@ class GroupWork(Work):
         return future
 
 
-class _DoneWork(Work):
-    """The work of a call that has succeeded before its caller, which only waits, has seen it."""
+class DoneWork(Work):
+    """A call that has succeeded before its caller, which only waits, has seen its work."""
+
+    def __init__(self, results: list[Tensor]) -> None:
+        """`results`: the output tensors."""
+        super().__init__()
+        self._results = results
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
+        """Returns at once."""
         return True
 
     def synchronize(self) -> None:
-        pass
+        """Returns at once."""
 
     def is_completed(self) -> bool:
+        """True."""
         return True
 
     is_success = is_completed
 
+    def exception(self) -> None:
+        """None: it has succeeded."""
 
-DONE = _DoneWork()
+    def result(self) -> list[Tensor]:
+        """The output tensors."""
+        return self._results
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future of the output tensors, which is done."""
+        future: Future[list[Tensor]] = Future()
+        future.set_result(self._results)
+        return future

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from farandole.compression import Cast, Identity
-from farandole.torch.kind import check
+from farandole.torch.kind import check, check_unused
 
 
 class Compressor(Protocol):
@@ -65,6 +65,7 @@ def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
             f"tensor is of type {type(tensor).__name__}, which {compressor!r} does not compress: "
             "pass a torch tensor, or leave compression out"
         )
+    check_unused(tensor)
     encoded = compressor.compress(tensor)
     if not isinstance(encoded, tuple) or len(encoded) != 2:
         raise TypeError(

@@ -18,7 +18,7 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
 from farandole.ops import Max, allreduce_
 from farandole.parameters import PARAMETERS, agree_on_parameters, broadcast_all, root_in
-from farandole.torch.kind import check, device_and_stream
+from farandole.torch.kind import check, check_unused, device_and_stream, in_order
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart, write
 
@@ -64,6 +64,7 @@ def broadcast_parameters(
         try:
             check(x)
             device_and_stream(x.device)
+            check_unused(x, writes=not sends)
             if not sends:
                 check_apart(x)
         except (TypeError, ValueError) as reason:
@@ -103,7 +104,7 @@ def broadcast_tensors(
     timeout: float | None = None,
 ) -> None:
     """Broadcasts tensors in place, all at once, and waits. Writes no tensor of the root."""
-    wholes = [x.detach().resolve_conj().resolve_neg().contiguous() for x in tensors.values()]
+    wholes = [in_order(x.detach()) for x in tensors.values()]
     named = [(f"{what}.{name}", x) for name, x in zip(tensors, wholes, strict=True)]
     broadcast_all(named, root_rank, process_set, timeout)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, ResultMemory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
@@ -59,7 +60,7 @@ class TorchKind(Kind):
             if in_place:
                 check_apart(x)
                 raise ValueError(_not_in_place(x))
-            owner = owner.resolve_conj().resolve_neg().contiguous()
+            owner = in_order(owner)
             pointer = address_of(owner)
         device, stream = device_and_stream(x.device)
         return Buffer(pointer, code, tuple(x.shape), owner, device, stream)
@@ -136,6 +137,29 @@ def is_lazy(x: Tensor) -> bool:
     resolve_conj().resolve_neg() stores the values; contiguous() may not.
     """
     return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
+
+
+def in_order(x: Tensor) -> Tensor:
+    """`x` if its memory holds the values in order, else a copy of which that is true.
+
+    Raises ValueError if an earlier call writes to the memory of `x`.
+    """
+    if x.is_contiguous() and not is_lazy(x):
+        return x
+    check_unused(x)
+    return x.resolve_conj().resolve_neg().contiguous()
+
+
+def check_unused(x: Tensor, writes: bool = False) -> None:
+    """Raises ValueError if an earlier call that has not ended writes to the elements of `x`, or,
+    with `writes`, reads them. Call this before you copy `x`. On a GPU the stream orders copies."""
+    if x.layout is torch.sparse_coo:
+        check_unused(x._indices(), writes)
+        check_unused(x._values(), writes)
+    elif x.layout is torch.strided and x.is_cpu and not x.is_nested and x.numel():
+        size = x.element_size()
+        strides = [size * step for step in x.stride()]
+        buffers.check_unused(address_of(x), size, x.shape, strides, writes)
 
 
 def address_of(x: Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from farandole.torch import strides
-from farandole.torch.kind import check
+from farandole.torch.kind import check, check_unused
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,13 @@ def _check(where: str, value: Any) -> None:
         for key, member in value.items():
             _check(f"{where}, {key!r}", member)
         return
+
+    def check_one(x: Tensor) -> None:
+        check(x)
+        check_unused(x)
+
     try:
-        map_nested(value, Tensor, check)
+        map_nested(value, Tensor, check_one)
     except (TypeError, ValueError) as reason:
         raise type(reason)(f"the optimizer's {where}: {reason}") from reason
 

@@ -290,6 +290,16 @@ FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t
   });
 }
 
+FARANDOLE_API int32_t farandole_check_unused(uintptr_t address, uint64_t size, int32_t ndim,
+                                             const int64_t* shape, const int64_t* strides,
+                                             int32_t writes) {
+  if (farandole_initialized() == 0) return FARANDOLE_OK;
+  return guarded([&] {
+    const auto count = static_cast<size_t>(ndim);
+    runtime()->calls().check_unused({address, size, {shape, count}, {strides, count}}, writes != 0);
+  });
+}
+
 FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {
   return negated([&]() -> int64_t {
     return static_cast<int64_t>(runtime()->calls().count_unnamed(process_set));

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole._library import ffi
+from farandole._library import check, ffi, lib
 from farandole.arrays.kinds import Kind, Shape, register
 
 # Names of enum farandole_dtype, indexed by value.
@@ -40,6 +40,16 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
             "given away before"
         )
     return pointer
+
+
+def check_unused(
+    address: int, size: int, shape: Sequence[int], strides: Sequence[int], writes: bool = False
+) -> None:
+    """Raises ValueError if an earlier call that has not ended writes to this memory on the CPU, or,
+    with `writes`, reads it. Call this before you copy from memory of the user, or to it: the core
+    checks the memory that it gets itself. `size`: bytes of an element; `strides` in bytes."""
+    sizes = ffi.new("int64_t[]", shape), ffi.new("int64_t[]", strides)
+    check(lib.farandole_check_unused(address, size, len(shape), *sizes, writes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +175,8 @@ class NumpyKind(Kind):
                     f"an array with strides {view.strides} is not contiguous: it cannot be changed "
                     "in place; use the out-of-place call, or numpy.ascontiguousarray"
                 )
+            address = view.__array_interface__["data"][0]
+            check_unused(address, view.itemsize, view.shape, view.strides)
             view = view.copy(order="C")
         code, pointer = code_of(view.dtype), view.__array_interface__["data"][0]
         return Buffer(address_or_empty(pointer, view.shape, "an array"), code, view.shape, view)

@@ -62,6 +62,86 @@ def test_a_second_writer_is_refused_on_all_ranks(which: str, reads: bool) -> Non
     fd.allreduce_(overlapping(x), name="memory.second")  # after the first one's end
 
 
+SIDE = 60
+LAST = torch.tensor([[0, 1, 2]]), 1 + torch.arange(3.0)
+ALONE = "a state"  # one rank copies, and a third one would wait for the last one
+Reader = Callable[[torch.Tensor], Any]  # a call on the memory of a square matrix, by a copy of it
+READERS: dict[str, Reader] = {
+    "a transposed view": lambda m: hvd.allreduce(m.t(), name="memory.copied"),
+    "columns": lambda m: hvd.allgather(m[:, 1:3], name="memory.copied"),
+    "a negated view": lambda m: hvd.allreduce(torch._neg_view(m), name="memory.copied"),
+    "one of a group": lambda m: hvd.grouped_allreduce([LAST[1], m.t()], name="memory.copied"),
+    "compressed": lambda m: hvd.allreduce(
+        m, name="memory.copied", compression=hvd.Compression.fp16
+    ),
+    "NumPy's, reversed": lambda m: fd.allreduce(m.numpy()[::-1, ::-1], name="memory.copied"),
+    "sparse": lambda m: hvd.sparse_allreduce_async(
+        torch.sparse_coo_tensor(LAST[0], m[0, :3], (9,), check_invariants=True),
+        "memory.copied",
+        hvd.Sum,
+    )(),
+    "parameters": lambda m: hvd.broadcast_parameters({"w": m.t()}, 0, name="memory.copied"),
+    ALONE: lambda m: hvd.broadcast_optimizer_state(with_state(m.t()), fd.size() - 2),
+    "a gradient": lambda m: step_by_hand(m.t()),
+}
+
+
+def with_state(x: torch.Tensor) -> torch.optim.Optimizer:
+    parameter = torch.zeros(x.shape, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+    optimizer.state[parameter]["momentum_buffer"] = x
+    return optimizer
+
+
+def step_by_hand(grad: torch.Tensor) -> None:
+    parameter = torch.zeros(grad.shape, requires_grad=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    parameter.grad = grad
+    optimizer.step()
+
+
+MARKED = [pytest.param(w, marks=pytest.mark.ranks(2)) if w == ALONE else w for w in READERS]
+
+
+@pytest.mark.parametrize("which", MARKED)
+def test_memory_that_is_written_is_not_copied(which: str) -> None:
+    """The copy would hold values from before the first call, or from after it, or both."""
+    read = READERS[which]
+    m = torch.arange(float(SIDE**2)).reshape(SIDE, SIDE) * (1 + fd.rank())
+    expected = torch.arange(float(SIDE**2)).reshape(SIDE, SIDE) * sum(range(1, fd.size() + 1))
+
+    def meanwhile() -> None:
+        late = fd.rank() == fd.size() - 1
+        with pytest.raises(ValueError, match=r"refused|memory is in use by 'memory"):
+            read(m.clone() if late else m)
+
+    total = last_to_come(lambda: hvd.allreduce_async_(m, op=fd.Sum, name="memory.first"), meanwhile)
+    assert torch.equal(total, expected)
+    read(m)  # after the first one's end
+
+
+def test_copies_of_other_elements_may_be_sent() -> None:
+    """A row is written between the rows that are copied."""
+    m = torch.full((7, COUNT), 1.0 + fd.rank())
+    handles: list[Any] = []
+
+    def first() -> Any:
+        return hvd.allreduce_async_(m[3], op=fd.Sum, name="memory.row")
+
+    def rows() -> None:
+        for i, x in enumerate((m[::2], m.numpy()[-2::-4])):
+            handles.append(fd.allreduce_async(x, op=fd.Sum, name=f"memory.rows.{i}"))
+
+    def columns() -> None:
+        late = fd.rank() == fd.size() - 1
+        with pytest.raises(ValueError, match=r"refused|memory is in use"):
+            hvd.allreduce(torch.zeros(2, 7) if late else m[:, -2:].t(), name="memory.columns")
+
+    last_to_come(first, rows)
+    assert all((handle.wait() == sum(range(1, fd.size() + 1))).all() for handle in handles)
+    last_to_come(first, columns)
+
+
 def test_several_calls_may_read_the_same_memory() -> None:
     x = np.full(COUNT, 1.0 + fd.rank())
     handles = [fd.allreduce_async(x[i:], op=fd.Sum, name=f"memory.read.{i}") for i in range(20)]

@@ -105,7 +105,7 @@ def test_a_blocking_call_meets_an_asynchronous_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["allreduce", "broadcast", "gather", "scatter", "barrier"])
 def test_they_need_no_coordinator(kind: str) -> None:
     """After the first calls, which all ranks agree on."""
-    from farandole.c10d.work import DONE
+    from farandole.c10d.work import DoneWork
 
     if local_size() < dist.get_world_size():
         pytest.skip("needs all ranks on one host")
@@ -135,8 +135,25 @@ def test_they_need_no_coordinator(kind: str) -> None:
     for _ in range(TURNS):
         work = calls[kind]()
         work.wait()
-        met += work is DONE
+        met += isinstance(work, DoneWork)
     assert met > 0
+
+
+def test_works_of_blocking_calls_have_their_results() -> None:
+    """Whether the call is made for the first time, or is complete when its work is made."""
+    group: Any = dist.group.WORLD
+    for turn in range(3):
+        x = values(dist.get_rank(), turn, 10)
+        options: Any = c10d.AllreduceOptions()
+        options.asyncOp = False
+        work = group.allreduce([x], options)
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert work.result()[0] is x
+        assert work.get_future().wait()[0] is x
+        assert torch.equal(x, total(turn, 10))
 
 
 def test_layouts_that_change() -> None:

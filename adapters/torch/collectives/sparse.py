@@ -15,6 +15,7 @@ from farandole.calls.public_call import collective
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Average, Sum
+from farandole.torch.kind import check_unused
 from farandole.torch.strides import sparse_sum
 
 _FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # the name of its collective
@@ -22,6 +23,7 @@ _FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # the name of its collectiv
 
 def elements_of(x: Tensor) -> list[Tensor]:
     """The rows that a rank sends for a sparse COO tensor: its shape, indices and values."""
+    check_unused(x)
     own = x.detach().coalesce()
     shape = torch.tensor([own.shape], device=own.device)
     return [shape, own.indices().t().contiguous(), own.values().contiguous()]

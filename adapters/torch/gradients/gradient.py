@@ -15,7 +15,7 @@ from farandole._library import ffi
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.kind import address_of
+from farandole.torch.kind import address_of, check_unused
 from farandole.torch.strides import dtype_of_gradient, laid_out, of_gradient, overlaps
 
 if TYPE_CHECKING:
@@ -94,20 +94,17 @@ class Gradient:
             return True
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
-    def take(self) -> None:
-        """Takes `.grad` if no hook has."""
-        if self.grad is None:
-            self.grad = self.parameter.grad
-            self.parameter.grad = None
-
     def send(self) -> None:
-        """Starts the reduction of the gradient that was taken, or sends it as absent.
+        """Starts the reduction of `.grad`, which a hook may have taken, or sends it as absent.
 
         A gradient that cannot be sent fails the round: all ranks raise the error.
         """
         try:
             with torch.no_grad():
                 grad, encoded = self.grad, None
+                if grad is None and (grad := self.parameter.grad) is not None:
+                    check_unused(grad, writes=True)  # by a call that the user has started
+                    self.grad, self.parameter.grad = grad, None
                 if grad is not None:
                     encoded = self._encode(grad)
                     if encoded is None:  # sparse; other ranks may not know that yet

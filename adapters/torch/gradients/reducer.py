@@ -230,7 +230,6 @@ class Reducer:
             for gradient in self.gradients:
                 gradient.install_hook()
                 if gradient not in now.sent and gradient.takes_part():
-                    gradient.take()
                     gradient.send()
         joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]

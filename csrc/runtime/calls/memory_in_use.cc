@@ -2,6 +2,9 @@
 #include "runtime/calls/memory_in_use.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <ranges>
 #include <string>
 
 #include "runtime/calls/request_checks.h"
@@ -17,7 +20,9 @@ BufferSizes sizes_of(const Signature& signature, const Submission& mine, const P
   const CollectiveTraits& traits = signature.traits();
   const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
   int64_t result_rows = rows;
-  if (traits.rows == Rows::kKept) {
+  if (traits.rows == Rows::kBrought && mine.output) {  // see farandole_request
+    result_rows = rows * set.members();
+  } else if (traits.rows == Rows::kKept) {
     result_rows = kept_rows(rows, set.member, set.members());
   } else if (traits.rows == Rows::kPairs) {
     result_rows = mine.splits.empty() ? 0 : mine.splits[static_cast<size_t>(set.member)];
@@ -26,12 +31,42 @@ BufferSizes sizes_of(const Signature& signature, const Submission& mine, const P
   return {static_cast<size_t>(rows) * row, static_cast<size_t>(result_rows) * row};
 }
 
-void refuse_in_use(const Request& request, const std::optional<CallKey>& by) {
+void refuse_in_use(const std::string& title, const std::optional<CallKey>& by) {
   const std::string other = by && !by->name.empty() ? "'" + by->name + "'" : "an unnamed call";
-  throw Error(ErrorCode::kInvalidArgument, title_of(request) + ": its memory is in use by " +
-                                               other +
+  throw Error(ErrorCode::kInvalidArgument, title + "its memory is in use by " + other +
                                                ", an earlier call of this rank that has not ended; "
                                                "wait for that one first, or give a copy");
+}
+
+Elements::Elements(uintptr_t address, size_t size, std::span<const int64_t> shape,
+                   std::span<const int64_t> strides)
+    : begin_(address), size_(size) {
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const auto count = static_cast<uintptr_t>(shape[i]);
+    if (count == 0) size_ = 0;
+    if (count < 2 || strides[i] == 0) continue;
+    const auto step = static_cast<uintptr_t>(std::abs(strides[i]));
+    if (strides[i] < 0) begin_ -= step * (count - 1);
+    dimensions_.push_back({step, count, 0});
+  }
+  std::ranges::sort(dimensions_, std::greater<>(), &Dimension::step);
+  uintptr_t extent = size_;
+  for (Dimension& dimension : dimensions_ | std::views::reverse) {
+    dimension.extent = extent;
+    extent += dimension.step * (dimension.count - 1);
+  }
+  end_ = size_ == 0 ? begin_ : begin_ + extent;
+}
+
+bool Elements::meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const {
+  if (depth == dimensions_.size()) return own < end && own + size_ > begin;
+  const auto [step, count, extent] = dimensions_[depth];
+  // The first step whose end lies behind `begin`.
+  uintptr_t i = own + extent > begin ? 0 : (begin - own - extent) / step + 1;
+  for (; i < count && own + i * step < end; ++i) {
+    if (meet(own + i * step, depth + 1, begin, end)) return true;
+  }
+  return false;
 }
 
 MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const Submission& mine,
@@ -58,20 +93,26 @@ MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const S
 Handle MemoryInUse::user_of(const Signature& signature, const Submission& mine,
                             const ProcessSet& set) const {
   const auto [read, written] = buffers_of(signature, mine, set);
-  // The ranges do not overlap, so only the last one that begins before the end can be in the way.
-  auto writer = [this](const Range& one) -> Handle {
-    auto after = std::ranges::lower_bound(written_, one.end, {}, &Range::begin);
-    if (one.begin == one.end || after == written_.begin()) return 0;
-    const Range& last = *std::prev(after);
-    return last.end > one.begin ? last.user : 0;
+  auto user = [this](const Range& one, bool writes) {
+    return user_of(Elements(one.begin, one.end - one.begin), writes);
   };
-  if (const Handle user = writer(written)) return user;
-  if (const Handle user = writer(read)) return user;
-  if (written.begin == written.end) return 0;
-  const uintptr_t first = written.begin - std::min(written.begin, longest_read_);
+  const Handle found = user(written, true);
+  return found != 0 ? found : user(read, false);
+}
+
+Handle MemoryInUse::user_of(const Elements& elements, bool writes) const {
+  if (elements.empty()) return 0;
+  auto meets = [&](const Range& one) { return elements.meet(one.begin, one.end); };
+  // These ranges do not overlap, so they end in the same order as they begin.
+  auto writer = std::ranges::lower_bound(written_, elements.end(), {}, &Range::begin);
+  while (writer != written_.begin() && (--writer)->end > elements.begin()) {
+    if (meets(*writer)) return writer->user;
+  }
+  if (!writes) return 0;
+  const uintptr_t first = elements.begin() - std::min(elements.begin(), longest_read_);
   auto reader = std::ranges::lower_bound(read_, first, {}, &Range::begin);
-  for (; reader != read_.end() && reader->begin < written.end; ++reader) {
-    if (reader->end > written.begin) return reader->user;
+  for (; reader != read_.end() && reader->begin < elements.end(); ++reader) {
+    if (meets(*reader)) return reader->user;
   }
   return 0;
 }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/calls/tables.h"
@@ -17,8 +19,36 @@ struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error of a call whose memory is in use by this one.
-[[noreturn]] void refuse_in_use(const Request& request, const std::optional<CallKey>& by);
+// Throws the error about memory that this call uses. `title`: names what would use it too.
+[[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
+
+// The elements of an array: at `begin`, and at multiples of the steps from there. All in bytes.
+class Elements {
+ public:
+  // Strides may be negative or zero.
+  Elements(uintptr_t address, size_t size, std::span<const int64_t> shape,
+           std::span<const int64_t> strides);
+  Elements(uintptr_t begin, size_t size) : begin_(begin), size_(size), end_(begin + size) {}
+  uintptr_t begin() const { return begin_; }
+  uintptr_t end() const { return end_; }
+  bool empty() const { return begin_ == end_; }
+  // True if a byte of an element lies in [begin, end).
+  bool meet(uintptr_t begin, uintptr_t end) const { return meet(begin_, 0, begin, end); }
+
+ private:
+  struct Dimension {
+    uintptr_t step;
+    uintptr_t count;
+    uintptr_t extent;  // from one step's first byte to its last element's end
+  };
+  bool meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const;
+
+  uintptr_t begin_;
+  size_t size_;
+  uintptr_t end_;
+  std::vector<Dimension> dimensions_;  // largest step first
+};
+
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
 // Memory that a call writes must not be read or written by another call before that one has ended: what it then holds
@@ -28,6 +58,8 @@ class MemoryInUse {
   explicit MemoryInUse(Rank own) : own_(own) {}
   // The earlier call that this tensor's call would have to wait for; 0: none.
   Handle user_of(const Signature& signature, const Submission& mine, const ProcessSet& set) const;
+  // The same for a copy from or, with `writes`, to these elements.
+  Handle user_of(const Elements& elements, bool writes) const;
   void add(const Signature& signature, const Submission& mine, const ProcessSet& set);
   void remove(const Submission& mine);
   void clear();

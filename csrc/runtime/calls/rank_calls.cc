@@ -181,7 +181,7 @@ Submission RankCalls::checked(PreparedSubmission& prepared) {
     for (size_t i = 0; i < request.parts(); ++i) {
       check_buffers(request, i, submission.part(i), set);
       const Handle user = memory_.user_of(request.part(i), submission.part(i), set);
-      if (user != 0) refuse_in_use(request, find_key(user));
+      if (user != 0) refuse_in_use(title_of(request) + ": ", find_key(user));
     }
   } catch (const Error& e) {
     tell_refusal(request, {e.code(), e.what()});

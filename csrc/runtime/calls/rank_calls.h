@@ -86,6 +86,12 @@ class RankCalls {
   void prepare(CheckedCall& call);
   // The peers' call of this name fails.
   void refuse(const Request& request, const Failure& why);
+  // Throws kInvalidArgument if an earlier call of this rank uses memory that is about to be copied from or, with
+  // `writes`, to.
+  void check_unused(const Elements& elements, bool writes) {
+    std::lock_guard lock(mutex_);
+    if (const Handle user = memory_.user_of(elements, writes)) refuse_in_use("", find_key(user));
+  }
   // The number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
   // This rank leaves (see JobState): ends what it has in cells.

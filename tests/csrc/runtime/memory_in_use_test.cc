@@ -4,6 +4,7 @@
 
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 
@@ -92,6 +93,39 @@ TEST(the_root_of_a_broadcast_in_place_only_reads) {
     t.add(t.call(0, 0, 10));
     CHECK_EQ(t.user_of(t.call(0, 0, 10)) == 0, root == 0);
   }
+}
+
+TEST(an_allgather_into_memory_of_the_user_writes_the_rows_of_all) {
+  Calls t;
+  t.sum.op = Op::kAllgather;
+  t.sum.shape = {-1};
+  const Submission first = t.add(t.call(0, 20, 10));
+  CHECK_EQ(t.user_of(t.call(39, -1, 1)), first.handle);
+  CHECK_EQ(t.user_of(t.call(40, -1, 1)), 0);
+}
+
+TEST(copies_meet_a_writer_by_their_elements) {
+  Calls t;
+  const Submission writer = t.add(t.call(20, 20, 10));
+  t.add(t.call(70, -1, 20));
+  const auto base = reinterpret_cast<uintptr_t>(t.memory.data());
+  using Numbers = std::vector<int64_t>;
+  auto user_of = [&](uintptr_t at, const Numbers& shape, const Numbers& strides, bool writes) {
+    return t.in_use.user_of({base + at, 2, shape, strides}, writes);
+  };
+  for (const bool writes : {false, true}) {
+    CHECK_EQ(user_of(0, {5, 5}, {20, 2}, writes), writer.handle);
+    CHECK_EQ(user_of(0, {5, 5}, {2, 20}, writes), writer.handle);
+    CHECK_EQ(user_of(80, {5, 5}, {-20, -2}, writes), writer.handle);
+    CHECK_EQ(user_of(20, {}, {}, writes), writer.handle);
+    CHECK_EQ(user_of(19, {3}, {0}, writes), writer.handle);
+    CHECK_EQ(user_of(1, {10}, {9}, writes), writer.handle);
+    CHECK_EQ(user_of(10, {3, 5}, {20, 2}, writes), 0);  // rows before and behind it
+    CHECK_EQ(user_of(18, {2, 1}, {12, 50}, writes), 0);
+    CHECK_EQ(user_of(20, {0, 5}, {20, 2}, writes), 0);
+  }
+  CHECK_EQ(user_of(60, {2}, {28}, false), 0);
+  CHECK_EQ(user_of(60, {2}, {28}, true), 2);
 }
 
 TEST(memory_of_gpus_is_not_tracked) {
