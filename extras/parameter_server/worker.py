@@ -188,7 +188,10 @@ class ParameterServer:
                 self._wait_for_sent()
             finally:
                 if not self._shard.alone:
-                    self._wait(self._send_clock(DONE, float("inf")))
+                    with self._shard.changed:  # the others read no FAILED after DONE
+                        self._server.report_failure()
+                        leaving = self._send_clock(DONE, float("inf"))
+                    self._wait(leaving)
         if wait:
             self._shard.wait_all_left()
             if self._server.is_alive():

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import farandole as hvd
+from farandole.extras.parameter_server import shard
 from harness.joins import in_turns
 
 several = pytest.mark.ranks(2, 3, 4)
@@ -53,6 +55,34 @@ def test_an_update_that_fails_is_an_error_of_those_who_only_push(pusher: int) ->
 
     expected = KeyError if hvd.rank() == 0 else hvd.PeerError
     with pytest.raises(expected, match=r"no update|rank 0 no longer serves its part"):
+        work()
+    hvd.barrier()
+
+
+@several
+def test_a_failed_part_is_reported_before_its_rank_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's worker leaves after the failure, and before its server could report that."""
+    report, left = shard.ShardServer.report_failure, float("inf")
+
+    def late(server: shard.ShardServer) -> None:
+        part = server._shard
+        if threading.current_thread() is server:
+            with part.changed:
+                part.changed.wait_for(lambda: part.clocks[server._rank] == left)
+        report(server)
+
+    monkeypatch.setattr(shard.ShardServer, "report_failure", late)
+
+    def work() -> None:
+        with hvd.ParameterServer((hvd.size(), 1), update=refuse, staleness=None) as server:
+            part = server._shard
+            if hvd.rank() == 1:
+                server.push([0], [[1.0]])
+            with part.changed:
+                part.changed.wait_for(lambda: part.failure or part.clocks[0] == left)
+            server.clock()
+
+    with pytest.raises(KeyError if hvd.rank() == 0 else hvd.PeerError):
         work()
     hvd.barrier()
 
