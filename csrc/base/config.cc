@@ -150,9 +150,8 @@ const Variable kVariables[] = {
      "second name",
      kOwn, &Config::nvtx},
     {"FARANDOLE_SPIN_US", "", "-1",
-     "microseconds that a wait may yield-spin before it sleeps; -1: 50 for a call where every "
-     "local "
-     "rank has a core, and for the background thread where it has two, else 0",
+     "microseconds that a wait may yield-spin before it sleeps; -1: for a call 50, or 100 where "
+     "local ranks share cores; for the background thread 50 where each has two, else 0",
      kOwn, &Config::spin_us, between(-1)},
     {"FARANDOLE_PRIORITY", "", "normal",
      "the background thread's: normal, or realtime where the system permits it: no computing "

@@ -14,6 +14,8 @@ namespace farandole {
 // A thread polls and yields in turns, for as long as it is alone on its core: a yield that lasts shows that somebody
 // else wants the core, and the thread then sleeps, this time and the next times. One object for each thread that polls,
 // because what one of them finds says nothing about the other.
+// Where ranks share cores, a caller yields after each look: the peer that it waits for may need this core, and a yield
+// costs less than to sleep and be woken. Only a yield much longer than a peer's part in a small call is too long then.
 class Spin {
  public:
   // A caller can do nothing but wait. The background thread takes a core that the program may need, so it wants more
@@ -23,9 +25,15 @@ class Spin {
   // `setting_us`: FARANDOLE_SPIN_US; -1 decides by the number of cores that the host's ranks may use together.
   Spin(Who who, int64_t setting_us, int cores, int local_ranks)
       : backs_off_(who == Who::kBackground) {
+    const bool crowded = cores < local_ranks;
     const int wanted = who == Who::kCaller ? local_ranks : 2 * local_ranks;
     waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? kLongest : 0);
-    moving_ns_ = cores >= local_ranks ? std::max(kLongest, waiting_ns_) : waiting_ns_;
+    moving_ns_ = crowded ? waiting_ns_ : std::max(kLongest, waiting_ns_);
+    if (crowded && who == Who::kCaller && setting_us < 0) {
+      waiting_ns_ = moving_ns_ = kLongestCrowded;
+      looks_ = 1;
+      long_yield_ns_ = kLongYieldCrowded;
+    }
   }
 
   // Polls; true as soon as `has_work` is. `moving`: a bucket is in flight, so peers will answer soon.
@@ -40,7 +48,7 @@ class Spin {
     const int64_t end = now + limit;
     bool alone = true;
     while (alone && now < end) {
-      for (int i = 0; i < kLooks; ++i) {
+      for (int i = 0; i < looks_; ++i) {
         if (has_work()) {
           misses_ = 0;
           return true;
@@ -49,7 +57,7 @@ class Spin {
       const int64_t before = now_ns();
       sched_yield();
       now = now_ns();
-      alone = now - before < kLongYield;
+      alone = now - before < long_yield_ns_;
     }
     if (alone && !backs_off_) return false;
     misses_ = std::min(misses_ + 1, kMaxMisses);
@@ -59,9 +67,11 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  static constexpr int64_t kLongYield = 20'000;  // one that comes back at once takes 1 us
-  static constexpr int kLooks = 16;              // polls between two yields
+  static constexpr int64_t kLongestCrowded = 100'000;
+  static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;
+  int looks_ = 16;                  // between two yields
+  int64_t long_yield_ns_ = 20'000;  // a yield that comes back at once takes 1 us
   bool backs_off_;
   int64_t waiting_ns_;
   int64_t moving_ns_;

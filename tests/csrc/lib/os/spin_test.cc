@@ -19,10 +19,11 @@ bool polls(Who who, int64_t setting_us, int cores, bool moving) {
 
 }  // namespace
 
-TEST(a_caller_polls_where_every_rank_has_a_core) {
+TEST(a_caller_polls_however_many_ranks_share_its_core) {
   for (bool moving : {false, true}) {
-    CHECK(!polls(Who::kCaller, -1, 1, moving));
+    CHECK(polls(Who::kCaller, -1, 1, moving));
     CHECK(polls(Who::kCaller, -1, 2, moving));
+    CHECK(!polls(Who::kCaller, 0, 1, moving));
   }
 }
 
