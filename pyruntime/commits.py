@@ -25,7 +25,7 @@ import numpy as np
 
 from farandole import trees
 from farandole.errors import CheckpointError
-from farandole.membership.words import NOTHING, Commit
+from farandole.membership.messages import NOTHING, Commit
 from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
 from farandole.trust import (
     Folder,

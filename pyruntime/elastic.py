@@ -33,7 +33,7 @@ from farandole.commits import NotSaved, Saved, Writer, read_commit
 from farandole.config import setting
 from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt, PeerError
 from farandole.handlers import Handlers, handler_of
-from farandole.membership.words import Commit, World
+from farandole.membership.messages import Commit, World
 from farandole.objects import broadcast_object
 from farandole.start import agency, leaving
 from farandole.worlds import Worlds

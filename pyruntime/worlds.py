@@ -9,7 +9,7 @@ import contextlib
 from farandole import runtime, topology
 from farandole._library import check, lib
 from farandole.errors import StallError, counted
-from farandole.membership.words import NOTHING, World
+from farandole.membership.messages import NOTHING, World
 from farandole.start import agency
 
 _HANGS = 0.2  # seconds that the others get to leave if one rank is known to hang

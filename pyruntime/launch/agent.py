@@ -31,7 +31,7 @@ from farandole.errors import error_text, printable
 from farandole.launch.job import is_inherited
 from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
-from farandole.membership.words import End, Standing, Wanted, decode, encode
+from farandole.membership.messages import Assignment, End, WorkerState, decode, encode
 from farandole.start.agency import AGENT
 from farandole.start.line import Line, reach
 from farandole.start.server import Guest, Server
@@ -49,8 +49,8 @@ Event = Callable[[], object]
 class _Door(Server):
     """Takes the calls of this host's ranks, and turns away other users' processes."""
 
-    def __init__(self, events: SimpleQueue[Event], agent: _Hands) -> None:
-        self._events, self._agent = events, agent
+    def __init__(self, events: SimpleQueue[Event], runner: _Hands) -> None:
+        self._events, self._runner = events, runner
         self._guest: dict[int, Guest] = {}
         super().__init__("ranks", b"")
 
@@ -68,12 +68,12 @@ class _Door(Server):
 
     def _heard(self, guest: Guest, message: bytes) -> None:
         words = json.loads(message)
-        self._events.put(lambda: self._agent.hear_rank(guest.rank, words))
+        self._events.put(lambda: self._runner.hear_rank(guest.rank, words))
 
     def _gone(self, guest: Guest) -> None:
         if self._guest.get(guest.rank) is guest:  # else the next program has called already
             del self._guest[guest.rank]
-            self._events.put(lambda: self._agent.rank_hung_up(guest.rank))
+            self._events.put(lambda: self._runner.rank_hung_up(guest.rank))
 
 
 class _Hands:
@@ -86,7 +86,7 @@ class _Hands:
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._slots = slots
-        self._decides = Agent(name, host, slots, _LEASE, time.monotonic())
+        self._agent = Agent(name, host, slots, _LEASE, time.monotonic())
         self._numbers: dict[str, int] = {}  # of ranks, by name
         self._names: list[str] = []  # by number
         self._processes: dict[str, RankProcess] = {}
@@ -114,21 +114,21 @@ class _Hands:
                     beat = time.monotonic() + BEAT
                     self._look()
                 self._report()
-                alone = self._decides.alone(time.monotonic()) and self._decides.idle
+                alone = self._agent.lease_expired(time.monotonic()) and self._agent.idle
                 if alone:
                     say("the supervisor has not answered in time: this agent ends")
-                if alone or self._decides.gone:
-                    return PREEMPTED if self._decides.going else 1
+                if alone or self._agent.drained:
+                    return PREEMPTED if self._agent.draining else 1
         return 0
 
     def _report(self) -> None:
-        self._tell(["status", encode(self._decides.status(time.monotonic()))])
+        self._tell(["status", encode(self._agent.status(time.monotonic()))])
 
     def _look(self) -> None:
         now = time.monotonic()
-        known = self._decides.orphaned
-        self._act(self._decides.look(now))
-        if self._decides.orphaned and not known:
+        known = self._agent.orphaned
+        self._act(self._agent.tick(now))
+        if self._agent.orphaned and not known:
             say(
                 f"the supervisor does not answer {self._host}: its ranks leave at their next "
                 f"commit; remedy: give the same command with --checkpoint-dir {self._folder}"
@@ -143,10 +143,10 @@ class _Hands:
                 process.kill()
 
     def _preempt(self, number: int) -> None:
-        if self._decides.going:
+        if self._agent.draining:
             return
         grace = float(self._job.get("grace", 0.0))
-        self._decides.go(time.monotonic() + grace)
+        self._agent.drain(time.monotonic() + grace)
         name = signal.Signals(number).name
         say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
         self._report()  # before a rank that leaves could be taken for one that leaves alone
@@ -184,11 +184,11 @@ class _Hands:
         what, *rest = words
         if what == "job":
             self._job = rest[0]
-            self._decides.set_lease(float(self._job["lease"]))
+            self._agent.set_lease(float(self._job["lease"]))
             with contextlib.suppress(OSError):  # another host may lack it
                 os.chdir(self._job["folder"])
         elif what == "wanted":
-            self._act(self._decides.hear(decode(Wanted, rest[0])))
+            self._act(self._agent.receive(decode(Assignment, rest[0])))
         elif what == "met":
             world, turn = rest[:2]
             for key in [key for key in self._blobs if key[1:] == (world, turn)]:
@@ -216,7 +216,7 @@ class _Hands:
         ours = {AGENT: f"{self._door.address} {number} {name}", "LOCAL_RANK": str(slot)}
 
         def label() -> str:
-            members = self._decides.members
+            members = self._agent.members
             rank = str(members.index(name)) if name in members else "new"
             return stamp(rank, job["timestamp"]) if job["tag"] or job["timestamp"] else ""
 
@@ -226,7 +226,7 @@ class _Hands:
         try:
             process = RankProcess(job["command"], self._environment() | ours, label, ended)
         except OSError as reason:  # too many processes, say: another attempt may succeed
-            self._decides.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
+            self._agent.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
             return
         process.slot = slot
         self._processes[name] = process
@@ -247,19 +247,19 @@ class _Hands:
         what, *rest = words
         if what == "here":
             # A program after another one in this process was in no world of that one's.
-            self._tell_rank(name, ["begin", self._decides.world_of(name), self._secret])
+            self._tell_rank(name, ["begin", self._agent.world_of(name), self._secret])
             process.called, process.connected, process.pid = True, True, int(rest[0])
             process.said = None  # what an earlier program in it has said is over
-            self._decides.ends(name, None)
-        elif what == "standing":
-            self._act(self._decides.said(name, decode(Standing, rest[0])))
+            self._agent.announce(name, None)
+        elif what == "state":
+            self._act(self._agent.report(name, decode(WorkerState, rest[0])))
         elif what == "blob":
             world, turn, data = rest
             self._blobs[name, world, turn] = data
             self._tell(["blob", name, world, turn, data])
         elif what == "end":
             process.said = End(rest[0]), str(rest[1])
-            self._decides.ends(name, process.said[0])
+            self._agent.announce(name, process.said[0])
 
     def rank_hung_up(self, number: int) -> None:
         """Its connection has ended: so has its program."""
@@ -293,7 +293,7 @@ class _Hands:
         if process.code is not None and not process.connected and not process.settled:
             process.settled = True
             end, text = process.end()
-            self._decides.ended(name, end, text, process.code)
+            self._agent.ended(name, end, text, process.code)
 
 
 def say(text: str) -> None:

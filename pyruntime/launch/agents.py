@@ -19,7 +19,7 @@ from farandole.errors import error_text
 from farandole.launch.agent import CONTACT, MODULE, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.programs import apart, own
-from farandole.membership.crew import Crew
+from farandole.membership.workers import Workers
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
 _TRIES = 6  # that end alike, quickly, before no agent is expected there
@@ -63,9 +63,9 @@ class Agents:
                 each.process.kill()
                 each.process.wait()
 
-    def tend(self, hosts: Iterable[Host], scripted: bool, crew: Crew) -> None:
+    def tend(self, hosts: Iterable[Host], scripted: bool, workers: Workers) -> None:
         """Starts agents where none is: on these hosts; without any, in Slurm's allocation, or
-        here. `crew` has heard from them."""
+        here. `workers` has heard from them."""
         wanted = {host.name: self._command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
@@ -77,8 +77,8 @@ class Agents:
             each = self._started.setdefault(name, _Started())
             if name != _SLURM:  # whose agents are one process here
                 host = name or socket.gethostname()
-                self._end_deaf(name, each, crew.heard(host))
-                if crew.is_near(host, time.monotonic()):
+                self._end_deaf(name, each, workers.last_heard(host))
+                if workers.is_reachable(host, time.monotonic()):
                     continue  # though the ssh that has started it may be gone
             self._start(name, command, each)
 

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 from farandole.commits import newest_commit
 from farandole.errors import CheckpointError, error_text
-from farandole.membership.decider import NotReady
-from farandole.membership.words import Commit
+from farandole.membership.messages import Commit
+from farandole.membership.scheduler import NotReady
 from farandole.trust import Folder, make_folder, open_lock
 
 _LOCK = "job.lock"

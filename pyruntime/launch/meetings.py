@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from farandole.membership.words import World
+from farandole.membership.messages import World
 
 G = TypeVar("G")  # whoever brings the data of ranks, and gets the answers
 

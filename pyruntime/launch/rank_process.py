@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from farandole.launch.programs import apart
-from farandole.membership.words import End
+from farandole.membership.messages import End
 from farandole.start.siblings import stat
 
 _CHUNK = 1 << 16

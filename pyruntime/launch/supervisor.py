@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of `farandole run --elastic`: it starts the agents of the hosts, hears from them,
-and tells them what membership/decider.py decides. It runs on the main thread; other threads put
+and tells them what membership/scheduler.py decides. It runs on the main thread; other threads put
 what happens into its queue."""
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from farandole.launch.disk import JobFolder
 from farandole.launch.job import Job
 from farandole.launch.meetings import Meetings
 from farandole.launch.roster import Roster
-from farandole.membership import decider
-from farandole.membership.decider import Decider
-from farandole.membership.words import Status, decode, encode
+from farandole.membership.messages import AgentStatus, decode, encode
+from farandole.membership.scheduler import Policy, Scheduler
 from farandole.start.server import Guest, Server
 from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
@@ -43,7 +42,7 @@ Event = Callable[[], object]
 class Rules:
     """How a job is supervised."""
 
-    decider: decider.Rules
+    policy: Policy
     script: str  # which prints the hosts
     slots: int  # of a host that the script prints without a number
     grace: float  # seconds to leave in, after a signal
@@ -68,7 +67,7 @@ class _Door(Server):
         what, *rest = _words(message)
         if what == "status":
             (text,) = rest
-            status = decode(Status, text)
+            status = decode(AgentStatus, text)
             self._supervisor.events.put(lambda: self._supervisor.hear(guest, status))
         else:
             name, world, turn, data = rest
@@ -120,7 +119,7 @@ def _has_commit(folder: Path) -> bool:
 
 
 class _Supervisor:
-    """The decider's hands and ears."""
+    """Connects the scheduler to agents, signals and the disk."""
 
     def __init__(self, job: Job, rules: Rules, folder: Folder) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -128,7 +127,7 @@ class _Supervisor:
         self.door = _Door(job.here and not rules.script, self)
         self._job, self._rules, self._folder = job, rules, folder.path
         self._cwd = str(Path.cwd())  # once: somebody may remove it
-        self._decider = Decider(rules.decider, disk.newest_commit, time.monotonic())
+        self._scheduler = Scheduler(rules.policy, disk.newest_commit, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
         self._sent: dict[str, Any] = {}  # by agent: what it was told last
@@ -141,10 +140,10 @@ class _Supervisor:
         contact = f"{self.door.address} {self.door.key} {secrets.token_hex(SECRET_BYTES)}"
         with (
             Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder, contact, rules.decider.deaf) as agents,
+            Agents(self._job, self._folder, contact, rules.policy.deaf) as agents,
         ):
             beat = 0.0
-            while self._decider.outcome is None:
+            while self._scheduler.outcome is None:
                 with contextlib.suppress(queue.Empty):
                     self.events.get(timeout=max(0.0, beat - time.monotonic()))()
                     while not self.events.empty():
@@ -157,28 +156,28 @@ class _Supervisor:
             for guest in self._guests.values():
                 self.door.tell(guest, ["over"])
             agents.wait()
-        return self._code(self._decider.outcome)
+        return self._code(self._scheduler.outcome)
 
     def _look(self, roster: Roster, agents: Agents) -> None:
         if roster.scripted or roster.hosts:
-            self._decider.crew.allow({host.name: host.slots for host in roster.hosts})
-        agents.tend(roster.hosts, roster.scripted, self._decider.crew)
+            self._scheduler.workers.set_slots({host.name: host.slots for host in roster.hosts})
+        agents.tend(roster.hosts, roster.scripted, self._scheduler.workers)
         self._give_up(roster, agents.failing())
         if time.monotonic() > self._deadline:
-            self._decider.ending.fail("ranks have not left in time: they are ended")
+            self._scheduler.ending.fail("ranks have not left in time: they are ended")
 
     def _give_up(self, roster: Roster, failing: dict[str, str]) -> None:
         """Ends a job that has never had a world, if it needs hosts whose agents fail each time."""
         slots = sum(host.slots for host in roster.hosts if host.name not in failing)
-        needed = slots < self._rules.decider.least and not roster.scripted
-        if failing and needed and not self._decider.worlds:
-            self._decider.ending.fail("; ".join(failing.values()))
+        needed = slots < self._rules.policy.least and not roster.scripted
+        if failing and needed and not self._scheduler.worlds:
+            self._scheduler.ending.fail("; ".join(failing.values()))
 
     def _step(self, due: bool) -> None:
         try:
-            told = self._decider.step(time.monotonic())
+            told = self._scheduler.step(time.monotonic())
         except CheckpointError as reason:  # of the commit on the disk
-            self._decider.ending.fail(str(reason))
+            self._scheduler.ending.fail(str(reason))
             return
         for agent, wanted in told.items():
             new = wanted.ranks, wanted.view
@@ -186,22 +185,22 @@ class _Supervisor:
                 self._sent[agent] = new
                 self.door.tell(self._guests[agent], ["wanted", encode(wanted)])
             self._meetings.begin(wanted.view.world)
-        for line in self._decider.story:
+        for line in self._scheduler.log:
             say(line)
-        self._decider.story.clear()
+        self._scheduler.log.clear()
 
     def _code(self, outcome: str) -> int:
         if self._stopped in _ENDS:
             return 128 + self._stopped
-        if self._stopped or (self._decider.ending.leaves and not outcome):
+        if self._stopped or (self._scheduler.ending.leaves and not outcome):
             where = "and their state" if _has_commit(self._folder) else "but no state"
             say(outcome or f"all ranks have left, {where} is on the disk")
             return PREEMPTED
         if outcome:
             say(outcome)
-            code = self._decider.ending.code
+            code = self._scheduler.ending.code
             return code if 0 < code < 128 else 1
-        worlds = self._decider.worlds
+        worlds = self._scheduler.worlds
         say(f"the job has finished in {counted(worlds, 'world')}" if worlds else "nothing was done")
         return 0
 
@@ -214,18 +213,18 @@ class _Supervisor:
         told = {
             "command": list(job.command),
             "folder": self._cwd,
-            "lease": rules.decider.lease,
-            "stop": rules.decider.late,
+            "lease": rules.policy.lease,
+            "stop": rules.policy.late,
             "grace": rules.grace,
             "tag": job.tag,
             "timestamp": job.timestamp,
         }
         self.door.tell(guest, ["job", told])
 
-    def hear(self, guest: Guest, status: Status) -> None:
+    def hear(self, guest: Guest, status: AgentStatus) -> None:
         """An agent has said this."""
         self._guests[status.agent] = guest
-        self._decider.hear(status, time.monotonic())
+        self._scheduler.receive(status, time.monotonic())
 
     def meet(self, guest: Guest, name: str, world: int, turn: int, data: str) -> None:
         """A rank of this agent's brings its part of an allgather."""
@@ -238,7 +237,7 @@ class _Supervisor:
         for name in [name for name, other in self._guests.items() if other is guest]:
             del self._guests[name]
             self._sent.pop(name, None)
-            self._decider.crew.cut_off(name)
+            self._scheduler.workers.disconnect(name)
 
     # ---- signals
 
@@ -247,12 +246,12 @@ class _Supervisor:
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: the job is ended")
-            self._decider.ending.fail(name)
+            self._scheduler.ending.fail(name)
         else:
             grace = self._rules.grace
             say(f"{name}: all ranks leave at their next commit, within {grace:g} s")
             self._deadline = time.monotonic() + grace
-            self._decider.ending.leave()
+            self._scheduler.ending.leave()
         self._stopped = number
 
 

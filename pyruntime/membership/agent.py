@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of one host of an elastic job: which processes it starts and ends."""
+"""Decisions of the agent of one host: which processes it starts and kills."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from farandole.membership.words import End, Rank, Standing, Status, View, Wanted
+from farandole.membership.messages import AgentStatus, Assignment, End, View, Worker, WorkerState
 
 
 class Start(NamedTuple):
-    """An action: start the process of that name."""
+    """Action: start a process under this name."""
 
     name: str
 
 
 class Kill(NamedTuple):
-    """An action: end it, stopped or not. Agent.ended() follows when it is gone."""
+    """Action: kill this process. Call Agent.ended() once it is gone."""
 
     name: str
 
 
 class Tell(NamedTuple):
-    """An action: send this to the rank of that name."""
+    """Action: send this view to this process."""
 
     name: str
     view: View
@@ -31,115 +31,118 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Obeys the supervisor as long as it answers. A supervisor that has not answered for `lease`
-    seconds has ended, or takes this host for lost and replaces its ranks. The old ranks must not
-    run at the same time as the new ones. So the agent asks its ranks to leave after half of that
-    time, and then kills them. When its host is taken away it starts no more processes."""
+    """Follows the supervisor while it answers. A supervisor without an answer for `lease` seconds
+    has ended, or has given this host up and replaces its ranks. Old and new ranks must not run at
+    the same time: after half of the lease the agent asks its ranks to leave, and at its end it
+    kills them. Not thread-safe; times are the caller's clock, in seconds.
+    """
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
-        self._ranks: dict[str, Rank] = {}
-        self._told: dict[str, int] = {}  # of each that has ended: the first Status that says so
-        self._newest = 0  # the number of the newest Wanted
+        self._workers: dict[str, Worker] = {}
+        self._first_report: dict[str, int] = {}  # by ended process: first status that has its end
+        self._last_number = 0  # of the newest assignment
         self._view = View()
-        self._number = 0
-        self._sent: dict[int, float] = {}  # when, of each Status since the last that was heard
-        self._since = now  # when the newest Status was sent that the supervisor has heard
-        self._until: float | None = None  # then this host is taken away; None: it stays
+        self._number = 0  # of the last status
+        self._sent: dict[int, float] = {}  # times of statuses that are not acknowledged
+        self._since = now  # when the last acknowledged status was sent
+        self._until: float | None = None  # deadline of a preempted host's processes
 
     def set_lease(self, seconds: float) -> None:
-        """The supervisor's number."""
+        """Sets the lease to what the supervisor has told."""
         self._lease = seconds
 
-    def status(self, now: float) -> Status:
-        """What to send: after each change, and at every beat."""
+    def status(self, now: float) -> AgentStatus:
+        """The message to send, after each change and at every heartbeat."""
         self._number += 1
         self._sent[self._number] = now
-        ranks = tuple(self._ranks.values())
-        return Status(self._name, self._number, self._host, self._slots, ranks, self.going)
+        workers = tuple(self._workers.values())
+        return AgentStatus(
+            self._name, self._number, self._host, self._slots, workers, self.draining
+        )
 
-    def go(self, until: float) -> None:
-        """Notes that this host is taken away; who has not left then is ended."""
+    def drain(self, until: float) -> None:
+        """Notes that this host is being preempted: starts nothing more, and kills at `until`."""
         self._until = until
 
-    def hear(self, wanted: Wanted) -> list[Action]:
-        """Takes the supervisor's word."""
-        if wanted.number <= self._newest:
+    def receive(self, assignment: Assignment) -> list[Action]:
+        """Applies the supervisor's message. One older than the last is ignored."""
+        if assignment.number <= self._last_number:
             return []
-        self._newest, self._view = wanted.number, wanted.view
-        self._since = max(self._since, self._sent.get(wanted.heard, self._since))
-        self._sent = {n: at for n, at in self._sent.items() if n > wanted.heard}
+        self._last_number, self._view = assignment.number, assignment.view
+        self._since = max(self._since, self._sent.get(assignment.heard, self._since))
+        self._sent = {n: at for n, at in self._sent.items() if n > assignment.heard}
         actions: list[Action] = []
-        for name, rank in list(self._ranks.items()):
-            if name in wanted.ranks:
-                if rank.end is None:
+        for name, worker in list(self._workers.items()):
+            if name in assignment.workers:
+                if worker.end is None:
                     actions.append(Tell(name, self._view))
-            elif rank.end is None:
+            elif worker.end is None:
                 actions.append(Kill(name))
-            elif self._told[name] <= wanted.heard:
-                del self._ranks[name], self._told[name]  # the supervisor knows
-        for name in wanted.ranks:
-            if name not in self._ranks:
-                self._ranks[name] = Rank(name)
-                if self.going:
+            elif self._first_report[name] <= assignment.heard:
+                del self._workers[name], self._first_report[name]
+        for name in assignment.workers:
+            if name not in self._workers:
+                self._workers[name] = Worker(name)
+                if self.draining:
                     self.ended(name, End.LEFT)
                 else:
                     actions.append(Start(name))
         return actions
 
-    def look(self, now: float) -> list[Action]:
-        """What is to do at a beat."""
-        alive = [name for name, rank in self._ranks.items() if rank.end is None]
-        if self.alone(now) or (self._until is not None and now > self._until):
+    def tick(self, now: float) -> list[Action]:
+        """Actions that are due at a heartbeat."""
+        alive = [name for name, worker in self._workers.items() if worker.end is None]
+        if self.lease_expired(now) or (self._until is not None and now > self._until):
             return [Kill(name) for name in alive]
         if now - self._since <= self._lease / 2 or self._view.lost:
             return []
         self._view = self._view._replace(leave=True, lost=True)
         return [Tell(name, self._view) for name in alive]
 
-    def alone(self, now: float) -> bool:
-        """Whether the supervisor has not answered for too long."""
+    def lease_expired(self, now: float) -> bool:
+        """True if the supervisor has not answered for the whole lease."""
         return now - self._since > self._lease
 
-    def said(self, name: str, standing: Standing) -> list[Action]:
-        """Takes what a rank says; its first words are answered."""
-        self._ranks[name] = self._ranks[name]._replace(standing=standing)
+    def report(self, name: str, state: WorkerState) -> list[Action]:
+        """Takes the state of a process; the answer is the present view."""
+        self._workers[name] = self._workers[name]._replace(state=state)
         return [Tell(name, self._view)]
 
-    def ends(self, name: str, end: End | None) -> None:
-        """Takes a rank's last words; None: its program is followed by another one."""
-        self._ranks[name] = self._ranks[name]._replace(said=end)
+    def announce(self, name: str, end: End | None) -> None:
+        """Takes how a process says it is about to end. None: another program follows in it."""
+        self._workers[name] = self._workers[name]._replace(announced=end)
 
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
         """Notes that a process is gone."""
-        self._ranks[name] = self._ranks[name]._replace(end=end, text=text, code=code)
-        self._told[name] = self._number + 1
+        self._workers[name] = self._workers[name]._replace(end=end, text=text, code=code)
+        self._first_report[name] = self._number + 1
 
     def world_of(self, name: str) -> int:
-        """The last world that the process of that name was in."""
-        return self._ranks[name].standing.world
+        """Number of the last world that this process was in."""
+        return self._workers[name].state.world
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the newest world's ranks, in their order."""
+        """Names of the newest world's processes, by rank."""
         return self._view.world.members
 
     @property
-    def going(self) -> bool:
-        """Whether this host is taken away."""
+    def draining(self) -> bool:
+        """True if this host is being preempted."""
         return self._until is not None
 
     @property
-    def gone(self) -> bool:
-        """Whether it is, and the supervisor knows that all that ran here has ended."""
-        return self.going and not self._ranks
+    def drained(self) -> bool:
+        """True if it is, and the supervisor knows that every process here has ended."""
+        return self.draining and not self._workers
 
     @property
     def orphaned(self) -> bool:
-        """Whether its ranks have been asked to leave because the supervisor does not answer."""
+        """True if the ranks were asked to leave because the supervisor does not answer."""
         return self._view.lost
 
     @property
     def idle(self) -> bool:
-        """Whether no process lives here."""
-        return all(rank.end is not None for rank in self._ranks.values())
+        """True if no process lives here."""
+        return all(worker.end is not None for worker in self._workers.values())

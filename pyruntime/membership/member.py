@@ -1,95 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of an elastic job: which world it is in, and which commit it has."""
+"""State of one rank of an elastic job: its world, its commit, and whether it waits. The package
+lists the states and their transitions."""
 
 from __future__ import annotations
 
-from farandole.membership.words import NOTHING, Commit, Standing, View, World
+from farandole.membership.messages import NOTHING, Commit, View, WorkerState, World
 
 
 class Member:
-    """Its rank tells it what it does, and its agent's words; it says what follows."""
+    """The rank reports what it does, and passes on its agent's messages. `state` is to be sent to
+    the agent whenever it changes. Not thread-safe."""
 
     def __init__(self, name: str, over: int = 0) -> None:
-        """`over`: it enters no world up to this number, where a program before it was."""
+        """`over`: the last world of an earlier program in this process; never entered again."""
         self.name = name
-        self.standing = Standing(over=over)  # for the agent, whenever it changes
+        self.state = WorkerState(over=over)
         self._view = View()
         self._world = World()
 
-    def hear(self, view: View) -> None:
-        """Takes what the agent has sent; its words come in order."""
+    def receive(self, view: View) -> None:
+        """Applies a message of the agent; they come in order."""
         self._view = view
-        over = max(self.standing.over, view.over)
-        self.standing = self.standing._replace(over=over)
+        over = max(self.state.over, view.over)
+        self.state = self.state._replace(over=over)
 
     def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Leaves the present world, if there is one, for the next. Without a reason: by a failure,
-        so that the others' calls will fail too."""
+        """Leaves the present world, if any, to wait for the next. Without a reason it has failed,
+        and the others' calls fail too."""
         call = self._view.done + 1 if finished else 0
-        self.standing = self.standing._replace(away=True, finished=call, met=met, stalled=stalled)
+        self.state = self.state._replace(away=True, finished=call, met=met, stalled=stalled)
 
     def stay(self) -> bool:
-        """Goes on in the present world, if the call that this rank has finished has ended on all
-        ranks; returns whether it has."""
-        done = 0 < self.standing.finished <= self._view.done
+        """Returns True, and continues in the present world, if the finished call has ended on all
+        ranks."""
+        done = 0 < self.state.finished <= self._view.done
         if done:
-            self.standing = self.standing._replace(away=False, finished=0)
+            self.state = self.state._replace(away=False, finished=0)
         return done
 
     def is_awaited(self) -> bool:
-        """Whether it waits, and the next world is decided and has it as a member."""
+        """True if this rank waits and is a member of the next world."""
         world = self._view.world
-        decided = world.number > max(self.standing.world, self.standing.over)
-        return self.standing.away and decided and self.name in world.members
+        decided = world.number > max(self.state.world, self.state.over)
+        return self.state.away and decided and self.name in world.members
 
     def enter(self) -> World | None:
-        """The next world; from now on this rank is in it. None: it is not decided."""
+        """Enters the next world and returns it; None if there is none yet."""
         if not self.is_awaited():
             return None
         world = self._view.world
         self._world = world
-        before = self.standing
-        self.standing = Standing(world.number, False, before.over, before.commit)
+        before = self.state
+        self.state = WorkerState(world.number, False, before.over, before.commit)
         return world
 
     def synchronized(self) -> None:
-        """This rank has the whole state from which the world starts."""
+        """Notes that this rank has the commit with which the world starts."""
         self._set_commit(self._world.start.number)
 
     def committed(self) -> None:
-        """This rank has saved the next commit."""
-        self._set_commit(self.standing.commit.number + 1)
+        """Notes that this rank has made the next commit."""
+        self._set_commit(self.state.commit.number + 1)
 
     def forget(self) -> None:
-        """This rank's memory has no whole state any more."""
-        self.standing = self.standing._replace(commit=NOTHING)
+        """Notes that this rank has no complete commit in memory."""
+        self.state = self.state._replace(commit=NOTHING)
 
     def _set_commit(self, number: int) -> None:
-        self.standing = self.standing._replace(commit=Commit(self._world.number, number))
+        self.state = self.state._replace(commit=Commit(self._world.number, number))
 
     @property
     def broken(self) -> bool:
-        """Whether the calls of the present world will fail."""
-        return not self.standing.away and 0 < self.standing.world <= self._view.broken
+        """True if calls in the present world will fail."""
+        return not self.state.away and 0 < self.state.world <= self._view.broken
 
     @property
     def meets(self) -> bool:
-        """Whether this rank asks all to leave the world after the commit under way."""
-        return self._view.meet == self.standing.world > 0
+        """True if all ranks shall meet in the next world after this commit."""
+        return self._view.meet == self.state.world > 0
 
     @property
     def leaves(self) -> bool:
-        """Whether the job shall end at the commit under way."""
+        """True if the job shall end at this commit."""
         return self._view.leave
 
     @property
     def ends(self) -> bool:
-        """Whether this rank, which waits, shall end now: it was in no world, and has no commit that
-        must go to the disk first; or no world will be decided any more."""
-        in_none = self.standing.world == 0
-        return self.leaves and self.standing.away and (in_none or self.lost)
+        """True if this waiting rank shall end now: it was in no world, and so has no commit to
+        write, or there will be no next world."""
+        new = self.state.world == 0
+        return self.leaves and self.state.away and (new or self.lost)
 
     @property
     def lost(self) -> bool:
-        """Whether the supervisor does not answer this host's agent."""
+        """True if the supervisor does not answer this host's agent."""
         return self._view.lost

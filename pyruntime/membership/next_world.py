@@ -1,96 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for the next world of an elastic job, and who is in it. For the Decider."""
+"""Rules for the next world of an elastic job: who waits for it, and who is in it. For Scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from farandole.membership.words import JOINS, NOTHING, Commit, End, Rank, World
+from farandole.membership.messages import JOINS, NOTHING, Commit, End, Worker, World
 
 
 class Record(NamedTuple):
-    """What has been decided."""
+    """The scheduler's last decision."""
 
     world: World = World()  # the newest
-    done: int = 0  # calls of elastic training that have ended on all its ranks
+    done: int = 0  # calls of train() that have ended on all its ranks
 
 
-def is_away(rank: Rank, record: Record) -> bool:
-    """Whether it waits. One whose call has ended on all ranks goes on by itself."""
-    return rank.standing.away and not 0 < rank.standing.finished <= record.done
+def is_away(worker: Worker, record: Record) -> bool:
+    """True if the process waits. If its call has ended on all ranks, it continues by itself."""
+    return worker.state.away and not 0 < worker.state.finished <= record.done
 
 
-def is_here(rank: Rank, record: Record) -> bool:
-    """Whether it waits for the next world, and will not enter the present one."""
-    standing, number = rank.standing, record.world.number
-    return is_away(rank, record) and number in (standing.world, min(standing.over, number))
+def is_here(worker: Worker, record: Record) -> bool:
+    """True if the process waits for the next world and will not enter the present one."""
+    state, number = worker.state, record.world.number
+    return is_away(worker, record) and number in (state.world, min(state.over, number))
 
 
-def is_new(rank: Rank, record: Record) -> bool:
-    """Whether it shall join, has not come yet, and was in no world: nobody waits for it."""
-    never = rank.standing.world == 0 and rank.name not in record.world.members
-    return rank.name.endswith(JOINS) and never and not rank.standing.away
+def is_new(worker: Worker, record: Record) -> bool:
+    """True if the process was started to join and has not come yet: nobody waits for it."""
+    never = worker.state.world == 0 and worker.name not in record.world.members
+    return worker.name.endswith(JOINS) and never and not worker.state.away
 
 
-def names_hanging(here: Sequence[Rank], world: World) -> set[str]:
-    """Members that wait and never entered the world, where others have waited in it too long."""
-    if not any(x.standing.stalled and x.standing.world == world.number for x in here):
+def names_hanging(here: Sequence[Worker], world: World) -> set[str]:
+    """Names of members that never entered the world, if another one has reported a stall in it."""
+    if not any(x.state.stalled and x.state.world == world.number for x in here):
         return set()
-    return {x.name for x in here if x.name in world.members and x.standing.world < world.number}
+    return {x.name for x in here if x.name in world.members and x.state.world < world.number}
 
 
-def is_broken(all_: Sequence[Rank], record: Record) -> bool:
-    """Whether a member of the present world is lost, or has left it by a failure."""
-    members = [rank for rank in all_ if rank.name in record.world.members]
-    left = [x.standing for x in members if x.standing.away]
-    left = [standing for standing in left if standing.world == record.world.number]
-    failed = any(not (standing.finished or standing.met) for standing in left)
-    return failed or any(rank.end is End.LOST for rank in members)
+def is_broken(all_: Sequence[Worker], record: Record) -> bool:
+    """True if a member of the present world is lost or has left it because of a failure."""
+    members = [worker for worker in all_ if worker.name in record.world.members]
+    left = [x.state for x in members if x.state.away]
+    left = [state for state in left if state.world == record.world.number]
+    failed = any(not (state.finished or state.met) for state in left)
+    return failed or any(worker.end is End.LOST for worker in members)
 
 
-def ended_well(rank: Rank, record: Record) -> bool:
-    """Whether it has; one that was lost with its host had said so, when training had ended. (Of one
-    that was lost alone there is an exit code.)"""
-    late = rank.end is End.LOST and not rank.code and record.done > 0
-    return rank.end is End.WELL or (late and rank.said is End.WELL)
+def ended_well(worker: Worker, record: Record) -> bool:
+    """True if the process succeeded. If it was lost with its host, so that there is no exit code,
+    its announcement counts once training has ended."""
+    late = worker.end is End.LOST and not worker.code and record.done > 0
+    return worker.end is End.WELL or (late and worker.announced is End.WELL)
 
 
-def has_ended(here: Sequence[Rank], world: World) -> bool:
-    """Whether all members have finished a call of training."""
-    done = {x.name for x in here if x.standing.finished and x.standing.world == world.number}
+def has_ended(here: Sequence[Worker], world: World) -> bool:
+    """True if all members have finished a call of train()."""
+    done = {x.name for x in here if x.state.finished and x.state.world == world.number}
     return bool(world.members) and done.issuperset(world.members)
 
 
 def choose(
-    here: Sequence[Rank], record: Record, newest: bool, unwanted: Collection[str]
-) -> tuple[list[Rank], list[Rank]]:
-    """Which of the waiting ranks may be in the next world, and which are to be ended, so that they
-    start again. `newest`: some have a commit of the present world. `unwanted`: ranks without a
-    slot.
+    here: Sequence[Worker], record: Record, newest: bool, unwanted: Collection[str]
+) -> tuple[list[Worker], list[Worker]]:
+    """Returns the waiting processes that may be in the next world, and those to restart.
+
+    `newest`: some have a commit of the present world. `unwanted`: processes without a slot.
     """
-    held = [rank for rank in here if rank.standing.commit != NOTHING]
+    held = [worker for worker in here if worker.state.commit != NOTHING]
     if newest and record.done:
-        return held, []  # the others would begin with a call that has ended
-    joining = [rank for rank in here if rank.name.endswith(JOINS)]
+        return held, []  # the others would start in a call that has ended
+    joining = [worker for worker in here if worker.name.endswith(JOINS)]
     if not held and 0 < len(joining) < len(here):
-        return [], joining  # they have left init() alone, where the others meet
-    start = max((rank.standing.commit for rank in here), default=NOTHING)
-    kept = [rank for rank in here if rank.name not in unwanted]
-    has_state = start == NOTHING or any(rank.standing.commit == start for rank in kept)
+        return [], joining  # they have returned from init() alone; the others are in it
+    start = max((worker.state.commit for worker in here), default=NOTHING)
+    kept = [worker for worker in here if worker.name not in unwanted]
+    has_state = start == NOTHING or any(worker.state.commit == start for worker in kept)
     return kept if has_state else list(here), []
 
 
-def next_world(before: World, chosen: Sequence[Rank], disk: Commit, most: int) -> World:
-    """The world of those: first the ones that have the newest commit, and in the old order. `disk`:
-    the commit there, which counts if it is newer. An earlier command may have made it: the new
-    world's number is greater than those of its worlds."""
+def next_world(before: World, chosen: Sequence[Worker], disk: Commit, most: int) -> World:
+    """Returns the world of the chosen processes: those with the newest commit first, then by their
+    old ranks. `disk`: the commit on the disk, used if it is newer. An earlier command may have made
+    it, so the new world's number exceeds that commit's world."""
     places = {name: place for place, name in enumerate(before.members)}
-    start = max(rank.standing.commit for rank in chosen)
+    start = max(worker.state.commit for worker in chosen)
 
-    def order(rank: Rank) -> tuple[bool, int, str]:
-        return rank.standing.commit != start, places.get(rank.name, len(places)), rank.name
+    def order(worker: Worker) -> tuple[bool, int, str]:
+        return worker.state.commit != start, places.get(worker.name, len(places)), worker.name
 
-    members = tuple(rank.name for rank in sorted(chosen, key=order)[:most])
+    members = tuple(worker.name for worker in sorted(chosen, key=order)[:most])
     number = max(before.number, disk.world) + 1
     return World(number, members, max(start, disk), disk > start)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
-from farandole.membership.words import JOINS, End, View, World, decode, encode
+from farandole.membership.messages import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
 from farandole.start.bootstrap import Bootstrap, Farewell, Parting
 from farandole.start.launchers import launched_rank
@@ -61,7 +61,7 @@ class Agency:
         self.line.send(json.dumps(words).encode())
 
     def _tell_standing(self) -> None:
-        self._say("standing", encode(self._member.standing))
+        self._say("state", encode(self._member.state))
 
     def _listen(self) -> None:
         owner = os.getpid()
@@ -70,10 +70,10 @@ class Agency:
                 what, *rest = json.loads(self.line.receive())
                 with self._changed:
                     if what == "view":
-                        before = self._member.standing
-                        self._member.hear(decode(View, rest[0]))
+                        before = self._member.state
+                        self._member.receive(decode(View, rest[0]))
                         self.lost |= self._member.lost
-                        if self._member.standing != before:
+                        if self._member.state != before:
                             self._tell_standing()
                     elif what == "met":
                         self._met[rest[0], rest[1]] = rest[2]
@@ -106,14 +106,14 @@ class Agency:
 
         with self._changed:
             self._wait(decided)
-            if not self._member.standing.away:
+            if not self._member.state.away:
                 self._tell_standing()
-            return not self._member.standing.away
+            return not self._member.state.away
 
     def meet(self) -> AgencyBootstrap:
         """Waits for this rank's next world, and is in it then."""
         with self._changed:
-            if not self._member.standing.away:
+            if not self._member.state.away:
                 self._member.wait(met=True)
                 self._tell_standing()
             world: list[World] = []

@@ -24,7 +24,7 @@ from farandole.launch.commands import find
 from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
-from farandole.membership import decider
+from farandole.membership.scheduler import Policy
 from farandole.output import int_at_least
 
 EXAMPLES = """\
@@ -215,7 +215,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     folder = folder or job.environment.get(_FOLDER) or setting(_FOLDER)
     stall = job.environment.get("FARANDOLE_STALL_ABORT") or setting("FARANDOLE_STALL_ABORT")
     silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
-    decides = decider.Rules(
+    policy = Policy(
         least=least,
         most=most if most is not None else 1 << 20,  # limited by the slots
         silence=max(2 * BEAT, float(silence) / 3),
@@ -227,7 +227,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         grows=bool(script),
     )
     return Rules(
-        decider=decides,
+        policy=policy,
         script=script,
         slots=slots_of_host,
         grace=float(grace),

@@ -181,7 +181,7 @@ from pathlib import Path
 from farandole.launch.agents import Agents
 from farandole.launch.job import Job
 from farandole.launch.rank_process import RankProcess
-from farandole.membership.crew import Crew
+from farandole.membership.workers import Workers
 
 held, lock = threading.Event(), threading.Lock()
 
@@ -199,7 +199,7 @@ for script in ("exit 5", "kill -PIPE $$", "kill -KILL -$$"):  # the last needs a
     process = RankProcess(["sh", "-c", script], dict(os.environ), str, ends.put)
     print("rank", ends.get(), flush=True)
 with Agents(Job(("true",), 1), Path("nowhere").absolute(), "/nowhere 00 00", 30.0) as agents:
-    agents.tend((), False, Crew(5.0, (10.0, 600.0)))
+    agents.tend((), False, Workers(5.0, (10.0, 600.0)))
     print("agent", flush=True)
 """
 

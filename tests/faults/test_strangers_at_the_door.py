@@ -23,7 +23,7 @@ import pytest
 
 from farandole.launch.result_server import Outcome, ResultServer
 from farandole.launch.supervisor import _Door
-from farandole.membership.words import Status, encode
+from farandole.membership.messages import Status, encode
 from farandole.start import line, server
 from farandole.start.line import reach
 from farandole.start.server import Guest, Server

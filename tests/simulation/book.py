@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.membership.decider import NotReady, Rules
+from farandole.membership.messages import NOTHING, Commit
 from farandole.membership.next_world import Record
-from farandole.membership.words import NOTHING, Commit
+from farandole.membership.scheduler import NotReady, Policy
 
 __all__ = ["RULES", "Book"]
 
-RULES = Rules(
+RULES = Policy(
     least=1,
     most=4,
     silence=3.0,

@@ -16,9 +16,9 @@ from random import Random
 from typing import Any
 
 from farandole.membership.agent import Action, Agent, Kill, Start
-from farandole.membership.decider import Decider
 from farandole.membership.member import Member
-from farandole.membership.words import Commit, End, View, World
+from farandole.membership.messages import Commit, End, View, World
+from farandole.membership.scheduler import Scheduler
 from simulation.book import RULES, Book
 
 __all__ = ["Simulation"]
@@ -100,7 +100,7 @@ class Process:
 
     @property
     def commit(self) -> Commit:
-        return self._member.standing.commit
+        return self._member.state.commit
 
     def can_act(self) -> bool:
         return self.lives and not self.hangs
@@ -121,17 +121,17 @@ class Process:
     def hear(self, view: View) -> None:
         if not self.can_act() or self._trained:
             return
-        before = self._member.standing
-        self._member.hear(view)
+        before = self._member.state
+        self._member.receive(view)
         if self._member.broken:
             self.fail(stalled=False)
-        elif self._member.standing != before:
+        elif self._member.state != before:
             self._tell()
         self._go_on()
 
     def _tell(self) -> None:
         if not self.node.stopped:
-            self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
+            self.node.act(self.node.agent.report(self.name, self._member.state), later=True)
             self.node.send_status()
 
     def _wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
@@ -146,7 +146,7 @@ class Process:
     def signal(self) -> None:
         """It leaves after its next commit; before and after its training a signal ends it."""
         self._signalled = True
-        if self._member.standing.world == 0 or self._trained:
+        if self._member.state.world == 0 or self._trained:
             self.end(End.LOST)
 
     def fail(self, stalled: bool) -> None:
@@ -168,7 +168,7 @@ class Process:
 
     def _say_well(self) -> None:
         if not self.node.stopped:
-            self.node.agent.ends(self.name, End.WELL)
+            self.node.agent.announce(self.name, End.WELL)
             self.node.send_status()
         random = self._simulation.random
         if random.random() < 0.05:
@@ -273,7 +273,7 @@ class Node:
     def _beat(self) -> None:
         if self.lives:
             if not self.stopped:
-                self.act(self.agent.look(self.simulation.now))
+                self.act(self.agent.tick(self.simulation.now))
                 self.send_status()
             self.simulation.later(BEAT, self._beat)
 
@@ -286,7 +286,7 @@ class Node:
     def act(self, actions: list[Action], later: bool = False) -> None:
         for action in actions:
             if isinstance(action, Start):
-                assert not self.agent.going, "a process is started on a host that is taken away"
+                assert not self.agent.draining, "a process is started on a host that is taken away"
                 process = Process(action.name, self)
                 self.simulation.processes[action.name] = process
                 self.processes.append(process)
@@ -302,13 +302,13 @@ class Node:
 
     def hear(self, wanted: Any) -> None:
         if self.lives and not self.stopped:
-            self.act(self.agent.hear(wanted))
-            if self.agent.gone:
+            self.act(self.agent.receive(wanted))
+            if self.agent.drained:
                 self.lives = False
 
     def go(self) -> None:
         """Its host is taken away."""
-        self.agent.go(self.simulation.now + GRACE)
+        self.agent.drain(self.simulation.now + GRACE)
         for process in self.processes:
             if process.can_act():
                 process.signal()
@@ -331,7 +331,7 @@ class Chief:
     def __init__(self, simulation: Simulation, host: str) -> None:
         self._simulation, self.host = simulation, host
         self._since = simulation.now
-        self.decider = Decider(simulation.rules, simulation.book.commit, simulation.now)
+        self.scheduler = Scheduler(simulation.rules, simulation.book.commit, simulation.now)
         self._well: set[str] = set()  # who has said that it ends well
         self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
         self._wanted: dict[str, set[str]] = {}  # by agent
@@ -340,7 +340,7 @@ class Chief:
 
     def _beat(self) -> None:
         if self.lives:
-            if self.decider.outcome is None:
+            if self.scheduler.outcome is None:
                 self._end_deaf()
             self._step()
             self._simulation.later(BEAT, self._beat)
@@ -348,41 +348,42 @@ class Chief:
     def _end_deaf(self) -> None:
         """An agent that is silent for too long is ended, and another one started on its host."""
         for node in list(self._simulation.nodes.values()):
-            heard = max(node.since, self._since, self.decider.crew.heard(node.host))
+            heard = max(node.since, self._since, self.scheduler.workers.last_heard(node.host))
             if node.lives and node.stopped and self._simulation.now > heard + RULES.deaf:
                 node.die()
                 self._simulation.add_node(node.host)
 
     def hear(self, status: Any) -> None:
         if self.lives:
-            if status.going:
-                known = {rank.name for rank in status.ranks} | self._wanted.get(status.agent, set())
+            if status.draining:
+                known = {rank.name for rank in status.workers}
+                known |= self._wanted.get(status.agent, set())
                 self._going.setdefault(status.agent, known)
-            self._well |= {rank.name for rank in status.ranks if rank.said is End.WELL}
-            self.decider.hear(status, self._simulation.now)
+            self._well |= {rank.name for rank in status.workers if rank.announced is End.WELL}
+            self.scheduler.receive(status, self._simulation.now)
             self._step()
 
     def check_end(self) -> None:
         """A job has failed only if one of the last world was lost before it could say how it ends,
         or alone."""
-        if self.decider.outcome == "":
+        if self.scheduler.outcome == "":
             return
-        assert self.decider.outcome == "a process was lost when others had ended well"
+        assert self.scheduler.outcome == "a process was lost when others had ended well"
         simulation = self._simulation
         names = simulation.book.record.world.members
         lost = [name for name in names if simulation.processes[name].was_killed]
         assert lost or not self._well.issuperset(names), "all had said that they end well"
 
     def _step(self) -> None:
-        if self.decider.outcome is not None:
+        if self.scheduler.outcome is not None:
             return
         if self._simulation.leaves:
-            self.decider.ending.leave()
-        told = self.decider.step(self._simulation.now)
-        self._simulation.book.note(self.decider._record)
+            self.scheduler.ending.leave()
+        told = self.scheduler.step(self._simulation.now)
+        self._simulation.book.note(self.scheduler._record)
         for name, wanted in told.items():
             node = self._simulation.nodes[name]
-            self._wanted[name] = set(wanted.ranks)
+            self._wanted[name] = set(wanted.workers)
             more = self._wanted[name] - self._going.get(name, self._wanted[name])
             assert not more, f"{more} shall start on a host that is taken away"
             self._simulation.send(self.host, node.host, partial(node.hear, wanted))
@@ -464,7 +465,7 @@ class Simulation:
         elif what == 7:
             self._cut_off(nodes)
         elif what == 8:
-            stays = [node for node in nodes if not (node.agent.going or node.stopped)]
+            stays = [node for node in nodes if not (node.agent.draining or node.stopped)]
             if stays:
                 random.choice(stays).go()
         elif what == 9 and nodes:
@@ -488,7 +489,7 @@ class Simulation:
             orphaned = self.now > self.chief.died + ENDED - 1
             assert node.stopped or not (left and orphaned), f"{left} have outlived the supervisor"
             node.die()
-        for host in {"h0", *(node.host for node in old if not node.agent.going)}:
+        for host in {"h0", *(node.host for node in old if not node.agent.draining)}:
             self.add_node(host)
         self.chief = Chief(self, self.random.choice(["h0", "h1", "x"]))
 
@@ -519,7 +520,7 @@ class Simulation:
     def _heal(self) -> None:
         self._cut.clear()
         self.later(30.0, self._end_unnoticed)
-        if not any(node.lives and not node.agent.going for node in self.nodes.values()):
+        if not any(node.lives and not node.agent.draining for node in self.nodes.values()):
             self.add_node(f"h{len(self.nodes)}")
 
     def _end_unnoticed(self) -> None:
@@ -537,9 +538,9 @@ class Simulation:
             assert self.now < LONGEST, "it does not end"
             action()
             chief = self.chief
-            if chief.decider.outcome is not None and chief.lives and self.now > FAULTS_UNTIL + 1:
+            if chief.scheduler.outcome is not None and chief.lives and self.now > FAULTS_UNTIL + 1:
                 chief.check_end()
-                assert self.book.record.done or chief.decider.ending.leaves
+                assert self.book.record.done or chief.scheduler.ending.leaves
                 return
 
 

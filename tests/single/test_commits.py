@@ -28,7 +28,7 @@ import torch
 import farandole as fd
 from farandole import commits
 from farandole.commits import FILE, Saved
-from farandole.membership.words import Commit
+from farandole.membership.messages import Commit
 
 Point = namedtuple("Point", "x y")
 OTHER = 65_534  # a user that is not this one

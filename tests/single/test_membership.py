@@ -10,23 +10,23 @@ import pytest
 from simulation.elastic import Simulation
 
 from farandole.membership.agent import Agent, Kill, Start, Tell
-from farandole.membership.decider import Decider, Rules
 from farandole.membership.member import Member
-from farandole.membership.next_world import Record, choose
-from farandole.membership.words import (
+from farandole.membership.messages import (
     NOTHING,
+    AgentStatus,
+    Assignment,
     Commit,
     End,
-    Rank,
-    Standing,
-    Status,
     View,
-    Wanted,
+    Worker,
+    WorkerState,
     World,
 )
+from farandole.membership.next_world import Record, choose
+from farandole.membership.scheduler import Policy, Scheduler
 from harness.seed import SEED
 
-RULES = Rules(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
+RULES = Policy(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -39,35 +39,35 @@ def test_simulated_jobs(first: int) -> None:
 
 
 class Job:
-    """A decider and one agent, whose ranks are as the test says."""
+    """A scheduler and one agent, whose ranks are as the test says."""
 
-    def __init__(self, rules: Rules = RULES, disk: Commit = NOTHING) -> None:
-        self.decider = Decider(rules, lambda: disk, 0.0)
+    def __init__(self, rules: Policy = RULES, disk: Commit = NOTHING) -> None:
+        self.scheduler = Scheduler(rules, lambda: disk, 0.0)
         self.number, self.now = 0, 0.0
-        self.ranks: dict[str, Rank] = {}
+        self.ranks: dict[str, Worker] = {}
         self.tell()
 
     def tell(self, seconds: float = 0.0, going: bool = False) -> View:
-        """The next Status, `seconds` later."""
+        """The next AgentStatus, `seconds` later."""
         self.number += 1
         self.now += seconds
-        status = Status("a", self.number, "a", 3, tuple(self.ranks.values()), going)
-        self.decider.hear(status, self.now)
-        self.wanted: Wanted = self.decider.step(self.now)["a"]
-        for name in self.wanted.ranks:
-            self.ranks.setdefault(name, Rank(name))
+        status = AgentStatus("a", self.number, "a", 3, tuple(self.ranks.values()), going)
+        self.scheduler.receive(status, self.now)
+        self.wanted: Assignment = self.scheduler.step(self.now)["a"]
+        for name in self.wanted.workers:
+            self.ranks.setdefault(name, Worker(name))
         return self.wanted.view
 
     def end(self, name: str, how: End, **changes: Any) -> None:
         self.ranks[name] = self.ranks[name]._replace(end=how, **changes)
 
     def stand(self, name: str, world: int, number: int, **changes: bool) -> None:
-        self.ranks[name] = Rank(name, Standing(world, commit=Commit(world, number), **changes))
+        self.ranks[name] = Worker(name, WorkerState(world, commit=Commit(world, number), **changes))
 
     def begin(self) -> list[str]:
         """All are in world 1 with commits 4, 5 and 4."""
         for name in self.ranks:
-            self.ranks[name] = Rank(name, Standing(away=True))
+            self.ranks[name] = Worker(name, WorkerState(away=True))
         members = self.tell().world.members
         for name, number in zip(members, (4, 5, 4), strict=True):
             self.stand(name, 1, number)
@@ -86,8 +86,8 @@ def test_survivors_go_on_from_the_newest_commit() -> None:
     job.stand(third, 1, 4, away=True)
     world = job.tell().world
     assert (world.number, world.members, world.start) == (2, (second, third), Commit(1, 5))
-    assert len(job.wanted.ranks) == 3, "a new process replaces the dead one"
-    assert "rank 0 on a was killed by SIGKILL" in job.decider.story
+    assert len(job.wanted.workers) == 3, "a new process replaces the dead one"
+    assert "rank 0 on a was killed by SIGKILL" in job.scheduler.log
 
 
 @pytest.mark.parametrize(("stalled", "seconds"), [(True, 0.5), (False, 5.0)])
@@ -97,11 +97,11 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     job.stand(first, 1, 5, away=True, stalled=stalled)
     job.stand(second, 1, 5, away=True, stalled=stalled)
     job.tell()
-    assert third in job.wanted.ranks
+    assert third in job.wanted.workers
     job.tell(0.9 * seconds)
-    assert third in job.wanted.ranks
+    assert third in job.wanted.workers
     world = job.tell(0.2 * seconds).world
-    assert third not in job.wanted.ranks
+    assert third not in job.wanted.workers
     assert world.members == (first, second)
 
 
@@ -109,21 +109,21 @@ def test_who_does_not_come_to_the_first_world_is_ended() -> None:
     job = Job()
     first, second, hangs = list(job.ranks)
     for name in (first, second):
-        job.ranks[name] = Rank(name, Standing(away=True))
+        job.ranks[name] = Worker(name, WorkerState(away=True))
     job.tell()
     job.tell(4.0)
-    assert hangs in job.wanted.ranks
-    job.ranks[second] = Rank(second, Standing(), End.LOST)
+    assert hangs in job.wanted.workers
+    job.ranks[second] = Worker(second, WorkerState(), End.LOST)
     job.tell(0.5)
-    (new,) = set(job.wanted.ranks) - {first, second, hangs}
+    (new,) = set(job.wanted.workers) - {first, second, hangs}
     job.tell(1.0)
-    assert {hangs, new} <= set(job.wanted.ranks), "the new one has its own time"
-    job.ranks[new] = Rank(new, Standing(away=True))
+    assert {hangs, new} <= set(job.wanted.workers), "the new one has its own time"
+    job.ranks[new] = Worker(new, WorkerState(away=True))
     job.tell(0.5)
-    assert hangs in job.wanted.ranks
+    assert hangs in job.wanted.workers
     job.tell(6.0)
-    assert hangs not in job.wanted.ranks
-    assert any("hangs: it is ended" in text for text in job.decider.story)
+    assert hangs not in job.wanted.workers
+    assert any("hangs: it is ended" in text for text in job.scheduler.log)
 
 
 def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
@@ -133,12 +133,12 @@ def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
     job.end(first, End.LOST, text="was killed by SIGKILL")
     job.tell()
     job.tell(4.9)
-    assert {second, third} <= {*job.wanted.ranks}
+    assert {second, third} <= {*job.wanted.workers}
     job.tell(0.2)
-    assert not {second, third} & {*job.wanted.ranks}
+    assert not {second, third} & {*job.wanted.workers}
     del job.ranks[second], job.ranks[third]
     job.tell()
-    assert len([name for name in job.wanted.ranks if name != first]) == 3, "others begin"
+    assert len([name for name in job.wanted.workers if name != first]) == 3, "others begin"
 
 
 def test_who_works_after_training_is_not_ended() -> None:
@@ -146,7 +146,7 @@ def test_who_works_after_training_is_not_ended() -> None:
     members = job.begin()
     for name in members:
         job.stand(name, 1, 5, away=True)
-        job.ranks[name] = Rank(name, job.ranks[name].standing._replace(finished=1))
+        job.ranks[name] = Worker(name, job.ranks[name].state._replace(finished=1))
     assert job.tell().done == 1
     first, second, third = members
     for name in (second, third):
@@ -154,7 +154,7 @@ def test_who_works_after_training_is_not_ended() -> None:
     job.end(first, End.LOST, text="was killed by SIGKILL")
     job.tell()
     job.tell(100 * RULES.late)
-    assert {second, third} <= {*job.wanted.ranks}
+    assert {second, third} <= {*job.wanted.workers}
 
 
 def test_worlds_that_all_leave_by_agreement_are_no_failures() -> None:
@@ -162,24 +162,24 @@ def test_worlds_that_all_leave_by_agreement_are_no_failures() -> None:
     job = Job(rules=replace(RULES, restarts=2))
     for world in range(20):
         for name in job.ranks:
-            job.ranks[name] = Rank(name, Standing(world, away=True, met=True))
+            job.ranks[name] = Worker(name, WorkerState(world, away=True, met=True))
         assert job.tell().world.number == world + 1
-    assert job.decider.outcome is None
+    assert job.scheduler.outcome is None
 
 
 def test_worlds_that_never_begin_end_the_job() -> None:
     """All live, and meet again and again: that is no progress."""
     job = Job(rules=replace(RULES, restarts=2))
     world = 0
-    while job.wanted.ranks:
+    while job.wanted.workers:
         for name in job.ranks:
-            job.ranks[name] = Rank(name, Standing(world, away=True))
+            job.ranks[name] = Worker(name, WorkerState(world, away=True))
         world += 1
         assert job.tell().world.number == min(world, 4)
     for name in job.ranks:
         job.end(name, End.LOST)
     job.tell()
-    assert job.decider.outcome == "9 failures without a commit: that is enough"
+    assert job.scheduler.outcome == "9 failures without a commit: that is enough"
 
 
 def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
@@ -189,16 +189,16 @@ def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
     for name in (first, second):
         job.stand(name, 1, 5, away=True)
     view = job.tell()
-    new = next(name for name in job.wanted.ranks if name not in (first, second, third))
+    new = next(name for name in job.wanted.workers if name not in (first, second, third))
     for name in (first, second):
         job.stand(name, 2, 5)
-    job.ranks[new] = Rank(new, Standing(away=True, over=view.over))
+    job.ranks[new] = Worker(new, WorkerState(away=True, over=view.over))
     assert job.tell().meet == 2
     for name in (first, second):
         job.stand(name, 2, 6, away=True, met=True)
     view = job.tell()
     assert (view.world.number, view.over) == (2, 2), "the new one must promise to stay out of it"
-    job.ranks[new] = Rank(new, Standing(away=True, over=view.over))
+    job.ranks[new] = Worker(new, WorkerState(away=True, over=view.over))
     view = job.tell()
     assert view.world.members == (first, second, new)
     assert view.broken == 2 < view.world.number == 3
@@ -216,7 +216,7 @@ def test_training_is_done_when_all_say_so() -> None:
     for name in members:
         job.ranks[name] = job.ranks[name]._replace(end=End.WELL)
     job.tell()
-    assert job.decider.outcome == ""
+    assert job.scheduler.outcome == ""
 
 
 @pytest.mark.parametrize(("said", "done"), [(True, True), (True, False), (False, True)])
@@ -229,15 +229,15 @@ def test_a_host_that_is_lost_at_the_end(said: bool, done: bool) -> None:
     job.tell()
     for name in members:
         job.stand(name, 1, 9)
-        job.ranks[name] = job.ranks[name]._replace(said=End.WELL if said else None)
+        job.ranks[name] = job.ranks[name]._replace(announced=End.WELL if said else None)
     job.end(members[0], End.WELL)
     job.tell()
-    job.decider.step(job.now + RULES.gone + 1)
+    job.scheduler.step(job.now + RULES.gone + 1)
     late = "a process was lost when others had ended well"
     if done:
-        assert job.decider.outcome == ("" if said else late)
+        assert job.scheduler.outcome == ("" if said else late)
     else:
-        assert "a process ended well when others" in str(job.decider.outcome)
+        assert "a process ended well when others" in str(job.scheduler.outcome)
 
 
 @pytest.mark.parametrize("silent", range(3))
@@ -251,10 +251,10 @@ def test_one_of_a_lost_host_had_not_ended(silent: int) -> None:
     for place, name in enumerate(members):
         job.stand(name, 1, 9)
         said = None if place == silent else End.WELL
-        job.ranks[name] = job.ranks[name]._replace(said=said)
+        job.ranks[name] = job.ranks[name]._replace(announced=said)
     job.tell()
-    job.decider.step(job.now + RULES.gone + 1)
-    assert job.decider.outcome == "a process was lost when others had ended well"
+    job.scheduler.step(job.now + RULES.gone + 1)
+    assert job.scheduler.outcome == "a process was lost when others had ended well"
 
 
 def test_others_that_are_lost_at_the_end_do_not_count() -> None:
@@ -266,15 +266,15 @@ def test_others_that_are_lost_at_the_end_do_not_count() -> None:
     assert job.tell().done
     for name in members:
         job.end(name, End.WELL)
-    stranger = Rank("0.9", Standing(), End.LOST, "was killed by SIGKILL", -9)
+    stranger = Worker("0.9", WorkerState(), End.LOST, "was killed by SIGKILL", -9)
     first, *_ = members
-    own, job.ranks[first] = job.ranks[first], Rank(first)
+    own, job.ranks[first] = job.ranks[first], Worker(first)
     job.tell()  # two have ended well
-    job.decider.hear(Status("b", 1, "b", 3, (stranger,)), job.now)
+    job.scheduler.receive(AgentStatus("b", 1, "b", 3, (stranger,)), job.now)
     job.ranks[first] = own
     job.tell()
-    assert "a new process on b was killed by SIGKILL" in job.decider.story
-    assert job.decider.outcome == ""
+    assert "a new process on b was killed by SIGKILL" in job.scheduler.log
+    assert job.scheduler.outcome == ""
 
 
 def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
@@ -282,7 +282,7 @@ def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
     for name in job.begin():
         job.stand(name, 1, 9, away=True, finished=True)
     assert job.tell().done
-    job.decider.ending.leave()
+    job.scheduler.ending.leave()
     first = next(iter(job.ranks))
     job.ranks[first] = job.ranks[first]._replace(end=End.LOST)
     view = job.tell()
@@ -295,11 +295,11 @@ def test_the_programs_own_failure_ends_the_job() -> None:
     first = job.begin()[0]
     job.ranks[first] = job.ranks[first]._replace(end=End.FAILED, text="failed: ValueError: no")
     job.tell()
-    assert job.wanted.ranks == ()
+    assert job.wanted.workers == ()
     for name, rank in job.ranks.items():
         job.ranks[name] = rank._replace(end=rank.end or End.LOST)
     job.tell()
-    assert job.decider.outcome == "rank 0 on a failed: ValueError: no"
+    assert job.scheduler.outcome == "rank 0 on a failed: ValueError: no"
 
 
 def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
@@ -310,15 +310,15 @@ def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
         job.stand(name, 1, 5, away=True)
     world = job.tell().world
     assert (world.number, world.members) == (2, (first, second))
-    assert len(job.wanted.ranks) == 3
-    assert "rank 2 on a left" in job.decider.story
+    assert len(job.wanted.workers) == 3
+    assert "rank 2 on a left" in job.scheduler.log
 
 
 def test_the_first_world_begins_with_the_commit_on_the_disk() -> None:
     """Of an earlier command, whose worlds have smaller numbers, or of a job under mpirun."""
     job = Job(disk=Commit(3, 7))
-    for name in job.wanted.ranks:
-        job.ranks[name] = Rank(name, Standing(away=True))
+    for name in job.wanted.workers:
+        job.ranks[name] = Worker(name, WorkerState(away=True))
     world = job.tell().world
     assert (world.number, world.start, world.from_disk) == (4, Commit(3, 7), True)
 
@@ -335,26 +335,26 @@ def test_calls_are_counted() -> None:
             job.stand(name, 1, 9)
         assert job.tell().done == call, "they train on, in the same world"
     member = Member("x")
-    member.hear(View(done=1))
+    member.receive(View(done=1))
     member.wait(finished=True)
-    assert (member.standing.finished, member.stay()) == (2, False)
-    member.hear(View(done=2))
+    assert (member.state.finished, member.stay()) == (2, False)
+    member.receive(View(done=2))
     assert member.stay()
-    assert member.standing == Standing()
+    assert member.state == WorkerState()
 
 
 def test_who_waits_with_a_commit_does_not_end_before_it_is_saved() -> None:
     member = Member("x")
     member.wait(met=True)
-    member.hear(View(leave=True))
+    member.receive(View(leave=True))
     assert member.ends
-    member.hear(View(World(1, ("x", "y"))))
+    member.receive(View(World(1, ("x", "y"))))
     assert member.enter()
     member.committed()
     member.wait()
-    member.hear(View(World(1, ("x", "y")), over=1, leave=True))
+    member.receive(View(World(1, ("x", "y")), over=1, leave=True))
     assert not member.ends
-    member.hear(View(World(2, ("x",)), over=1, leave=True))
+    member.receive(View(World(2, ("x",)), over=1, leave=True))
     assert member.enter()
 
 
@@ -370,16 +370,16 @@ def test_nobody_joins_a_later_call() -> None:
         job.stand(name, 1, 9, away=True)
     world = job.tell().world
     assert (world.number, world.members) == (2, tuple(members[:2]))
-    assert len(job.wanted.ranks) == 2
+    assert len(job.wanted.workers) == 2
 
 
 def test_slots_that_are_taken_away() -> None:
     """Their ranks train on until the others meet; then they are ended."""
     job = Job()
     first, second, third = job.begin()
-    job.decider.crew.allow({"a": 2})
+    job.scheduler.workers.set_slots({"a": 2})
     assert job.tell().meet == 1
-    assert set(job.wanted.ranks) == {first, second, third}
+    assert set(job.wanted.workers) == {first, second, third}
     for name in (first, second, third):
         job.stand(name, 1, 6, away=True, met=True)
     world = job.tell().world
@@ -387,22 +387,23 @@ def test_slots_that_are_taken_away() -> None:
     for name in world.members:
         job.stand(name, 2, 6)
     job.tell()
-    assert set(job.wanted.ranks) == set(world.members)
-    job.decider.crew.allow({"a": 3})
+    assert set(job.wanted.workers) == set(world.members)
+    job.scheduler.workers.set_slots({"a": 3})
     job.tell()
-    assert len(job.wanted.ranks) == 3
+    assert len(job.wanted.workers) == 3
 
 
 def test_a_host_rests_though_its_agent_is_another_one() -> None:
     job = Job()
     job.begin()
-    job.decider.hear(Status("b", 1, "b", 3, ()), job.now)
-    assert (job.decider.crew.heard("b"), job.decider.crew.heard("c")) == (0.0, -1.0)
-    job.decider.hear(Status("second", 1, "a", 3, ()), job.now)
-    assert "a gets no new rank for 40 s" in job.decider.story, "three were lost"
+    job.scheduler.receive(AgentStatus("b", 1, "b", 3, ()), job.now)
+    workers = job.scheduler.workers
+    assert (workers.last_heard("b"), workers.last_heard("c")) == (0.0, -1.0)
+    job.scheduler.receive(AgentStatus("second", 1, "a", 3, ()), job.now)
+    assert "a gets no new rank for 40 s" in job.scheduler.log, "three were lost"
     for now, number in ((39.9, 0), (40.1, 3)):
-        job.decider.hear(Status("second", int(now), "a", 3, ()), now)
-        assert len(job.decider.step(now)["second"].ranks) == number
+        job.scheduler.receive(AgentStatus("second", int(now), "a", 3, ()), now)
+        assert len(job.scheduler.step(now)["second"].ranks) == number
 
 
 @pytest.mark.parametrize("grows", [False, True])
@@ -411,27 +412,27 @@ def test_a_host_that_is_taken_away_gets_no_new_process(grows: bool) -> None:
     leave."""
     job = Job(rules=replace(RULES, grows=grows))
     first, second, third = job.begin()
-    job.decider.hear(Status("b", 1, "b", 3, ()), job.now)
+    job.scheduler.receive(AgentStatus("b", 1, "b", 3, ()), job.now)
     assert not job.tell(going=True).leave
     job.end(first, End.LEFT)
     for name in (second, third):
         job.stand(name, 1, 5, away=True, met=True)
     for _ in range(2):  # then they rest no more
         job.tell(20.0, going=True)
-        assert set(job.wanted.ranks) <= {second, third}
-    assert not any("gets no new rank" in line for line in job.decider.story)
-    job.decider.hear(Status("b", 2, "b", 3, (), True), job.now)
+        assert set(job.wanted.workers) <= {second, third}
+    assert not any("gets no new rank" in line for line in job.scheduler.log)
+    job.scheduler.receive(AgentStatus("b", 2, "b", 3, (), True), job.now)
     assert job.tell(going=True).leave == (not grows)
 
 
 def test_those_that_join_begin_anew_where_nobody_holds_a_state() -> None:
     """They have left init() alone; the others wait in it."""
     start = Commit(1, 5)
-    old = Rank("1.1", Standing(away=True))
-    new = Rank("1.9+", Standing(away=True))
+    old = Worker("1.1", WorkerState(away=True))
+    new = Worker("1.9+", WorkerState(away=True))
     record = Record(World(1, ("1.0",)))
     assert choose([old, new], record, False, ()) == ([], [new])
-    held = Rank("1.1", Standing(1, True, commit=start))
+    held = Worker("1.1", WorkerState(1, True, commit=start))
     assert choose([held, new], record, False, ()) == ([held, new], [])
     assert choose([new], record, False, ()) == ([new], [])
 
@@ -443,9 +444,9 @@ def test_a_process_that_shall_join_and_hangs_is_not_waited_for() -> None:
     for name in (first, second):
         job.stand(name, 1, 5, away=True)
     assert job.tell().world.members == (first, second)
-    assert any(name.endswith("+") for name in job.wanted.ranks)
+    assert any(name.endswith("+") for name in job.wanted.workers)
     job.end(first, End.LOST)  # when nobody has a commit of world 2
-    job.ranks[second] = Rank(second, Standing(2, True, commit=Commit(1, 5)))
+    job.ranks[second] = Worker(second, WorkerState(2, True, commit=Commit(1, 5)))
     assert job.tell().world[:2] == (3, (second,))
 
 
@@ -457,67 +458,67 @@ def test_who_has_not_entered_the_world_when_others_have_waited_is_ended() -> Non
         job.stand(name, 1, 5, away=True)
     assert job.tell().world.members == (second, first, third) or job.wanted.view.world.number == 2
     for name in (first, second):
-        standing = Standing(2, True, commit=Commit(1, 5), stalled=True)
-        job.ranks[name] = Rank(name, standing)
+        standing = WorkerState(2, True, commit=Commit(1, 5), stalled=True)
+        job.ranks[name] = Worker(name, standing)
     over = job.tell().over
-    job.ranks[third] = Rank(third, Standing(1, True, over, Commit(1, 5)))
+    job.ranks[third] = Worker(third, WorkerState(1, True, over, Commit(1, 5)))
     job.tell()
-    assert third not in job.wanted.ranks
-    assert "rank 2 on a hangs: it is ended" in job.decider.story
+    assert third not in job.wanted.workers
+    assert "rank 2 on a hangs: it is ended" in job.scheduler.log
 
 
-def wanted(number: int, heard: int, *ranks: str) -> Wanted:
-    return Wanted(number, heard, ranks, View())
+def wanted(number: int, heard: int, *ranks: str) -> Assignment:
+    return Assignment(number, heard, ranks, View())
 
 
 def test_an_agent_obeys_the_latest_words() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    assert agent.hear(wanted(5, 0, "x")) == [Start("x")]
-    assert agent.hear(wanted(5, 0)) == []
-    assert agent.hear(wanted(7, 0)) == [Kill("x")]
-    assert agent.hear(wanted(6, 0, "y")) == []
+    assert agent.receive(wanted(5, 0, "x")) == [Start("x")]
+    assert agent.receive(wanted(5, 0)) == []
+    assert agent.receive(wanted(7, 0)) == [Kill("x")]
+    assert agent.receive(wanted(6, 0, "y")) == []
     agent.ended("x", End.LOST)
-    assert agent.hear(wanted(8, 0)) == []
-    (ended,) = agent.status(1.0).ranks
+    assert agent.receive(wanted(8, 0)) == []
+    (ended,) = agent.status(1.0).workers
     assert ended.end is End.LOST, "the supervisor has not heard that yet, and waits for it"
-    agent.hear(wanted(9, 0))
-    assert agent.status(2.0).ranks == (ended,)
-    agent.hear(wanted(10, 1))
-    assert agent.status(3.0).ranks == ()
+    agent.receive(wanted(9, 0))
+    assert agent.status(2.0).workers == (ended,)
+    agent.receive(wanted(10, 1))
+    assert agent.status(3.0).workers == ()
 
 
 def test_an_agent_whose_host_is_taken_away() -> None:
     """It starts nothing more, ends whoever has not left in time, and waits for the supervisor."""
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    agent.hear(wanted(1, 0, "x"))
-    agent.go(5.0)
-    assert agent.status(1.0).going
-    assert agent.hear(wanted(2, 1, "x", "y"))[1:] == [], "y is not started"
-    assert {rank.name: rank.end for rank in agent.status(1.0).ranks} == {"x": None, "y": End.LEFT}
-    assert agent.look(5.0) == []
-    assert agent.look(5.1) == [Kill("x")]
+    agent.receive(wanted(1, 0, "x"))
+    agent.drain(5.0)
+    assert agent.status(1.0).draining
+    assert agent.receive(wanted(2, 1, "x", "y"))[1:] == [], "y is not started"
+    assert {rank.name: rank.end for rank in agent.status(1.0).workers} == {"x": None, "y": End.LEFT}
+    assert agent.tick(5.0) == []
+    assert agent.tick(5.1) == [Kill("x")]
     agent.ended("x", End.LOST)
-    assert not agent.gone, "the supervisor does not know"
-    agent.hear(wanted(3, 2))
-    assert not agent.gone
-    agent.hear(wanted(4, agent.status(5.2).number))
-    assert agent.gone
+    assert not agent.drained, "the supervisor does not know"
+    agent.receive(wanted(3, 2))
+    assert not agent.drained
+    agent.receive(wanted(4, agent.status(5.2).number))
+    assert agent.drained
 
 
 def test_an_agent_without_a_supervisor_asks_its_ranks_to_leave_and_then_ends_them() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
-    agent.hear(wanted(1, agent.status(0.0).number, "x"))
-    assert agent.look(5.0) == []
-    (action,) = agent.look(5.1)
+    agent.receive(wanted(1, agent.status(0.0).number, "x"))
+    assert agent.tick(5.0) == []
+    (action,) = agent.tick(5.1)
     assert isinstance(action, Tell)
     assert action.view.leave
     assert action.view.lost
     assert agent.orphaned
-    assert agent.look(5.2) == [], "once"
-    agent.hear(wanted(2, agent.status(6.0).number, "x"))
-    assert agent.look(10.5) == [], "the supervisor has answered"
-    assert agent.look(16.1) == [Kill("x")]
-    assert agent.alone(16.1)
+    assert agent.tick(5.2) == [], "once"
+    agent.receive(wanted(2, agent.status(6.0).number, "x"))
+    assert agent.tick(10.5) == [], "the supervisor has answered"
+    assert agent.tick(16.1) == [Kill("x")]
+    assert agent.lease_expired(16.1)
     assert not agent.idle
     agent.ended("x", End.LOST)
     assert agent.idle
@@ -527,11 +528,11 @@ def test_who_waits_for_a_world_that_nobody_decides_ends() -> None:
     """It has a commit, and was asked to leave: as long as a supervisor answers it waits."""
     member = Member("x")
     member.wait(met=True)
-    member.hear(View(World(1, ("x",))))
+    member.receive(View(World(1, ("x",))))
     assert member.enter()
     member.committed()
     member.wait()
-    member.hear(View(World(1, ("x",)), over=1, leave=True))
+    member.receive(View(World(1, ("x",)), over=1, leave=True))
     assert not member.ends
-    member.hear(View(World(1, ("x",)), over=1, leave=True, lost=True))
+    member.receive(View(World(1, ("x",)), over=1, leave=True, lost=True))
     assert member.ends

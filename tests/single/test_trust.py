@@ -22,8 +22,8 @@ import farandole as fd
 from farandole import commits
 from farandole.commits import FILE, Saved, newest_commit
 from farandole.launch.disk import JobFolder
-from farandole.membership.decider import NotReady
-from farandole.membership.words import Commit
+from farandole.membership.messages import Commit
+from farandole.membership.scheduler import NotReady
 from farandole.start.secret import job_secret
 from farandole.trust import Folder
 

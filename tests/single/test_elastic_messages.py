@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from farandole.launch.meetings import Meetings
-from farandole.membership.words import (
+from farandole.membership.messages import (
+    AgentStatus,
+    Assignment,
     Commit,
     End,
-    Rank,
-    Standing,
-    Status,
     View,
-    Wanted,
+    Worker,
+    WorkerState,
     World,
     decode,
     encode,
@@ -25,10 +25,16 @@ from farandole.membership.words import (
 WORDS = [
     World(3, ("a", "b+"), Commit(2, 7), True),
     View(World(1, ("a",)), 1, 1, 1, True, 2, True),
-    Standing(1, True, 1, Commit(1, 2), 1, True, True),
-    Status("a", 3, "h", 2, (Rank("x", said=End.WELL), Rank("y", Standing(), End.LOST, "ü", -9))),
-    Status("a", 4, "h", 2, (), True),
-    Wanted(2, 3, ("x",), View()),
+    WorkerState(1, True, 1, Commit(1, 2), 1, True, True),
+    AgentStatus(
+        "a",
+        3,
+        "h",
+        2,
+        (Worker("x", announced=End.WELL), Worker("y", WorkerState(), End.LOST, "ü", -9)),
+    ),
+    AgentStatus("a", 4, "h", 2, (), True),
+    Assignment(2, 3, ("x",), View()),
 ]
 
 

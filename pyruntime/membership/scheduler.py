@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions: which processes an elastic job has, and who is in its next world.
+
+Two worlds never train at once: a commit needs every member of its world. When one member has ended
+or waits for the next world, the present world can make no more commits. Only then a new world is
+decided, and only if a process with a commit of the present world waits, or no process that may have
+one lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from farandole.errors import counted
+from farandole.membership.ending import Ending
+from farandole.membership.messages import (
+    NOTHING,
+    AgentStatus,
+    Assignment,
+    Commit,
+    End,
+    View,
+    Worker,
+)
+from farandole.membership.next_world import (
+    Record,
+    choose,
+    ended_well,
+    has_ended,
+    is_away,
+    is_broken,
+    is_here,
+    is_new,
+    names_hanging,
+    next_world,
+)
+from farandole.membership.workers import Change, Workers
+
+
+class NotReady(Exception):
+    """The disk has not answered yet; the text says why."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits of a job. Times are in seconds."""
+
+    least: int  # smallest number of ranks in a world
+    most: int  # largest
+    silence: float = 5.0  # without a report: an agent's processes are not waited for
+    lease: float = 30.0  # without an answer: an agent kills its processes
+    late: float = 300.0  # until a rank that does not join the waiting ones is killed
+    stalled: float = 0.3  # the same, once a rank has reported that another one hangs
+    gather: float = 2.0  # to wait for more agents before the first world
+    patience: float = 600.0  # without a world, until the job fails
+    restarts: int = 3  # losses of all ranks without a commit in between
+    cooldown: tuple[float, float] = (10.0, 600.0)  # first and longest, see Workers
+    grows: bool = False  # a discovery script may name new hosts
+
+    @property
+    def deaf(self) -> float:
+        """Seconds without a report after which the supervisor replaces an agent. Its lease is over;
+        the margin covers clocks that differ."""
+        return 1.2 * self.lease
+
+    @property
+    def gone(self) -> float:
+        """Seconds without a report after which a host's processes have ended."""
+        return self.deaf + self.silence
+
+
+class Scheduler:
+    """Decides for one job. The caller passes on agents' reports by receive(), calls step() after
+    each and at every heartbeat, and sends what it returns. The job is over once `outcome` is set.
+    Not thread-safe."""
+
+    def __init__(self, policy: Policy, disk: Callable[[], Commit], now: float) -> None:
+        """`disk` returns the newest commit on the disk, or raises NotReady: step() then asks again
+        next time."""
+        self._policy, self._disk = policy, disk
+        self._record = Record()
+        self._began = self._worldless_since = now
+        self.workers = Workers(policy.silence, policy.cooldown)
+        self._sent = 0
+        self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
+        self._unready = ""  # why the disk delays the next world
+        self._awaited: set[str] = set()  # names of processes for which others wait
+        self._late_at = float("inf")  # when they are killed
+        self.ending = Ending()
+        self.worlds = 0  # number of worlds so far
+        self.log: list[str] = []  # lines for the user; the caller clears it
+        self.outcome: str | None = None  # "" for success, else why the job failed
+
+    def receive(self, status: AgentStatus, now: float) -> None:
+        """Applies an agent's report."""
+        self._apply_all(self.workers.receive(status, now), now)
+
+    def _apply_all(self, changes: Iterable[Change], now: float) -> None:
+        """Successful ends first: a process lost in the same report was lost after them."""
+        for one in sorted(changes, key=lambda one: not ended_well(one.now, self._record)):
+            self._apply(one, now)
+
+    def _apply(self, news: Change, now: float) -> None:
+        worker = news.now
+        known = max(self._record.world.start, news.before.state.commit)
+        if worker.state.commit > known:
+            self._idle = 0
+        if ended_well(worker, self._record):
+            self.ending.well = True
+        elif worker.end is End.FAILED:
+            self.ending.fail(self._describe(news.host, worker.name, worker.text), worker.code)
+        elif worker.end is End.LOST:
+            self._count_loss(news.host, worker.name, worker.text, now)
+        elif worker.end is End.LEFT and not self.ending.leaves:
+            self._cool_down(news.host, self._describe(news.host, worker.name, "left"), now)
+
+    def _count_loss(self, host: str, name: str, how: str, now: float) -> None:
+        self._idle += not self.ending.leaves
+        if name in self._record.world.members or not self._record.done:
+            self.ending.lose()  # a stranger's loss after training changes nothing
+        self._cool_down(host, self._describe(host, name, how), now)
+
+    def _cool_down(self, host: str, why: str, now: float) -> None:
+        self.log.append(why)
+        if self.ending.failure or self.ending.leaves:
+            return
+        if seconds := self.workers.cool_down(host, now):
+            self.log.append(f"{host} gets no new rank for {seconds:g} s")
+
+    def _describe(self, host: str, name: str, how: str) -> str:
+        members = self._record.world.members
+        what = f"rank {members.index(name)}" if name in members else "a new process"
+        return f"{what} on {host} {how}"
+
+    # ---- a step
+
+    def step(self, now: float) -> dict[str, Assignment]:
+        """Decides; returns the message for each agent."""
+        self._apply_all(self.workers.forget_silent(now - self._policy.gone), now)
+        self._check_end(now)
+        if not self.ending.failure and (self.ending.leaves or not self.ending.well):
+            self._unready = ""
+            try:
+                self._decide(now)
+            except NotReady as reason:
+                self._unready = str(reason)
+        if not self.ending.begun:
+            self._adjust_processes(now)
+        self._sent += 1
+        world, done = self._record.world, self._record.done
+        over = world.number if self._is_over() else world.number - 1
+        broken = world.number if is_broken(self.workers.all(), self._record) else world.number - 1
+        meet = world.number if self._should_meet(now) else 0
+        view = View(world, over, broken, meet, self.ending.leaves, done)
+        return {
+            name: Assignment(self._sent, heard, () if self.ending.failure else ranks, view)
+            for name, heard, ranks in self.workers.wanted()
+        }
+
+    # ---- the end
+
+    def _check_end(self, now: float) -> None:
+        policy, done = self._policy, self._record.done
+        size = max(1, len(self._record.world.members), policy.least)
+        if self._idle >= (policy.restarts + 1) * size:
+            self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
+        if now > self._worldless_since + policy.patience and not self.ending.begun:
+            why = f"hosts for {counted(policy.least, 'rank')}"
+            why = f"a world, because of the disk: {self._unready}" if self._unready else why
+            self.ending.fail(f"{policy.patience:g} s (--elastic-timeout) without {why}")
+        if self.ending.well and not self.ending.leaves:
+            members = self._record.world.members
+            if done:
+                self.workers.stop(x.name for x in self.workers.alive() if x.name not in members)
+            waits = [worker for worker in self.workers.alive() if is_away(worker, self._record)]
+            if waits or (self.ending.lost_late and not done):
+                self.ending.fail("a process ended well when others had not finished")
+        if self.workers.all_draining() and not (policy.grows or self.ending.begun):
+            self.ending.leave()
+        if self.ending.begun and not self.workers.alive():
+            self.outcome = self.ending.outcome
+
+    # ---- worlds
+
+    def _over(self) -> bool:
+        """True if the present world can make no more commits."""
+        known = {worker.name: worker for worker in self.workers.all()}
+        members = self._record.world.members
+        if not known.keys() >= set(members):
+            return True  # a member was removed with its host
+        found = [known[name] for name in members]
+        return not members or any(x.end is not None or is_here(x, self._record) for x in found)
+
+    def _should_meet(self, now: float) -> bool:
+        """True if members shall meet after their next commit: others wait to join, or members have
+        lost their slots."""
+        world, near = self._record.world, self.workers.reachable(now)
+        if world.number == 0 or self._record.done:
+            return False
+        unwanted = self.workers.unwanted(world.members)
+        new = [
+            x
+            for x in near
+            if is_away(x, self._record) and x.name not in {*world.members, *unwanted}
+        ]
+        stay = [name for name in world.members if name not in unwanted]
+        if len(stay) < len(world.members):
+            return len(stay) + len(new) >= self._policy.least
+        return bool(new) and len(stay) < self._policy.most
+
+    def _decide(self, now: float) -> None:
+        """Decides the next world, or that a call of training is done, or waits."""
+        world = self._record.world
+        if not self._is_over():
+            self._worldless_since, self._late_at = now, float("inf")
+            return
+        near = self.workers.reachable(now)
+        here = [worker for worker in near if is_here(worker, self._record)]
+        if hanging := names_hanging(here, self._record.world):
+            self._kill_late(hanging, now)
+            return
+        if has_ended(here, world):
+            self._record = Record(world, self._record.done + 1)
+            return
+        newest = [x for x in here if x.state.commit.world == world.number > 0]
+        # Wait for members that are left of a world that is over, even if nobody waits yet.
+        left = not self._record.done and any(worker.name in world.members for worker in near)
+        if not ((here or left) and self._all_wait(near, here, bool(newest), now) and here):
+            return
+        if not newest and not self._all_known(here):
+            return
+        unwanted = self.workers.unwanted(world.members)
+        chosen, ended = choose(here, self._record, bool(newest), unwanted)
+        if newest and self._record.done and len(chosen) < self._policy.least:
+            ended = here  # new ranks can't join in a later call: restart all, from the disk
+        self.workers.stop(worker.name for worker in ended)
+        if chosen and self._enough(chosen, near, now):
+            self._enter(chosen, bool(newest))
+
+    def _kill_late(self, names: Iterable[str], now: float) -> None:
+        for host, worker in self.workers.stop(names):
+            self._count_loss(host, worker.name, "hangs: it is ended", now)
+
+    def _all_wait(self, near: list[Worker], here: list[Worker], newest: bool, now: float) -> bool:
+        """True if every process that the decision needs waits; kills those that are late."""
+        others = [x for x in near if x not in here and not is_new(x, self._record)]
+        members = [worker for worker in others if worker.name in self._record.world.members]
+        joining = [worker for worker in others if worker.state.away]
+        needed = members if newest else others
+        awaited = {worker.name for worker in (*needed, *joining)}
+        if awaited != self._awaited:  # each gets its whole time: one may have started just now
+            self._awaited, self._late_at = awaited, float("inf")
+        if not awaited:
+            return True
+        noticed = any(worker.state.stalled for worker in here)
+        short = not needed or (noticed and bool(members))
+        limit = self._policy.stalled if short else self._policy.late
+        self._late_at = min(self._late_at, now + limit)
+        if now < self._late_at:
+            return False
+        self._late_at = float("inf")
+        self._kill_late([worker.name for worker in members or needed], now)
+        return True
+
+    def _all_known(self, here: list[Worker]) -> bool:
+        """True if every process that may have the newest commit waits or has ended."""
+        held = [worker for worker in self.workers.alive() if not is_new(worker, self._record)]
+        return not self.workers.any_stopping() and all(worker in here for worker in held)
+
+    def _enough(self, here: list[Worker], near: list[Worker], now: float) -> bool:
+        if len(here) < self._policy.least and not self.ending.leaves:
+            return False
+        if len(here) >= self._policy.most or any(r.state.commit != NOTHING for r in here):
+            return True
+        return now >= self._began + self._policy.gather and len(here) == len(near)
+
+    def _enter(self, here: list[Worker], newest: bool) -> None:
+        before = self._record.world
+        failed = not (newest or all(worker.state.met for worker in here))
+        # Before the first world the disk may hold the commit of an earlier command.
+        disk = NOTHING if newest else self._disk()
+        world = next_world(before, here, disk, self._policy.most)
+        self._record = Record(world, self._record.done if newest else 0)
+        self._late_at = float("inf")
+        if failed and {worker.name for worker in here}.issuperset(before.members):
+            self._idle += len(before.members)  # the world failed before its first commit
+        self.worlds += 1
+        begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
+        state = f"commit {world.start.number}" + " on the disk" * world.from_disk
+        self.log.append(begin if world.start == NOTHING else f"{begin} from {state}")
+
+    # ---- processes
+
+    def _adjust_processes(self, now: float) -> None:
+        """Starts missing processes, and kills surplus ones."""
+        world, most = self._record.world, self._policy.most
+        near = self.workers.reachable(now)
+        trains = any(worker.state.commit.world == world.number > 0 for worker in near)
+        held = any(worker.state.commit != NOTHING for worker in near)
+        if held and self._record.done:
+            return
+        # Start nothing while survivors meet: a new process would take their cores and come late.
+        meets = trains and self._is_over() and len(near) >= self._policy.least
+        if not meets:
+            self.workers.start_missing(most, now, held)
+        if trains and not self._is_over():
+            unwanted = self.workers.unwanted(world.members).difference(world.members)
+            self.workers.stop([*self.workers.surplus(most, world.members, now), *unwanted])

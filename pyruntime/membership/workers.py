@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table of an elastic job's processes: what their agents have reported, and which shall run."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from farandole.membership.messages import JOINS, AgentStatus, End, Worker
+
+_NEVER = 1 << 62  # marks an agent that another one has replaced
+
+
+class Change(NamedTuple):
+    """One process before and after an agent's report."""
+
+    host: str
+    before: Worker
+    now: Worker
+
+
+@dataclass
+class _AgentRecord:
+    """The last report of one agent, and what it has been told."""
+
+    host: str
+    slots: int
+    heard: float  # time of its newest report
+    number: int = 0  # of its newest AgentStatus
+    workers: dict[str, Worker] = field(default_factory=dict)  # to be run, or ended
+    stopping: set[str] = field(default_factory=set)  # to be killed; they may still live
+    disconnected: bool = False  # no report since its connection ended
+    draining: bool = False  # its host is being preempted
+
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.end is None]
+
+
+def _lose_workers(agent: _AgentRecord, text: str) -> Iterator[Change]:
+    for worker in agent.alive():
+        agent.workers[worker.name] = worker._replace(end=End.LOST, text=text)
+        yield Change(agent.host, worker, agent.workers[worker.name])
+
+
+class Workers:
+    """Used by Scheduler only. All times are the caller's clock, in seconds."""
+
+    def __init__(self, silence: float, cooldown: tuple[float, float]) -> None:
+        """`silence`: seconds without a report after which an agent is unreachable. `cooldown`: the
+        seconds without new processes after a host's first failure, and their limit."""
+        self._silence, self._cooldown = silence, cooldown
+        self._agents: dict[str, _AgentRecord] = {}
+        self._failures: dict[str, int] = {}  # by host
+        self._cooling: dict[str, float] = {}  # by host: no new process before this time
+        self._slots: Mapping[str, int] | None = None  # by host; None: as agents report
+        self._names = 0
+
+    def receive(self, status: AgentStatus, now: float) -> Iterator[Change]:
+        """Applies an agent's report. A report older than the last one is ignored."""
+        if status.agent not in self._agents:
+            yield from self._lose_with_agents_of(status.host)
+        agent = self._agents.setdefault(status.agent, _AgentRecord(status.host, status.slots, now))
+        if status.number <= agent.number:
+            return
+        agent.heard, agent.number, agent.disconnected = now, status.number, False
+        agent.draining = status.draining
+        agent.stopping &= {worker.name for worker in status.workers}
+        for worker in status.workers:
+            before = agent.workers.get(worker.name, Worker(worker.name))
+            if worker.name not in agent.stopping and before.end is None:
+                agent.workers[worker.name] = worker
+                yield Change(agent.host, before, worker)
+
+    def _lose_with_agents_of(self, host: str) -> Iterator[Change]:
+        """Marks the processes of earlier agents of this host as lost: a new agent kills them."""
+        for agent in self._agents.values():
+            if agent.host == host and agent.number != _NEVER:
+                agent.number, agent.draining = _NEVER, False
+                agent.stopping.clear()
+                yield from _lose_workers(agent, "was lost with the agent of its host")
+
+    def disconnect(self, name: str) -> None:
+        """Notes that the connection to this agent has ended."""
+        if name in self._agents:
+            self._agents[name].disconnected = True
+
+    def last_heard(self, host: str) -> float:
+        """Time of the last report from this host's agent; -1 if there was none."""
+        agents = [x for x in self._agents.values() if x.host == host and x.number != _NEVER]
+        return max((agent.heard for agent in agents), default=-1.0)
+
+    def is_reachable(self, host: str, now: float) -> bool:
+        """True if this host's agent is connected and has reported within `silence`."""
+        return any(x.host == host and self._is_reachable(x, now) for x in self._agents.values())
+
+    def cool_down(self, host: str, now: float) -> float:
+        """Starts no process on this host for a time that doubles with each failure. Returns the
+        seconds; 0 if there is no other host, or this one is being preempted."""
+        hosts = {host, *(agent.host for agent in self._agents.values())}
+        if len(hosts) < 2 or any(x.draining for x in self._agents.values() if x.host == host):
+            return 0.0
+        shortest, longest = self._cooldown
+        times = self._failures[host] = self._failures.get(host, 0) + 1
+        seconds = min(longest, shortest * 2.0 ** (times - 1))
+        self._cooling[host] = now + seconds
+        return seconds
+
+    def set_slots(self, slots: Mapping[str, int]) -> None:
+        """Sets the slots by host; a host that is missing has none. Members without a slot train on
+        until the others can do without them."""
+        self._slots = slots
+
+    def _slots_of(self, agent: _AgentRecord) -> int:
+        if agent.draining:
+            return 0
+        return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
+
+    def forget_silent(self, before: float) -> Iterator[Change]:
+        """Removes agents without a report since that time: their processes have ended, too."""
+        for name, agent in list(self._agents.items()):
+            if agent.heard < before:
+                del self._agents[name]
+                yield from _lose_workers(agent, "was lost: its host does not answer")
+
+    # ---- known processes
+
+    def all(self) -> list[Worker]:
+        """All known processes, including ended ones."""
+        return [worker for agent in self._agents.values() for worker in agent.workers.values()]
+
+    def alive(self) -> list[Worker]:
+        """Processes that may live and shall run."""
+        return [worker for worker in self.all() if worker.end is None]
+
+    def reachable(self, now: float) -> list[Worker]:
+        """The living processes of reachable agents."""
+        near = [agent for agent in self._agents.values() if self._is_reachable(agent, now)]
+        return [worker for agent in near for worker in agent.alive()]
+
+    def _is_reachable(self, agent: _AgentRecord, now: float) -> bool:
+        replaced = agent.number == _NEVER
+        return not (agent.disconnected or replaced) and now <= agent.heard + self._silence
+
+    def all_draining(self) -> bool:
+        """True if every host is being preempted."""
+        agents = [agent for agent in self._agents.values() if agent.number != _NEVER]
+        return bool(agents) and all(agent.draining for agent in agents)
+
+    def any_stopping(self) -> bool:
+        """True if a process that shall be killed may still live."""
+        return any(agent.stopping for agent in self._agents.values())
+
+    # ---- wanted processes
+
+    def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+        """For each agent: its name, the number of its last report, the processes it shall run."""
+        for name, agent in self._agents.items():
+            yield name, agent.number, tuple(worker.name for worker in agent.alive())
+
+    def stop(self, names: Iterable[str]) -> list[tuple[str, Worker]]:
+        """Has these processes killed; returns (host, process) of each."""
+        ending, found = set(names), []
+        for agent in self._agents.values():
+            for name in sorted(ending & agent.workers.keys()):
+                agent.stopping.add(name)
+                found.append((agent.host, agent.workers.pop(name)))
+        return found
+
+    def start_missing(self, most: int, now: float, join: bool) -> None:
+        """Starts processes on free slots until `most` are reachable. `join`: the others train
+        already, so a new process joins them later."""
+        missing = most - len(self.reachable(now))
+        for agent in self._agents.values():
+            if not self._is_reachable(agent, now) or now < self._cooling.get(agent.host, now):
+                continue
+            for _ in range(min(missing, self._slots_of(agent) - len(agent.alive()))):
+                self._names += 1
+                name = f"{self._names}{JOINS * join}"
+                agent.workers[name] = Worker(name)
+                missing -= 1
+
+    def unwanted(self, members: Container[str]) -> set[str]:
+        """Names of processes beyond their hosts' slots; members keep their slots first."""
+        found = set()
+        for agent in self._agents.values():
+            alive = sorted(agent.alive(), key=lambda worker: worker.name not in members)
+            found |= {worker.name for worker in alive[self._slots_of(agent) :]}
+        return found
+
+    def surplus(self, most: int, members: Container[str], now: float) -> list[str]:
+        """Names of reachable processes beyond `most` that are no members."""
+        near = self.reachable(now)
+        others = [worker.name for worker in near if worker.name not in members]
+        return others[: max(0, len(near) - most)]
