@@ -46,10 +46,10 @@ _LAST_WORDS = 1.0  # seconds for those of a process that has ended
 Event = Callable[[], object]
 
 
-class _Door(Server):
+class _RankListener(Server):
     """Takes the calls of this host's ranks, and turns away other users' processes."""
 
-    def __init__(self, events: SimpleQueue[Event], runner: _Hands) -> None:
+    def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
         self._guest: dict[int, Guest] = {}
         super().__init__("ranks", b"")
@@ -76,14 +76,14 @@ class _Door(Server):
             self._events.put(lambda: self._runner.rank_hung_up(guest.rank))
 
 
-class _Hands:
+class AgentRunner:
     """What the agent's decisions are done with: its connections and processes."""
 
     def __init__(self, contact: str, folder: str, host: str, slots: int) -> None:
         self._address, self._key, self._secret = contact.rsplit(" ", 2)
         self._folder, self._host = folder, host
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._door = _Door(self._events, self)
+        self._listener = _RankListener(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._slots = slots
         self._agent = Agent(name, host, slots, _LEASE, time.monotonic())
@@ -104,7 +104,7 @@ class _Hands:
             signal.signal(number, lambda *got: self._events.put(lambda: self._preempt(got[0])))
         threading.Thread(target=self._seek, name="supervisor", daemon=True).start()
         beat = 0.0
-        with self._door:
+        with self._listener:
             while not self._over:
                 try:
                     self._events.get(timeout=max(0.0, beat - time.monotonic()))()
@@ -213,7 +213,7 @@ class _Hands:
         self._names.append(name)
         slot = next(n for n in range(len(self._names)) if n not in self._taken())
         job = self._job
-        ours = {AGENT: f"{self._door.address} {number} {name}", "LOCAL_RANK": str(slot)}
+        ours = {AGENT: f"{self._listener.address} {number} {name}", "LOCAL_RANK": str(slot)}
 
         def label() -> str:
             members = self._agent.members
@@ -270,7 +270,7 @@ class _Hands:
         self._settle(name)
 
     def _tell_rank(self, name: str, words: list[Any]) -> None:
-        self._door.tell(self._numbers[name], json.dumps(words).encode())
+        self._listener.tell(self._numbers[name], json.dumps(words).encode())
 
     def _ended(self, name: str, code: int) -> None:
         process = self._processes[name]
@@ -358,7 +358,7 @@ def main() -> int:
         os.environ.update(json.load(sys.stdin))
     _end_the_one_before(options.folder, options.host)
     host = options.host or socket.gethostname()
-    return _Hands(os.environ.pop(CONTACT), options.folder, host, options.slots).run()
+    return AgentRunner(os.environ.pop(CONTACT), options.folder, host, options.slots).run()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class ResultServer(Server):
         self.here = set[int]()  # ranks that have connected
         self.outcomes: dict[int, Outcome] = {}  # by rank, in order of arrival
         self.changed = threading.Condition()
-        super().__init__("door", here=here)
+        super().__init__("listener", here=here)
 
     def wait(self, seconds: float) -> None:
         """After the ranks have ended: waits for results under way, `seconds` for each at most."""

@@ -21,11 +21,11 @@ from typing import Any
 from farandole.commits import FILE
 from farandole.errors import CheckpointError, counted
 from farandole.launch.agent import BEAT, PREEMPTED, say
-from farandole.launch.agents import Agents
+from farandole.launch.agent_processes import AgentProcesses
+from farandole.launch.allgathers import Allgathers
 from farandole.launch.disk import JobFolder
+from farandole.launch.host_list import HostList
 from farandole.launch.job import Job
-from farandole.launch.meetings import Meetings
-from farandole.launch.roster import Roster
 from farandole.membership.messages import AgentStatus, decode, encode
 from farandole.membership.scheduler import Policy, Scheduler
 from farandole.start.server import Guest, Server
@@ -39,7 +39,7 @@ Event = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Rules:
+class ElasticOptions:
     """How a job is supervised."""
 
     policy: Policy
@@ -49,12 +49,12 @@ class Rules:
     folder: Path | None  # for commits; None: a new one, removed after success
 
 
-class _Door(Server):
+class _AgentListener(Server):
     """Takes the calls of the agents."""
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
-        super().__init__("door", here=here)
+        super().__init__("listener", here=here)
 
     def tell(self, guest: Guest, words: list[Any]) -> None:
         """Sends to an agent."""
@@ -78,15 +78,15 @@ class _Door(Server):
         self._supervisor.events.put(lambda: self._supervisor.lose(guest))
 
 
-def supervise(job: Job, rules: Rules) -> int:
+def supervise(job: Job, options: ElasticOptions) -> int:
     """Runs the job to its end, whatever it takes; returns the exit code."""
-    own = Folder(rules.folder.absolute()) if rules.folder else _new_folder(job.here)
+    own = Folder(options.folder.absolute()) if options.folder else _new_folder(job.here)
     folder = own.path
-    supervisor = _Supervisor(job, rules, own)
-    with _signals(supervisor), supervisor.door:
+    supervisor = _Supervisor(job, options, own)
+    with _signals(supervisor), supervisor.listener:
         code = supervisor.run()
     kept = _has_commit(folder)
-    if rules.folder is None and (code == 0 or not kept):
+    if options.folder is None and (code == 0 or not kept):
         with contextlib.suppress(OSError):
             own.remove()
     elif code != 0 and kept:
@@ -121,14 +121,14 @@ def _has_commit(folder: Path) -> bool:
 class _Supervisor:
     """Connects the scheduler to agents, signals and the disk."""
 
-    def __init__(self, job: Job, rules: Rules, folder: Folder) -> None:
+    def __init__(self, job: Job, options: ElasticOptions, folder: Folder) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
         disk = JobFolder(folder, say, lambda: self.events.put(lambda: None))
-        self.door = _Door(job.here and not rules.script, self)
-        self._job, self._rules, self._folder = job, rules, folder.path
+        self.listener = _AgentListener(job.here and not options.script, self)
+        self._job, self._options, self._folder = job, options, folder.path
         self._cwd = str(Path.cwd())  # once: somebody may remove it
-        self._scheduler = Scheduler(rules.policy, disk.newest_commit, time.monotonic())
-        self._meetings: Meetings[Guest] = Meetings()
+        self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
+        self._allgathers: Allgathers[Guest] = Allgathers()
         self._guests: dict[str, Guest] = {}  # by agent
         self._sent: dict[str, Any] = {}  # by agent: what it was told last
         self._stopped = 0  # the signal that ends the job
@@ -136,11 +136,11 @@ class _Supervisor:
 
     def run(self) -> int:
         """Returns the exit code."""
-        rules, hosts = self._rules, self._job.hosts
-        contact = f"{self.door.address} {self.door.key} {secrets.token_hex(SECRET_BYTES)}"
+        options, hosts = self._options, self._job.hosts
+        contact = f"{self.listener.address} {self.listener.key} {secrets.token_hex(SECRET_BYTES)}"
         with (
-            Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder, contact, rules.policy.deaf) as agents,
+            HostList(hosts, options.script, options.slots, say) as host_list,
+            AgentProcesses(self._job, self._folder, contact, options.policy.deaf) as agents,
         ):
             beat = 0.0
             while self._scheduler.outcome is None:
@@ -151,25 +151,25 @@ class _Supervisor:
                 due = time.monotonic() >= beat
                 if due:
                     beat = time.monotonic() + BEAT
-                    self._look(roster, agents)
+                    self._look(host_list, agents)
                 self._step(due)
             for guest in self._guests.values():
-                self.door.tell(guest, ["over"])
+                self.listener.tell(guest, ["over"])
             agents.wait()
         return self._code(self._scheduler.outcome)
 
-    def _look(self, roster: Roster, agents: Agents) -> None:
-        if roster.scripted or roster.hosts:
-            self._scheduler.workers.set_slots({host.name: host.slots for host in roster.hosts})
-        agents.tend(roster.hosts, roster.scripted, self._scheduler.workers)
-        self._give_up(roster, agents.failing())
+    def _look(self, host_list: HostList, agents: AgentProcesses) -> None:
+        if host_list.scripted or host_list.hosts:
+            self._scheduler.workers.set_slots({host.name: host.slots for host in host_list.hosts})
+        agents.tend(host_list.hosts, host_list.scripted, self._scheduler.workers)
+        self._give_up(host_list, agents.failing())
         if time.monotonic() > self._deadline:
             self._scheduler.ending.fail("ranks have not left in time: they are ended")
 
-    def _give_up(self, roster: Roster, failing: dict[str, str]) -> None:
+    def _give_up(self, host_list: HostList, failing: dict[str, str]) -> None:
         """Ends a job that has never had a world, if it needs hosts whose agents fail each time."""
-        slots = sum(host.slots for host in roster.hosts if host.name not in failing)
-        needed = slots < self._rules.policy.least and not roster.scripted
+        slots = sum(host.slots for host in host_list.hosts if host.name not in failing)
+        needed = slots < self._options.policy.least and not host_list.scripted
         if failing and needed and not self._scheduler.worlds:
             self._scheduler.ending.fail("; ".join(failing.values()))
 
@@ -183,8 +183,8 @@ class _Supervisor:
             new = wanted.ranks, wanted.view
             if (due or self._sent.get(agent) != new) and agent in self._guests:
                 self._sent[agent] = new
-                self.door.tell(self._guests[agent], ["wanted", encode(wanted)])
-            self._meetings.begin(wanted.view.world)
+                self.listener.tell(self._guests[agent], ["wanted", encode(wanted)])
+            self._allgathers.begin(wanted.view.world)
         for line in self._scheduler.log:
             say(line)
         self._scheduler.log.clear()
@@ -209,17 +209,17 @@ class _Supervisor:
     def welcome(self, guest: Guest) -> None:
         """An agent has called. Whoever is between may read this: the ranks' environment, which may
         hold secrets, comes to agents from whoever starts them."""
-        job, rules = self._job, self._rules
+        job, options = self._job, self._options
         told = {
             "command": list(job.command),
             "folder": self._cwd,
-            "lease": rules.policy.lease,
-            "stop": rules.policy.late,
-            "grace": rules.grace,
+            "lease": options.policy.lease,
+            "stop": options.policy.late,
+            "grace": options.grace,
             "tag": job.tag,
             "timestamp": job.timestamp,
         }
-        self.door.tell(guest, ["job", told])
+        self.listener.tell(guest, ["job", told])
 
     def hear(self, guest: Guest, status: AgentStatus) -> None:
         """An agent has said this."""
@@ -228,9 +228,9 @@ class _Supervisor:
 
     def meet(self, guest: Guest, name: str, world: int, turn: int, data: str) -> None:
         """A rank of this agent's brings its part of an allgather."""
-        self._meetings.put(guest, name, world, turn, data)
-        for other, answer in self._meetings.answers():
-            self.door.tell(other, answer)
+        self._allgathers.put(guest, name, world, turn, data)
+        for other, answer in self._allgathers.answers():
+            self.listener.tell(other, answer)
 
     def lose(self, guest: Guest) -> None:
         """Its connection has ended."""
@@ -248,7 +248,7 @@ class _Supervisor:
             say(f"{name}: the job is ended")
             self._scheduler.ending.fail(name)
         else:
-            grace = self._rules.grace
+            grace = self._options.grace
             say(f"{name}: all ranks leave at their next commit, within {grace:g} s")
             self._deadline = time.monotonic() + grace
             self._scheduler.ending.leave()

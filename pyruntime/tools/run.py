@@ -21,9 +21,9 @@ from farandole.config import home_for_mpi, setting
 from farandole.errors import error_text
 from farandole.launch.agent import BEAT
 from farandole.launch.commands import find
+from farandole.launch.host_list import ranks_on
 from farandole.launch.job import Job, parse_hostfile, parse_hosts
-from farandole.launch.roster import ranks_on
-from farandole.launch.supervisor import Rules, supervise
+from farandole.launch.supervisor import ElasticOptions, supervise
 from farandole.membership.scheduler import Policy
 from farandole.output import int_at_least
 
@@ -182,8 +182,8 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     add("--checkpoint-dir", type=Path, metavar="DIR", help=text)
 
 
-def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
-    """The rules of an elastic job; None for other jobs. Raises ValueError for wrong options."""
+def _elastic_options(options: argparse.Namespace, job: Job) -> ElasticOptions | None:
+    """The elastic of an elastic job; None for other jobs. Raises ValueError for wrong options."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most):
         for name in _OF_ELASTIC:
@@ -226,7 +226,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         cooldown=(shortest, longest),
         grows=bool(script),
     )
-    return Rules(
+    return ElasticOptions(
         policy=policy,
         script=script,
         slots=slots_of_host,
@@ -243,9 +243,9 @@ def run(options: argparse.Namespace) -> int:
         return cli.main(["doctor", "--all"])
     try:
         job = job_of(options)
-        rules = _rules(options, job)
-        if rules is not None:
-            return _supervised(options, job, rules)
+        elastic = _elastic_options(options, job)
+        if elastic is not None:
+            return _supervised(options, job, elastic)
         launcher = find(options.launcher)
         command = launcher.command(job)
     except (ValueError, OSError) as reason:
@@ -288,7 +288,7 @@ def _answer_interrupts(launcher: str) -> None:
     os._exit(0)
 
 
-def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
+def _supervised(options: argparse.Namespace, job: Job, elastic: ElasticOptions) -> int:
     """Runs an elastic job. Raises ValueError for options of MPI's launchers."""
     for name in ("binding_args", "mpi_args", "output_filename", "network_interfaces"):
         if getattr(options, name):
@@ -298,7 +298,7 @@ def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
         hosts = [host.name for host in job.hosts] or ["this host"]
         print(f"an agent on {', '.join(hosts)}; each rank: {shlex.join(job.command)}")
         return 0
-    return supervise(job, rules)
+    return supervise(job, elastic)
 
 
 def job_of(options: argparse.Namespace) -> Job:

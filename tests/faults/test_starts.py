@@ -178,7 +178,7 @@ THREADS = """
 import os, threading, time
 from queue import SimpleQueue
 from pathlib import Path
-from farandole.launch.agents import Agents
+from farandole.launch.agent_processes import AgentProcesses
 from farandole.launch.job import Job
 from farandole.launch.rank_process import RankProcess
 from farandole.membership.workers import Workers
@@ -198,7 +198,7 @@ ends = SimpleQueue()
 for script in ("exit 5", "kill -PIPE $$", "kill -KILL -$$"):  # the last needs a group of its own
     process = RankProcess(["sh", "-c", script], dict(os.environ), str, ends.put)
     print("rank", ends.get(), flush=True)
-with Agents(Job(("true",), 1), Path("nowhere").absolute(), "/nowhere 00 00", 30.0) as agents:
+with AgentProcesses(Job(("true",), 1), Path("nowhere").absolute(), "/nowhere 00 00", 30.0) as agents:
     agents.tend((), False, Workers(5.0, (10.0, 600.0)))
     print("agent", flush=True)
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farandole.launch.meetings import Meetings
+from farandole.launch.allgathers import Allgathers
 from farandole.membership.messages import (
     AgentStatus,
     Assignment,
@@ -54,20 +54,20 @@ def test_words_as_text(word: Any) -> None:
 
 
 def test_meetings() -> None:
-    meetings: Meetings[str] = Meetings()
-    meetings.begin(World(1, ("x", "y")))
-    meetings.put("a", "x", 1, 1, "of x")
-    meetings.put("b", "z", 1, 1, "of a stranger")
-    meetings.put("b", "y", 2, 1, "too early")
-    assert meetings.answers() == []
-    meetings.put("b", "y", 1, 1, "of y")
+    allgathers: Allgathers[str] = Allgathers()
+    allgathers.begin(World(1, ("x", "y")))
+    allgathers.put("a", "x", 1, 1, "of x")
+    allgathers.put("b", "z", 1, 1, "of a stranger")
+    allgathers.put("b", "y", 2, 1, "too early")
+    assert allgathers.answers() == []
+    allgathers.put("b", "y", 1, 1, "of y")
     answer = ["met", 1, 1, {"x": "of x", "y": "of y"}]
-    assert meetings.answers() == [("a", answer), ("b", answer)]
-    assert meetings.answers() == [], "once"
-    meetings.put("b", "y", 1, 1, "of y")
-    assert meetings.answers() == [("b", answer)], "what comes twice is answered twice"
-    meetings.begin(World(2, ("y",)))
-    meetings.put("a", "x", 1, 2, "too late")
-    meetings.begin(World(1, ("x", "y")))
-    meetings.put("b", "y", 2, 1, "mine")
-    assert meetings.answers() == [("b", ["met", 2, 1, {"y": "mine"}])]
+    assert allgathers.answers() == [("a", answer), ("b", answer)]
+    assert allgathers.answers() == [], "once"
+    allgathers.put("b", "y", 1, 1, "of y")
+    assert allgathers.answers() == [("b", answer)], "what comes twice is answered twice"
+    allgathers.begin(World(2, ("y",)))
+    allgathers.put("a", "x", 1, 2, "too late")
+    allgathers.begin(World(1, ("x", "y")))
+    allgathers.put("b", "y", 2, 1, "mine")
+    assert allgathers.answers() == [("b", ["met", 2, 1, {"y": "mine"}])]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from farandole.launch import agent
-from farandole.launch import roster as roster_module
+from farandole.launch import host_list as host_list_module
+from farandole.launch.host_list import HostList
 from farandole.launch.job import Host
-from farandole.launch.roster import Roster
 from farandole.tools import cli
 
 A, B = Host("a", 2), Host("b", 4)
@@ -29,8 +29,8 @@ def script(folder: Path, text: str) -> str:
 def test_what_a_script_prints(tmp_path: Path) -> None:
     said: list[str] = []
     command = script(tmp_path, "echo a:2; echo; echo ' b '; echo a:4")
-    with Roster((), command, 3, said.append) as roster:
-        assert roster.hosts == (Host("a", 4), Host("b", 3)), "the last line of a host counts"
+    with HostList((), command, 3, said.append) as host_list:
+        assert host_list.hosts == (Host("a", 4), Host("b", 3)), "the last line of a host counts"
     assert not said
 
 
@@ -47,34 +47,34 @@ def test_what_is_no_list_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
     if "sleep" in text:
-        monkeypatch.setattr(roster_module, "_SCRIPT_SECONDS", 0.2)
+        monkeypatch.setattr(host_list_module, "_SCRIPT_SECONDS", 0.2)
     said: list[str] = []
-    roster = Roster((A,), script(tmp_path, text), 1, said.append)
-    roster.look()
-    roster.look()
-    assert roster.hosts == (A,)
+    host_list = HostList((A,), script(tmp_path, text), 1, said.append)
+    host_list.look()
+    host_list.look()
+    assert host_list.hosts == (A,)
     assert len(said) == 1, "told once"
     assert told in said[0]
     script(tmp_path, "echo b:4")
-    roster.look()
-    assert roster.hosts == (B,)
+    host_list.look()
+    assert host_list.hosts == (B,)
 
 
 def test_a_script_that_prints_nothing_means_no_host(tmp_path: Path) -> None:
     said: list[str] = []
-    roster = Roster((A,), script(tmp_path, "true"), 1, said.append)
-    roster.look()
-    assert roster.hosts == ()
+    host_list = HostList((A,), script(tmp_path, "true"), 1, said.append)
+    host_list.look()
+    assert host_list.hosts == ()
     assert not said
 
 
 def test_nothing_of_a_script_that_hangs_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "_SCRIPT_SECONDS", 1.0)
+    monkeypatch.setattr(host_list_module, "_SCRIPT_SECONDS", 1.0)
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    Roster((), script(tmp_path, f"sleep 60 > {tmp_path}/pipe; true"), 1, print).look()
+    HostList((), script(tmp_path, f"sleep 60 > {tmp_path}/pipe; true"), 1, print).look()
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     assert poll.poll(20_000), "the pipe's writer still runs"

@@ -43,7 +43,7 @@ class _Started:
         self.preempted = False  # its host is taken away: none is started there any more
 
 
-class Agents:
+class AgentProcesses:
     """A context manager; what it has started is gone when the context is left."""
 
     def __init__(self, job: Job, folder: Path, contact: str, deaf: float) -> None:
@@ -54,7 +54,7 @@ class Agents:
         self._started: dict[str, _Started] = {}
         self._cwd = str(Path.cwd())
 
-    def __enter__(self) -> Agents:
+    def __enter__(self) -> AgentProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:

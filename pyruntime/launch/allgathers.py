@@ -11,7 +11,7 @@ from farandole.membership.messages import World
 G = TypeVar("G")  # whoever brings the data of ranks, and gets the answers
 
 
-class Meetings(Generic[G]):
+class Allgathers(Generic[G]):
     """Those of the newest world. What comes twice is answered twice."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts an elastic job may use now: those that were given or that a script prints. For the
-supervisor; the script runs on a thread of the roster."""
+supervisor; the script runs on a thread of the host_list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PERIOD = 1.0  # seconds between two looks at what the script prints
 _SCRIPT_SECONDS = 30.0
 
 
-class Roster:
+class HostList:
     """The hosts, a context manager: inside it a thread runs the script once a second.
 
     A script that fails, or prints what is not a host, changes nothing: its last valid output holds.
@@ -38,7 +38,7 @@ class Roster:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
 
-    def __enter__(self) -> Roster:
+    def __enter__(self) -> HostList:
         if self.scripted:
             self.look()
             if self._code in _NO_COMMAND:
