@@ -35,7 +35,7 @@ from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt, Pe
 from farandole.handlers import Handlers, handler_of
 from farandole.membership.messages import Commit, World
 from farandole.objects import broadcast_object
-from farandole.start import agency, leaving
+from farandole.start import agent_client, leaving
 from farandole.worlds import Worlds
 
 __all__ = ["RETRIED", "ObjectState", "State", "run", "run_fn"]
@@ -100,7 +100,7 @@ class State(ABC):
             updates = self._updates
         call = _call
         worlds = call.worlds if call is not None else None
-        signalled = agency.signalled()
+        signalled = agent_client.was_signalled()
         noted = np.array(
             [
                 updates & _REMOVED,
@@ -122,7 +122,7 @@ class State(ABC):
         if noted[:4].any():
             # A host that is taken away signals its ranks one after the other: what has come while
             # the commit went to the disk counts too.
-            leaving = all_leave or (some_leave and agency.signalled())
+            leaving = all_leave or (some_leave and agent_client.was_signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
 
@@ -266,7 +266,7 @@ def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]
     return bool(told[1]), result
 
 
-class _Call:
+class _TrainingCall:
     """One call of a decorated function."""
 
     def __init__(self, number: int, worlds: Worlds | None) -> None:
@@ -282,7 +282,7 @@ class _Call:
 
     def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
         """A context in which signals of a preemption make this rank leave, where that is of use."""
-        return agency.signals(grace if self.folder or self.worlds else None)
+        return agent_client.leaving_on_signals(grace if self.folder or self.worlds else None)
 
     def wants_to_write(self) -> bool:
         """Whether the time has come, on rank 0."""
@@ -346,17 +346,17 @@ class _Call:
         return self.worlds.start if self.worlds is not None else World()
 
 
-_call: _Call | None = None  # the one under way
+_call: _TrainingCall | None = None  # the one under way
 _calls = 0  # how many there were: each has a folder of its own
 
 
 @contextlib.contextmanager
-def _new_call(in_place: bool) -> Iterator[_Call]:
+def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
     """A context in which commits count, and are written if the setting says so."""
     global _call, _calls
     before = _call
     _calls += 1
-    _call = _Call(_calls, Worlds.of_job() if in_place else None)
+    _call = _TrainingCall(_calls, Worlds.of_job() if in_place else None)
     try:
         yield _call
     finally:
@@ -393,7 +393,7 @@ def run_fn(
         runtime.end_training("its elastic training has ended normally")
         return result
 
-    def attempts(state: S, call: _Call, *args: P.args, **kwargs: P.kwargs) -> R:
+    def attempts(state: S, call: _TrainingCall, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
         if call.worlds is not None and call.worlds.begin():
             state._commits = -1  # it has none yet
@@ -418,7 +418,7 @@ def run_fn(
                 if interrupt.leaving:
                     if call.worlds is not None and call.worlds.agent.lost:
                         call.worlds.leave(None)  # together: no error of one is the others' too
-                    agency.leave_job()
+                    agent_client.leave_job()
                 skip_sync = interrupt.skip_sync
             if call.worlds is None:
                 reset()
@@ -430,7 +430,7 @@ def run_fn(
     return wrapper  # type: ignore[return-value]  # callers may also name the state
 
 
-def _sync(state: State, call: _Call) -> None:
+def _sync(state: State, call: _TrainingCall) -> None:
     """Gives this rank the state of rank 0, whole or not at all."""
     before = state.saved() if isinstance(state, ObjectState) else None
     try:

@@ -24,7 +24,7 @@ from farandole.config import setting
 from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text, warn
 from farandole.members import ProcessSet, set_id
 from farandole.ops import allgather
-from farandole.start.agency import may_grow
+from farandole.start.agent_client import may_grow
 from farandole.topology import rank, size
 
 _SHOWN = 4  # names and settings shown in a text

@@ -23,7 +23,7 @@ from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import flight, stacks
 from farandole.process_sets import add_process_set, forget_all, know_communicators
-from farandole.start import agency, bootstrap, leaving, limits, unmet
+from farandole.start import agent_client, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
@@ -31,7 +31,7 @@ _START_EXTRA = 10.0  # seconds: added because ranks start the core at different 
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
 _comm: Any = None  # argument of the last init()
-_parting: bootstrap.Parting | None = None  # how the ranks left the last job
+_goodbyes: bootstrap.Goodbyes | None = None  # how the ranks left the last job
 _ended = ""  # reason why this rank's elastic training has ended, or ""
 
 
@@ -57,18 +57,18 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             try:
                 _meet(comm, process_sets)
             except RETRIED as reason:
-                if not agency.meets_again(reason):
+                if not agent_client.retries_init(reason):
                     raise
 
 
 def _meet(comm: Any, process_sets: Any) -> None:
     """Starts the runtime in the next world, once."""
-    global _job, _comm, _ended, _parting
-    unmet.excuse()
+    global _job, _comm, _ended, _goodbyes
+    unmet.mark_met()
     with limits.typed():
-        if agency.connect() is not None:
+        if agent_client.connect() is not None:
             leaving.install(_end)
-        job = bootstrap.connect(comm, _parting)
+        job = bootstrap.connect(comm, _goodbyes)
     agreement = _Agreement(job)
     try:
         sets = _start(agreement, process_sets)
@@ -77,7 +77,7 @@ def _meet(comm: Any, process_sets: Any) -> None:
         leaving.install(_end)
         job.on_finalize(leaving.leave_now)
         agreement.agree(_register(sets), None)
-        _parting = None
+        _goodbyes = None
     except BaseException as reason:
         _job = None
         _undo(agreement, reason)
@@ -136,7 +136,7 @@ def _undo(agreement: _Agreement, reason: BaseException) -> None:
         _leave_core(leaving.describe(reason))
     forget_all()
     if agreement.agreed:
-        goodbye = bootstrap.Farewell(bootstrap.Coming.PERHAPS, leaving.describe(reason))
+        goodbye = bootstrap.Goodbye(bootstrap.Rejoin.MAYBE, leaving.describe(reason))
         agreement.job.close(goodbye, failed=False, broken=False)
     else:
         agreement.job.abandon(reason)
@@ -253,7 +253,7 @@ def shutdown() -> None:
         >>> hvd.shutdown()
         >>> hvd.init()
     """
-    _leave(bootstrap.Farewell(bootstrap.Coming.PERHAPS, _ended), False)
+    _leave(bootstrap.Goodbye(bootstrap.Rejoin.MAYBE, _ended), False)
 
 
 def restart() -> None:
@@ -271,7 +271,7 @@ def leave_for_restart(limit: float | None = None) -> None:
 
     After `limit` seconds it leaves alone and raises StallError; None waits as long as shutdown().
     """
-    _leave(bootstrap.Farewell(bootstrap.Coming.ANEW), False, limit=limit)
+    _leave(bootstrap.Goodbye(bootstrap.Rejoin.NOW), False, limit=limit)
 
 
 def exit_timeout() -> float:
@@ -293,12 +293,12 @@ def end_training(cause: str) -> None:
 def _end(cause: str, failed: bool) -> None:
     """Leaves the job at the end of the process."""
     if failed:
-        agency.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
+        agent_client.report_failure(cause, issubclass(leaving.kind() or object, RETRIED))
     else:
         _warn_if_unused()
-    _leave(bootstrap.Farewell(bootstrap.Coming.NEVER, cause or _ended), failed, cause)
+    _leave(bootstrap.Goodbye(bootstrap.Rejoin.NEVER, cause or _ended), failed, cause)
     if not failed:
-        agency.tell_end()
+        agent_client.report_end()
 
 
 def _warn_if_unused() -> None:
@@ -336,10 +336,10 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
 
 
 def _leave(
-    farewell: bootstrap.Farewell, failed: bool, cause: str = "", limit: float | None = None
+    goodbye: bootstrap.Goodbye, failed: bool, cause: str = "", limit: float | None = None
 ) -> None:
     """Leaves the job: the common path of shutdown() and the end of the process. Idempotent."""
-    global _job, _parting
+    global _job, _goodbyes
     with _lock:
         job, _job = _job, None
         if job is None:
@@ -356,7 +356,7 @@ def _leave(
         if not lib.farandole_initialized():  # else threads of the core may still use the memory
             leases.restart()
         broken |= failure is not None or interrupt is not None
-        _parting = job.close(farewell, failed, broken)
+        _goodbyes = job.close(goodbye, failed, broken)
     if interrupt is not None:
         raise interrupt
     if failure is not None and not failed:

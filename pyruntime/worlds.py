@@ -10,7 +10,7 @@ from farandole import runtime, topology
 from farandole._library import check, lib
 from farandole.errors import StallError, counted
 from farandole.membership.messages import NOTHING, World
-from farandole.start import agency
+from farandole.start import agent_client
 
 _HANGS = 0.2  # seconds that the others get to leave if one rank is known to hang
 _LINES = 12  # lines of history that are kept
@@ -20,14 +20,14 @@ class Worlds:
     """The worlds of one call of elastic training. `agent` passes messages to and from the host's
     agent."""
 
-    def __init__(self, agent: agency.Agency) -> None:
+    def __init__(self, agent: agent_client.AgentClient) -> None:
         self.agent = agent
         self.start = World()  # the present world, and the commit from which it starts
 
     @classmethod
     def of_job(cls) -> Worlds | None:
         """The present job's worlds; None if its ranks never change."""
-        agent = agency.connect()
+        agent = agent_client.connect()
         return None if agent is None else cls(agent)
 
     def begin(self) -> bool:
@@ -69,7 +69,7 @@ class Worlds:
 
     def _present(self) -> World:
         bootstrap = runtime.current_bootstrap()
-        return bootstrap.world if isinstance(bootstrap, agency.AgencyBootstrap) else World()
+        return bootstrap.world if isinstance(bootstrap, agent_client.ElasticBootstrap) else World()
 
 
 def _record(before: World, now: World) -> None:

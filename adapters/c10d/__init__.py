@@ -41,4 +41,4 @@ def register() -> None:
 def _stepped(*_: Any) -> None:
     """Called after every step of every optimizer; the first one tells."""
     if unmet.is_open():
-        unmet.excuse() if dist.is_initialized() else unmet.tell_training()
+        unmet.mark_met() if dist.is_initialized() else unmet.warn_if_unmet()

@@ -38,13 +38,13 @@ from farandole.start import launchers, torchrun, unmet
 from farandole.start.bootstrap import (
     REMEDY,
     Bootstrap,
-    Farewell,
+    Goodbye,
+    Goodbyes,
     Left,
-    Parting,
     SocketBootstrap,
 )
+from farandole.start.connection import is_here
 from farandole.start.launchers import TORCHRUN
-from farandole.start.line import is_here
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import SECRET, job_secret, mac, remedy
 from farandole.start.session import Refused
@@ -74,7 +74,7 @@ def has_launcher() -> bool:
 def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
     """What env:// gives where farandole's ranks find each other; None where nothing says who they
     are. Collective. Raises ValueError where `asked`, a "rank" or "world_size", is not theirs."""
-    unmet.excuse()
+    unmet.mark_met()
     if not (topology.is_initialized() or has_launcher()):
         return None
     runtime.init()
@@ -217,10 +217,10 @@ class StoreBootstrap(SocketBootstrap):
                     raise
             return self._store.get(key) if self._store.check([key]) else b""
 
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """Leaves without a farewell, since the same ranks may meet again."""
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
+        """Leaves without a goodbye, since the same ranks may meet again."""
         self.hang_up()
-        return Parting(farewell, lambda: None)  # the store may have ended with rank 0
+        return Goodbyes(goodbye, lambda: None)  # the store may have ended with rank 0
 
     def hang_up(self) -> None:
         """Leaves without a word; the others notice."""

@@ -17,7 +17,7 @@ from farandole.calls.requests import Call, Op, on_restart, refuse
 from farandole.errors import warn
 from farandole.process_sets import form_process_set
 from farandole.start import launchers
-from farandole.start.agency import AGENT
+from farandole.start.agent_client import AGENT
 
 __all__ = ["create", "split"]
 

@@ -20,7 +20,7 @@ from keras.src import api_export
 from farandole.calls.arguments import check, check_compression, factors_of, shown
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average
-from farandole.start.agency import may_grow
+from farandole.start.agent_client import may_grow
 from farandole.topology import is_initialized, size
 
 

@@ -21,7 +21,7 @@ from farandole.calls.requests import Scope
 from farandole.equality import VerifyPolicy
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
-from farandole.start.agency import may_grow
+from farandole.start.agent_client import may_grow
 from farandole.topology import is_initialized, size
 from farandole.torch.arguments import (
     Groups,

@@ -32,9 +32,9 @@ from farandole.launch.job import is_inherited
 from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.messages import Assignment, End, WorkerState, decode, encode
-from farandole.start.agency import AGENT
-from farandole.start.line import Line, reach
-from farandole.start.server import Guest, Server
+from farandole.start.agent_client import AGENT
+from farandole.start.connection import Connection, open_connection
+from farandole.start.server import Client, Server
 
 MODULE = "farandole.launch.agent"  # in the command line of each
 BEAT = 1.0  # seconds between two words to the supervisor
@@ -51,29 +51,29 @@ class _RankListener(Server):
 
     def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
-        self._guest: dict[int, Guest] = {}
+        self._client: dict[int, Client] = {}
         super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
         """Sends to the rank of this number, if it is there."""
 
         def send() -> None:
-            if rank in self._guest:
-                self._send(self._guest[rank], message)
+            if rank in self._client:
+                self._send(self._client[rank], message)
 
-        self.soon(send)
+        self.call_soon(send)
 
-    def _came(self, guest: Guest) -> None:
-        self._guest[guest.rank] = guest
+    def _connected(self, client: Client) -> None:
+        self._client[client.rank] = client
 
-    def _heard(self, guest: Guest, message: bytes) -> None:
+    def _received(self, client: Client, message: bytes) -> None:
         words = json.loads(message)
-        self._events.put(lambda: self._runner.hear_rank(guest.rank, words))
+        self._events.put(lambda: self._runner.hear_rank(client.rank, words))
 
-    def _gone(self, guest: Guest) -> None:
-        if self._guest.get(guest.rank) is guest:  # else the next program has called already
-            del self._guest[guest.rank]
-            self._events.put(lambda: self._runner.rank_hung_up(guest.rank))
+    def _disconnected(self, client: Client) -> None:
+        if self._client.get(client.rank) is client:  # else the next program has called already
+            del self._client[client.rank]
+            self._events.put(lambda: self._runner.rank_hung_up(client.rank))
 
 
 class AgentRunner:
@@ -91,7 +91,7 @@ class AgentRunner:
         self._names: list[str] = []  # by number
         self._processes: dict[str, RankProcess] = {}
         self._blobs: dict[tuple[str, int, int], str] = {}  # which nobody has answered
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._job: dict[str, Any] = {}  # what the supervisor has told of it
         self._over = False
         self._looked = time.monotonic()
@@ -159,7 +159,7 @@ class AgentRunner:
         """Calls the supervisor, again and again; runs on its own thread."""
         while True:
             try:
-                with reach(self._address, bytes.fromhex(self._key)) as line:
+                with open_connection(self._address, bytes.fromhex(self._key)) as line:
                     self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
                     while True:
                         words = json.loads(line.receive())
@@ -168,7 +168,7 @@ class AgentRunner:
                 pass
             time.sleep(BEAT / 5)
 
-    def _found(self, line: Line) -> None:
+    def _found(self, line: Connection) -> None:
         self._line = line
         for key, data in self._blobs.items():
             self._tell(["blob", *key, data])

@@ -13,14 +13,14 @@ import cloudpickle
 
 from farandole.launch.result_server import KEY, Outcome
 from farandole.start import launchers
-from farandole.start.line import reach
+from farandole.start.connection import open_connection
 
 
 def main(address: str) -> None:
     """Fetches the function, calls it, sends its result or exception. Raises the exception too, so
     that the other ranks fail as with any failing rank."""
     key = bytes.fromhex(os.environ.pop(KEY))
-    with reach(address, key, launchers.launched_rank()) as server:
+    with open_connection(address, key, launchers.launched_rank()) as server:
         work = server.receive()
         try:
             search_path, function = pickle.loads(work)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from farandole.start.server import Guest, Server
+from farandole.start.server import Client, Server
 
 KEY = "FARANDOLE_RUN_KEY"  # the variable with the key; arguments would be visible to other users
 
@@ -44,19 +44,19 @@ class ResultServer(Server):
     def wait(self, seconds: float) -> None:
         """After the ranks have ended: waits for results under way, `seconds` for each at most."""
         with self.changed:
-            self.changed.wait_for(lambda: not self._guests, seconds * len(self._guests))
+            self.changed.wait_for(lambda: not self._clients, seconds * len(self._clients))
 
-    def _came(self, guest: Guest) -> None:
+    def _connected(self, client: Client) -> None:
         with self.changed:
-            self.here.add(guest.rank)
+            self.here.add(client.rank)
             self.changed.notify_all()
-        self._send(guest, self._work)
+        self._send(client, self._work)
 
-    def _heard(self, guest: Guest, message: bytes) -> None:
+    def _received(self, client: Client, message: bytes) -> None:
         with self.changed:
-            self.outcomes[guest.rank] = Outcome.decode(message)
+            self.outcomes[client.rank] = Outcome.decode(message)
             self.changed.notify_all()
 
-    def _gone(self, guest: Guest) -> None:
+    def _disconnected(self, client: Client) -> None:
         with self.changed:
             self.changed.notify_all()

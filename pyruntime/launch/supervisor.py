@@ -28,7 +28,7 @@ from farandole.launch.host_list import HostList
 from farandole.launch.job import Job
 from farandole.membership.messages import AgentStatus, decode, encode
 from farandole.membership.scheduler import Policy, Scheduler
-from farandole.start.server import Guest, Server
+from farandole.start.server import Client, Server
 from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
 
@@ -56,26 +56,26 @@ class _AgentListener(Server):
         self._supervisor = supervisor
         super().__init__("listener", here=here)
 
-    def tell(self, guest: Guest, words: list[Any]) -> None:
+    def tell(self, client: Client, words: list[Any]) -> None:
         """Sends to an agent."""
-        self.soon(lambda: self._send(guest, json.dumps(words).encode()))
+        self.call_soon(lambda: self._send(client, json.dumps(words).encode()))
 
-    def _came(self, guest: Guest) -> None:
-        self._supervisor.events.put(lambda: self._supervisor.welcome(guest))
+    def _connected(self, client: Client) -> None:
+        self._supervisor.events.put(lambda: self._supervisor.welcome(client))
 
-    def _heard(self, guest: Guest, message: bytes) -> None:
+    def _received(self, client: Client, message: bytes) -> None:
         what, *rest = _words(message)
         if what == "status":
             (text,) = rest
             status = decode(AgentStatus, text)
-            self._supervisor.events.put(lambda: self._supervisor.hear(guest, status))
+            self._supervisor.events.put(lambda: self._supervisor.hear(client, status))
         else:
             name, world, turn, data = rest
             whose = str(name), int(world), int(turn), str(data)
-            self._supervisor.events.put(lambda: self._supervisor.meet(guest, *whose))
+            self._supervisor.events.put(lambda: self._supervisor.meet(client, *whose))
 
-    def _gone(self, guest: Guest) -> None:
-        self._supervisor.events.put(lambda: self._supervisor.lose(guest))
+    def _disconnected(self, client: Client) -> None:
+        self._supervisor.events.put(lambda: self._supervisor.lose(client))
 
 
 def supervise(job: Job, options: ElasticOptions) -> int:
@@ -128,8 +128,8 @@ class _Supervisor:
         self._job, self._options, self._folder = job, options, folder.path
         self._cwd = str(Path.cwd())  # once: somebody may remove it
         self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
-        self._allgathers: Allgathers[Guest] = Allgathers()
-        self._guests: dict[str, Guest] = {}  # by agent
+        self._allgathers: Allgathers[Client] = Allgathers()
+        self._clients: dict[str, Client] = {}  # by agent
         self._sent: dict[str, Any] = {}  # by agent: what it was told last
         self._stopped = 0  # the signal that ends the job
         self._deadline = float("inf")  # then ranks are ended that do not leave
@@ -153,8 +153,8 @@ class _Supervisor:
                     beat = time.monotonic() + BEAT
                     self._look(host_list, agents)
                 self._step(due)
-            for guest in self._guests.values():
-                self.listener.tell(guest, ["over"])
+            for client in self._clients.values():
+                self.listener.tell(client, ["over"])
             agents.wait()
         return self._code(self._scheduler.outcome)
 
@@ -180,10 +180,10 @@ class _Supervisor:
             self._scheduler.ending.fail(str(reason))
             return
         for agent, wanted in told.items():
-            new = wanted.ranks, wanted.view
-            if (due or self._sent.get(agent) != new) and agent in self._guests:
+            new = wanted.workers, wanted.view
+            if (due or self._sent.get(agent) != new) and agent in self._clients:
                 self._sent[agent] = new
-                self.listener.tell(self._guests[agent], ["wanted", encode(wanted)])
+                self.listener.tell(self._clients[agent], ["wanted", encode(wanted)])
             self._allgathers.begin(wanted.view.world)
         for line in self._scheduler.log:
             say(line)
@@ -206,7 +206,7 @@ class _Supervisor:
 
     # ---- agents
 
-    def welcome(self, guest: Guest) -> None:
+    def welcome(self, client: Client) -> None:
         """An agent has called. Whoever is between may read this: the ranks' environment, which may
         hold secrets, comes to agents from whoever starts them."""
         job, options = self._job, self._options
@@ -219,23 +219,23 @@ class _Supervisor:
             "tag": job.tag,
             "timestamp": job.timestamp,
         }
-        self.listener.tell(guest, ["job", told])
+        self.listener.tell(client, ["job", told])
 
-    def hear(self, guest: Guest, status: AgentStatus) -> None:
+    def hear(self, client: Client, status: AgentStatus) -> None:
         """An agent has said this."""
-        self._guests[status.agent] = guest
+        self._clients[status.agent] = client
         self._scheduler.receive(status, time.monotonic())
 
-    def meet(self, guest: Guest, name: str, world: int, turn: int, data: str) -> None:
+    def meet(self, client: Client, name: str, world: int, turn: int, data: str) -> None:
         """A rank of this agent's brings its part of an allgather."""
-        self._allgathers.put(guest, name, world, turn, data)
+        self._allgathers.put(client, name, world, turn, data)
         for other, answer in self._allgathers.answers():
             self.listener.tell(other, answer)
 
-    def lose(self, guest: Guest) -> None:
+    def lose(self, client: Client) -> None:
         """Its connection has ended."""
-        for name in [name for name, other in self._guests.items() if other is guest]:
-            del self._guests[name]
+        for name in [name for name, other in self._clients.items() if other is client]:
+            del self._clients[name]
             self._sent.pop(name, None)
             self._scheduler.workers.disconnect(name)
 

@@ -183,7 +183,7 @@ class Scheduler:
 
     # ---- worlds
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """True if the present world can make no more commits."""
         known = {worker.name: worker for worker in self.workers.all()}
         members = self._record.world.members

@@ -20,7 +20,7 @@ from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError, ranks_text
 from farandole.start import ancestry, launchers, places, rendezvous, torchrun
 from farandole.start.families import family
-from farandole.start.launchers import TORCHRUN, Launcher
+from farandole.start.launchers import TORCHRUN, LauncherVariables
 from farandole.start.secret import SECRET, SECRET_FILE, mac
 from farandole.start.session import Refused
 from farandole.start.siblings import Siblings
@@ -36,48 +36,48 @@ REMEDY = (
 )
 
 
-class Coming(Enum):
+class Rejoin(Enum):
     """Whether a rank that leaves will take part in the next init()."""
 
-    ANEW = "a"  # at once: elastic training restarts
-    PERHAPS = "p"  # if its program calls init() again
+    NOW = "a"  # at once: elastic training restarts
+    MAYBE = "p"  # if its program calls init() again
     NEVER = "n"  # its process ends
 
 
 @dataclass(frozen=True)
-class Farewell:
+class Goodbye:
     """What a rank tells the others when it leaves."""
 
-    coming: Coming
+    rejoin: Rejoin
     cause: str = ""  # why it leaves; empty: it has finished normally
 
     BYTES = 512
 
     def encode(self) -> bytes:
         """A fixed number of bytes; texts are cut."""
-        text = (self.coming.value + self.cause).encode()[: self.BYTES]
+        text = (self.rejoin.value + self.cause).encode()[: self.BYTES]
         return text.ljust(self.BYTES, b"\0")
 
     @classmethod
-    def decode(cls, data: bytes) -> Farewell:
+    def decode(cls, data: bytes) -> Goodbye:
         """The inverse of encode()."""
         text = data.rstrip(b"\0").decode(errors="ignore")
-        return cls(Coming(text[0]), text[1:])
+        return cls(Rejoin(text[0]), text[1:])
 
 
-class Parting:
+class Goodbyes:
     """The farewells of the ranks that have left a job."""
 
-    def __init__(self, own: Farewell, all_said: Callable[[], list[Farewell] | None]) -> None:
-        """`all_said` returns all farewells by rank; None while some are missing."""
+    def __init__(self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None]) -> None:
+        """`received_all` returns all farewells by rank; None while some are missing."""
         self._own = own
-        self._all_said = all_said
+        self._received_all = received_all
 
     def check(self, expected: Callable[[int], bool] = lambda rank: True) -> None:
         """Raises PeerError if a rank that is `expected` at the next init() will not take part."""
-        for rank, other in enumerate(self._all_said() or ()):
-            ends = other.coming is Coming.NEVER
-            ends |= self._own.coming is Coming.ANEW and other.coming is Coming.PERHAPS
+        for rank, other in enumerate(self._received_all() or ()):
+            ends = other.rejoin is Rejoin.NEVER
+            ends |= self._own.rejoin is Rejoin.NOW and other.rejoin is Rejoin.MAYBE
             if ends and expected(rank):
                 cause = other.cause or "it has finished normally"
                 raise PeerError(
@@ -147,7 +147,7 @@ class Bootstrap(ABC):
         return 0
 
     @abstractmethod
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Leaves after the core has shut down; waits for GRACE at most.
 
         `failed`: this rank has failed; `broken`: the job had already ended by a failure.
@@ -176,8 +176,8 @@ class _Solo(Bootstrap):
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         return [data]
 
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        return Parting(farewell, lambda: [farewell])
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
+        return Goodbyes(goodbye, lambda: [goodbye])
 
     def abandon(self, reason: BaseException) -> None:
         pass
@@ -249,16 +249,16 @@ class SocketBootstrap(Bootstrap):
         except ConnectionError as error:
             raise Left(f"init(): another rank has left while the ranks met: {error}") from error
 
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """Says farewell to the ranks that leave within GRACE, and hangs up."""
-        said: list[Farewell] | None = None
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
+        """Says goodbye to the ranks that leave within GRACE, and hangs up."""
+        said: list[Goodbye] | None = None
         try:
-            answers = rendezvous.exchange(self._connection, farewell.encode(), GRACE)
-            said = [Farewell.decode(answer) for answer in answers]
+            answers = rendezvous.exchange(self._connection, goodbye.encode(), GRACE)
+            said = [Goodbye.decode(answer) for answer in answers]
         except (OSError, rendezvous.NotAll):
             pass  # a rank is dead, or has not left yet
         self._connection.close()
-        return Parting(farewell, lambda: said)
+        return Goodbyes(goodbye, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
         """Hangs up in the middle of init()."""
@@ -326,10 +326,10 @@ def _between_hosts(seconds: float) -> Bootstrap:
     return of_torchrun(seconds)
 
 
-def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
+def connect(comm: Any = None, goodbyes: Goodbyes | None = None) -> Bootstrap:
     """Makes the Bootstrap that fits how this process was started; collective.
 
-    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Raises
+    `comm` as in init(), or the Bootstrap itself; `goodbyes`: how they left the last job. Raises
     ShutdownError in the child of a rank, LibraryError where launchers promise more ranks than can
     meet, ValueError for a wrong `comm`, StallError naming the ranks that do not come, PeerError for
     those that can't.
@@ -342,9 +342,9 @@ def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
     if address == "none":
         return _Solo()
     ancestry.claim()
-    from farandole.start import agency
+    from farandole.start import agent_client
 
-    if (agent := agency.connect()) is not None:
+    if (agent := agent_client.connect()) is not None:
         if comm:
             raise ValueError("init(comm=...) needs MPI; farandole run --elastic starts without it")
         return _Solo() if agent.alone else agent.meet()
@@ -352,14 +352,14 @@ def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
     if address or launcher is TORCHRUN:
         if comm:
             raise ValueError("init(comm=...) needs MPI; this job was started without it")
-        if parting is not None:
-            parting.check()
+        if goodbyes is not None:
+            goodbyes.check()
         return _of_address(address, _seconds()) if address else _of_torchrun(_seconds())
     launchers.check()
-    return _of_mpi(comm, launcher, parting)
+    return _of_mpi(comm, launcher, goodbyes)
 
 
-def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap:
+def _of_mpi(comm: Any, launcher: LauncherVariables, goodbyes: Goodbyes | None) -> Bootstrap:
     from farandole.start import mpi_ranks
 
     promised = launcher.size
@@ -368,7 +368,7 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap
     except ImportError as reason:
         if comm:
             raise ValueError("init(comm=...) needs MPI, and mpi4py finds none") from reason
-        return _without_mpi(launcher, parting, reason)
+        return _without_mpi(launcher, goodbyes, reason)
     found = mpi.COMM_WORLD.Get_size()
     if promised > found:
         library = mpi.Get_library_version().split("\n")[0].strip("\x00 ")
@@ -379,17 +379,19 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap
             "the mpirun of that library (`python -m mpi4py --mpi-lib-version`; under Slurm "
             f"try `srun --mpi={srun}`); {launchers.ALONE}"
         )
-    return mpi_ranks.Mpi(mpi, comm, parting, _seconds())
+    return mpi_ranks.Mpi(mpi, comm, goodbyes, _seconds())
 
 
-def _without_mpi(launcher: Launcher, parting: Parting | None, reason: ImportError) -> Bootstrap:
+def _without_mpi(
+    launcher: LauncherVariables, goodbyes: Goodbyes | None, reason: ImportError
+) -> Bootstrap:
     """The ranks of a launcher, or a world of one where it tells of no others."""
     if launcher.size <= 1:
         return _Solo()
     if places.stand_in(launcher):
         ancestry.renew()
-        if parting is not None:
-            parting.check()
+        if goodbyes is not None:
+            goodbyes.check()
         return _of_torchrun(_seconds())
     raise LibraryError(
         f"{launcher} started {launcher.size} processes, but mpi4py cannot load MPI: {reason}. "

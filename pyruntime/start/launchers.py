@@ -16,7 +16,7 @@ ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever v
 
 
 @dataclass(frozen=True)
-class Launcher:
+class LauncherVariables:
     """By which variables it tells that. Several have spaces between them."""
 
     name: str
@@ -55,32 +55,32 @@ class Launcher:
         return f"{self.name} ({self.size_variable})"
 
 
-FARANDOLE = Launcher(
+FARANDOLE = LauncherVariables(
     *("farandole", "FARANDOLE_SIZE", "FARANDOLE_RANK"),
     marks="FARANDOLE_RENDEZVOUS FARANDOLE_AGENT",
     job="FARANDOLE_RENDEZVOUS",
     leaves="FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$",
 )
-TORCHRUN = Launcher(
+TORCHRUN = LauncherVariables(
     *("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     marks="RANK",
     job="MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT",
     leaves="TORCHELASTIC_|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$",
 )
-SRUN = Launcher(
+SRUN = LauncherVariables(
     *("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     *("SLURM_STEP_ID", "SLURM_JOB_ID SLURM_STEP_ID"),
 )
 LAUNCHERS = (
     FARANDOLE,
-    Launcher(
+    LauncherVariables(
         *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         *("OMPI_COMM_WORLD_RANK PMIX_RANK", "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid"),
         r"PMIX_(?!MCA_)|OMPI_(COMM_WORLD_|FILE_|FIRST_RANKS|UNIVERSE)|PRTE_LAUNCHED",
     ),
-    Launcher(
+    LauncherVariables(
         *("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
         "MPI_LOCALRANKID PMI_LOCAL_RANK PALS_LOCAL_RANKID",
         "MPI_LOCALNRANKS PMI_LOCAL_SIZE",  # Hydra's, and PALS's
@@ -90,7 +90,7 @@ LAUNCHERS = (
     TORCHRUN,
     SRUN,
 )
-_NONE = Launcher("no launcher", "", "")
+_NONE = LauncherVariables("no launcher", "", "")
 
 
 def names(*columns: str) -> list[str]:
@@ -128,7 +128,7 @@ def complete() -> None:
         os.environ.update({name: value for name, value in place.items() if not told[name]})
 
 
-def launcher() -> Launcher:
+def launcher() -> LauncherVariables:
     """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only, or
     of torchrun's agents."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)

@@ -22,7 +22,7 @@ from farandole._library import check_count, ffi, lib
 from farandole.config import home_for_mpi
 from farandole.errors import FarandoleError, LibraryError
 from farandole.start import leaving, limits, siblings
-from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
+from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Goodbye, Goodbyes
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.secret import job_secret
 from farandole.trust import safe_working_folder
@@ -39,7 +39,7 @@ class Mpi(Bootstrap):
     _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
 
-    def __init__(self, mpi: Any, comm: Any, parting: Parting | None, seconds: float) -> None:
+    def __init__(self, mpi: Any, comm: Any, goodbyes: Goodbyes | None, seconds: float) -> None:
         """`comm`: an mpi4py communicator, a list of world ranks, or None for the world.
 
         Raises ValueError on ranks that are not in the list. Collective over the members.
@@ -52,7 +52,7 @@ class Mpi(Bootstrap):
         everyone = range(base.Get_size()) if members is None else members
         # Only bootstraps on the world are numbered: the user's communicators come and go.
         number = (key, Mpi._begun[key]) if base is mpi.COMM_WORLD else None
-        check = _check(mpi, parting, base, everyone)
+        check = _check(mpi, goodbyes, base, everyone)
         self._wait = Wait(Notes(mpi, base, everyone, number), seconds, check)
         try:
             check()
@@ -156,19 +156,19 @@ class Mpi(Bootstrap):
         if mpi.COMM_SELF.Get_attr(Mpi._keyval) is None:
             mpi.COMM_SELF.Set_attr(Mpi._keyval, leave)
 
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Waits up to GRACE until all ranks have left too, since MPI_Finalize would wait forever.
 
         If this rank failed and others live on, MPI ends the job. If the job is broken and others do
         not leave, they may be unreachable: see end_stranded.
         """
         if self.mpi.Is_finalized():
-            return Parting(farewell, lambda: None)
+            return Goodbyes(goodbye, lambda: None)
         group = self._comm.Get_group()
-        said = bytearray(Farewell.BYTES * self.size)
+        said = bytearray(Goodbye.BYTES * self.size)
 
         try:
-            everyone = self._comm.Iallgather(farewell.encode(), said)
+            everyone = self._comm.Iallgather(goodbye.encode(), said)
             if _completes(everyone.Test, GRACE):
                 self._comm.Free()
             elif failed:
@@ -176,16 +176,16 @@ class Mpi(Bootstrap):
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
         except self.mpi.Exception:  # a rank is dead: the communicator stays as it is
-            return _MpiParting(farewell, lambda: None, group)
+            return _MpiGoodbyes(goodbye, lambda: None, group)
 
-        def all_said() -> list[Farewell] | None:
+        def received_all() -> list[Goodbye] | None:
             with contextlib.suppress(self.mpi.Exception):
                 if everyone.Test():
-                    parts = range(0, len(said), Farewell.BYTES)
-                    return [Farewell.decode(bytes(said[at : at + Farewell.BYTES])) for at in parts]
+                    parts = range(0, len(said), Goodbye.BYTES)
+                    return [Goodbye.decode(bytes(said[at : at + Goodbye.BYTES])) for at in parts]
             return None
 
-        return _MpiParting(farewell, all_said, group)
+        return _MpiGoodbyes(goodbye, received_all, group)
 
     def abandon(self, reason: BaseException) -> None:
         """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
@@ -207,13 +207,13 @@ class Mpi(Bootstrap):
             abort(mpi, mpi.COMM_WORLD.Get_rank())
 
 
-class _MpiParting(Parting):
-    """A Parting that knows the ranks' processes, since the next world may have fewer."""
+class _MpiGoodbyes(Goodbyes):
+    """A Goodbyes that knows the ranks' processes, since the next world may have fewer."""
 
     def __init__(
-        self, own: Farewell, all_said: Callable[[], list[Farewell] | None], group: Any
+        self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None], group: Any
     ) -> None:
-        super().__init__(own, all_said)
+        super().__init__(own, received_all)
         self.group = group
 
 
@@ -227,14 +227,14 @@ def _secret() -> bytes:
 
 
 def _check(
-    mpi: Any, parting: Parting | None, base: Any, members: Iterable[int]
+    mpi: Any, goodbyes: Goodbyes | None, base: Any, members: Iterable[int]
 ) -> Callable[[], None]:
     """Returns a check that raises PeerError once a member has said that it will not come."""
-    if not isinstance(parting, _MpiParting):
+    if not isinstance(goodbyes, _MpiGoodbyes):
         return lambda: None
-    places = mpi.Group.Translate_ranks(parting.group, None, base.Get_group())
+    places = mpi.Group.Translate_ranks(goodbyes.group, None, base.Get_group())
     wanted = set(members)
-    known = parting
+    known = goodbyes
     return lambda: known.check(lambda rank: places[rank] in wanted)
 
 

@@ -52,7 +52,7 @@ class Notes:
                 self._heard[status.Get_source()] = (kind, text)
         return {rank: said for rank, said in self._heard.items() if said[0] != "back"}
 
-    def roll_call(self) -> list[int]:
+    def silent_ranks(self) -> list[int]:
         """Tells the others that this rank has waited too long; returns those that stay silent."""
         self.tell("waited")
         deadline = time.monotonic() + _ROLL_CALL
@@ -98,7 +98,7 @@ class Wait:
 
     def _give_up(self, when: str) -> NoReturn:
         self.told = True
-        missing = self.notes.roll_call()
+        missing = self.notes.silent_ranks()
         if missing:
             raise StallError(
                 f"init(): {ranks_text(missing)} did not come to the rendezvous of all ranks "

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from farandole.start.launchers import SRUN, Launcher
+from farandole.start.launchers import SRUN, LauncherVariables
 
 REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
@@ -19,7 +19,7 @@ _STARTS = (SRUN.job.split(), ["PALS_APID"])  # all told: one start of ranks
 _PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
 
 
-def stand_in(found: Launcher) -> bool:
+def stand_in(found: LauncherVariables) -> bool:
     """Sets torchrun's variables, those that are missing, where this launcher's own say all that
     ranks without MPI need to meet. False, with nothing set, where they do not."""
     place = {name: str(value) for name, value in found.place.items()}

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from farandole.start.line import Line, limit_calls, reach
-from farandole.start.server import Guest, Server
+from farandole.start.connection import Connection, limit_calls, open_connection
+from farandole.start.server import Client, Server
 
 _LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
@@ -33,13 +33,13 @@ class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Line:
-    """A line to the server, as `rank`. Raises as reach() does."""
-    return reach(address, secret, rank, min(seconds, _SECONDS))
+def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Connection:
+    """A line to the server, as `rank`. Raises as open_connection() does."""
+    return open_connection(address, secret, rank, min(seconds, _SECONDS))
 
 
 def exchange(
-    line: Line, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
+    line: Connection, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
 ) -> list[bytes]:
     """Sends `data`; returns what each rank sent, in rank order.
 
@@ -59,7 +59,7 @@ def exchange(
     return [bytes.fromhex(each) for each in answer]
 
 
-def _answer(line: Line, seconds: float, check: Callable[[], None]) -> Any:
+def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
     """The server's; None if it is not there in time."""
     deadline = time.monotonic() + seconds
     while True:
@@ -97,21 +97,21 @@ class RendezvousServer(Server):
         connection.setblocking(True)
         limit_calls(connection, _SERVER_SECONDS)
 
-    def _admits(self, guest: Guest) -> bool:
-        return guest.rank < self.size
+    def _admits(self, client: Client) -> bool:
+        return client.rank < self.size
 
-    def _came(self, guest: Guest) -> None:
-        if [other.rank for other in self._guests].count(guest.rank) > 1:
+    def _connected(self, client: Client) -> None:
+        if [other.rank for other in self._clients].count(client.rank) > 1:
             raise ValueError("two say that they are this rank")  # so all hear of it
 
-    def _heard(self, guest: Guest, message: bytes) -> None:
+    def _received(self, client: Client, message: bytes) -> None:
         said = json.loads(message)
         if said is None:
-            if guest.rank in self._said:  # else the round has ended meanwhile
+            if client.rank in self._said:  # else the round has ended meanwhile
                 missing = (rank for rank in range(self.size) if rank not in self._said)
                 self._answer(", ".join(f"rank {rank}" for rank in missing))
             return
-        self._said[guest.rank] = said
+        self._said[client.rank] = said
         if len(self._said) == self.size:
             self.rounds += 1
             self._answer([self._said[rank] for rank in range(self.size)])
@@ -121,11 +121,11 @@ class RendezvousServer(Server):
         """To all that wait, to rank 0 last: the server may be in its process, which may end at once
         then."""
         message = json.dumps(answer).encode()
-        for guest in sorted(self._guests, key=lambda guest: -guest.rank):
-            if guest.rank in self._said:
-                self._send(guest, message)
+        for client in sorted(self._clients, key=lambda client: -client.rank):
+            if client.rank in self._said:
+                self._send(client, message)
 
-    def _gone(self, guest: Guest) -> None:
+    def _disconnected(self, client: Client) -> None:
         self._said.clear()
-        for other in list(self._guests):
+        for other in list(self._clients):
             self._forget(other)

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from farandole._library import lib, read_string
 from farandole.start import sockets
+from farandole.start.connection import is_of_this_user
 from farandole.start.forks import not_inherited
-from farandole.start.line import is_of_this_user
 from farandole.start.session import SECRET_BYTES, Session
 
 _LEAST = 0.05  # seconds that a stranger has before it goes for another one, in the kernel too
@@ -34,13 +34,13 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 S = TypeVar("S", bound="Server")
 
 
-class Guest:
+class Client:
     """A caller. It is a stranger until it has proved itself."""
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
-        self.came = time.monotonic()
-        self.least = self.came + _LEAST - _waited(connection)  # it stays until then in any case
+        self.connected_at = time.monotonic()
+        self.least = self.connected_at + _LEAST - _waited(connection)  # is kept until then
 
     @property
     def rank(self) -> int:
@@ -54,7 +54,7 @@ class Server:
 
     expected = 0  # ranks that may call at once
     patience = 5.0  # seconds that a caller has until it has proved itself
-    strangers = 64  # callers that may be there without a proof, beside those that are expected
+    max_pending = 64  # callers that may be there without a proof, beside those that are expected
 
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
@@ -67,14 +67,14 @@ class Server:
         path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
         listeners = [sockets.listen_at(path)]
-        self.address = path  # as reach() takes it
+        self.address = path  # as open_connection() takes it
         if not here:
             listeners.append(_tcp_listener())
             places = ",".join([path, *_numbers()])
             self.address = f"{places}:{listeners[1].getsockname()[1]}"
         self._listeners = listeners
-        self._strangers: dict[Guest, None] = {}  # in the order in which they came
-        self._guests: dict[Guest, None] = {}
+        self._pending: dict[Client, None] = {}  # in the order of arrival
+        self._clients: dict[Client, None] = {}
         self._accepts, self._resumes = False, 0.0  # whether calls are taken; when they are again
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -103,7 +103,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def soon(self, action: Callable[[], object]) -> None:
+    def call_soon(self, action: Callable[[], object]) -> None:
         """Has the server's thread call `action`; from any thread."""
         self._todo.put(action)
         with contextlib.suppress(OSError):  # enough wakes are under way, or the server is closed
@@ -111,19 +111,19 @@ class Server:
 
     # ---- what a server is for
 
-    def _admits(self, guest: Guest) -> bool:
+    def _admits(self, client: Client) -> bool:
         """True if a caller who has proved itself may come in as the rank that it says."""
         return True
 
-    def _came(self, guest: Guest) -> None:
-        """A rank has come. ValueError and OSError, here and in _heard(), end its connection."""
+    def _connected(self, client: Client) -> None:
+        """A rank has come. ValueError and OSError, here and in _received(), end its connection."""
         return
 
-    def _heard(self, guest: Guest, message: bytes) -> None:
+    def _received(self, client: Client, message: bytes) -> None:
         """A rank has sent this."""
         raise ValueError("nobody asked for it")
 
-    def _gone(self, guest: Guest) -> None:
+    def _disconnected(self, client: Client) -> None:
         """A rank's connection has ended; not called when this closes."""
         return
 
@@ -134,8 +134,8 @@ class Server:
             while self._step():
                 pass
         finally:
-            for guest in [*self._strangers, *self._guests]:
-                self._forget(guest)
+            for client in [*self._pending, *self._clients]:
+                self._forget(client)
             self._selector.close()
             for end in (*self._listeners, self._wake_reader):
                 end.close()
@@ -145,10 +145,10 @@ class Server:
         self._listen()
         ready = self._selector.select(self._time_left())
         for key, events in ready:  # first: whoever proves itself now is no stranger any more
-            if isinstance(key.data, Guest):
-                self._attend(key.data, events)
+            if isinstance(key.data, Client):
+                self._transfer(key.data, events)
         now = time.monotonic()
-        while self._strangers and self._oldest().came + self.patience <= now:
+        while self._pending and self._oldest().connected_at + self.patience <= now:
             self._forget(self._oldest())
         for key, _ in ready:  # last: one who calls again leaves first
             if key.fileobj is self._wake_reader:
@@ -160,14 +160,14 @@ class Server:
                 self._accept(key.fileobj)
         return True
 
-    def _oldest(self) -> Guest:
-        return next(iter(self._strangers))
+    def _oldest(self) -> Client:
+        return next(iter(self._pending))
 
-    def _superfluous(self) -> Guest:
+    def _to_drop(self) -> Client:
         """The stranger that goes for another one: the oldest that is silent. If all have said their
         hello, any: the oldest would be one that is far away, as honest callers may be."""
-        silent = (guest for guest in self._strangers if not guest.session.greeted)
-        return next(silent, None) or random.choice([*self._strangers])
+        silent = (client for client in self._pending if not client.session.greeted)
+        return next(silent, None) or random.choice([*self._pending])
 
     def _listen(self) -> None:
         """Takes calls, or leaves them to the kernel for a moment."""
@@ -183,100 +183,100 @@ class Server:
 
     def _time_left(self) -> float | None:
         due = [] if self._accepts else [self._resumes]
-        due += [self._oldest().came + self.patience] if self._strangers else []
+        due += [self._oldest().connected_at + self.patience] if self._pending else []
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self, listener: socket.socket) -> None:
-        if len(self._strangers) >= self.strangers + self.expected:
-            guest = self._superfluous()
-            self._resumes = guest.least
+        if len(self._pending) >= self.max_pending + self.expected:
+            client = self._to_drop()
+            self._resumes = client.least
             if self._resumes > time.monotonic():
                 return
-            self._forget(guest)
+            self._forget(client)
         try:
             connection, _ = listener.accept()
         except OSError as reason:
             if reason.errno in _SHORT:
                 self._resumes = time.monotonic() + _PAUSE
-                if self._strangers:
-                    self._forget(self._superfluous())
+                if self._pending:
+                    self._forget(self._to_drop())
             return
-        guest = Guest(not_inherited(connection), Session(self._secret))
+        client = Client(not_inherited(connection), Session(self._secret))
         try:
             if connection.family == socket.AF_UNIX and not is_of_this_user(connection):
                 raise PermissionError
             self._prepare(connection)
-            self._selector.register(connection, _READ, guest)
+            self._selector.register(connection, _READ, client)
         except OSError:
             connection.close()
             return
-        self._strangers[guest] = None
+        self._pending[client] = None
 
     def _prepare(self, connection: socket.socket) -> None:
         """Sets the options of a connection that has just been made."""
         connection.setblocking(False)
 
-    def _attend(self, guest: Guest, events: int) -> None:
+    def _transfer(self, client: Client, events: int) -> None:
         """Reads and writes what is possible."""
-        if guest not in self._strangers and guest not in self._guests:
+        if client not in self._pending and client not in self._clients:
             return  # it had to go a moment ago
         try:
             if events & _READ:
-                data = guest.connection.recv(_CHUNK)
+                data = client.connection.recv(_CHUNK)
                 if not data:
                     raise EOFError
-                messages = guest.session.receive(data)
-                if guest.session.proved and guest in self._strangers:
-                    if not self._admits(guest):
+                messages = client.session.receive(data)
+                if client.session.proved and client in self._pending:
+                    if not self._admits(client):
                         raise ValueError("no rank of this job")
-                    del self._strangers[guest]
-                    self._guests[guest] = None
-                    self._flush(guest)  # this end's proof, whatever comes of it
-                    self._came(guest)
+                    del self._pending[client]
+                    self._clients[client] = None
+                    self._flush(client)  # this end's proof, whatever comes of it
+                    self._connected(client)
                 for message in messages:
-                    if guest in self._guests:  # no earlier message has ended its connection
-                        self._heard(guest, message)
-            self._flush(guest)
+                    if client in self._clients:  # no earlier message has ended its connection
+                        self._received(client, message)
+            self._flush(client)
         except BlockingIOError:
             return
         except (OSError, EOFError, ValueError):
-            self._hang_up(guest)
+            self._hang_up(client)
 
-    def _flush(self, guest: Guest) -> None:
+    def _flush(self, client: Client) -> None:
         """Writes what the system takes; the rest when it takes more."""
-        if guest not in self._strangers and guest not in self._guests:
+        if client not in self._pending and client not in self._clients:
             return
-        outgoing = guest.session.outgoing
+        outgoing = client.session.outgoing
         with contextlib.suppress(BlockingIOError):
             while outgoing:
-                sent = guest.connection.send(outgoing[:_CHUNK])
+                sent = client.connection.send(outgoing[:_CHUNK])
                 del outgoing[:sent]
         wanted = _READ | _WRITE if outgoing else _READ
-        if self._selector.get_key(guest.connection).events != wanted:
-            self._selector.modify(guest.connection, wanted, guest)
+        if self._selector.get_key(client.connection).events != wanted:
+            self._selector.modify(client.connection, wanted, client)
 
-    def _hang_up(self, guest: Guest) -> None:
-        known = guest in self._guests
-        self._forget(guest)
+    def _hang_up(self, client: Client) -> None:
+        known = client in self._clients
+        self._forget(client)
         if known:
-            self._gone(guest)
+            self._disconnected(client)
 
-    def _forget(self, guest: Guest) -> None:
+    def _forget(self, client: Client) -> None:
         """Closes one connection, without a word to anybody; once."""
-        if guest in self._strangers or guest in self._guests:
-            self._strangers.pop(guest, None)
-            self._guests.pop(guest, None)
-            self._selector.unregister(guest.connection)
-            guest.connection.close()
+        if client in self._pending or client in self._clients:
+            self._pending.pop(client, None)
+            self._clients.pop(client, None)
+            self._selector.unregister(client.connection)
+            client.connection.close()
 
-    def _send(self, guest: Guest, message: bytes) -> None:
+    def _send(self, client: Client, message: bytes) -> None:
         """Sends to a rank, now or when it reads; does nothing if it has gone."""
-        if guest in self._guests:
-            guest.session.send(message)
+        if client in self._clients:
+            client.session.send(message)
             try:
-                self._flush(guest)
+                self._flush(client)
             except OSError:
-                self._hang_up(guest)
+                self._hang_up(client)
 
 
 def _tcp_listener() -> socket.socket:
@@ -294,7 +294,7 @@ def _numbers() -> list[str]:
 
 def _waited(connection: socket.socket) -> float:
     """The seconds that the kernel has kept a caller, or its last words: where many silent ones wait
-    there, they are not kept for as long again, and one who has spoken is soon heard."""
+    there, they are not kept for as long again, and one who has spoken is call_soon heard."""
     if connection.family == socket.AF_UNIX:
         return 0.0  # they are this user's
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)

@@ -42,13 +42,13 @@ def is_child() -> bool:
     return parent() is not None or ancestry.is_of_rank()
 
 
-def excuse() -> None:
+def mark_met() -> None:
     """Notes that this process meets the others, or need not."""
     global _open
     _open = False
 
 
-def tell_training() -> None:
+def warn_if_unmet() -> None:
     """Called when a model has been trained for a step."""
     if _open and not _met_by_mpi():
         found = launchers.launcher()
@@ -57,7 +57,7 @@ def tell_training() -> None:
             "an optimizer step without having met the others: each trains its own model. "
         )
         print(text + _REMEDY, file=sys.stderr, flush=True)
-    excuse()
+    mark_met()
 
 
 def _met_by_mpi() -> bool:

@@ -16,8 +16,8 @@ import pytest
 
 import farandole
 from farandole.launch.result_server import ResultServer
-from farandole.start import agency, sockets
-from farandole.start.line import reach
+from farandole.start import agent_client, sockets
+from farandole.start.connection import open_connection
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
 from harness.process import PATIENCE
 
@@ -79,9 +79,9 @@ def test_another_user_listens_in_the_place_of_the_agent(
     stack: ExitStack, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger = of_another_user(stack, place, "listen")
-    monkeypatch.setenv(agency.AGENT, f"{place} 0 1.1")
+    monkeypatch.setenv(agent_client.AGENT, f"{place} 0 1.1")
     with pytest.raises(farandole.LibraryError, match="another user's process"):
-        agency.connect()
+        agent_client.connect()
     assert told(stranger) == "0\n", "it is told nothing"
 
 
@@ -92,7 +92,7 @@ def test_another_user_calls(stack: ExitStack, place: str) -> None:
     Path(place).chmod(0o777)
     stranger = of_another_user(stack, place, "call")
     assert told(stranger) == "b''\n"
-    with reach(door.address, bytes.fromhex(door.key)) as rank:
+    with open_connection(door.address, bytes.fromhex(door.key)) as rank:
         assert rank.receive(PATIENCE) == b"work"
 
 
@@ -116,5 +116,5 @@ def test_what_is_no_rank_at_the_rendezvous(stack: ExitStack, number: int) -> Non
     meeting = stack.enter_context(RendezvousServer(1))
     rank = stack.enter_context(connect(meeting.address, 0))
     with pytest.raises(ConnectionError, match=r"hung up|reset"):
-        reach(meeting.address, b"", number)
+        open_connection(meeting.address, b"", number)
     assert exchange(rank, b"mine") == [b"mine"]

@@ -198,7 +198,8 @@ ends = SimpleQueue()
 for script in ("exit 5", "kill -PIPE $$", "kill -KILL -$$"):  # the last needs a group of its own
     process = RankProcess(["sh", "-c", script], dict(os.environ), str, ends.put)
     print("rank", ends.get(), flush=True)
-with AgentProcesses(Job(("true",), 1), Path("nowhere").absolute(), "/nowhere 00 00", 30.0) as agents:
+folder = Path("nowhere").absolute()
+with AgentProcesses(Job(("true",), 1), folder, "/nowhere 00 00", 30.0) as agents:
     agents.tend((), False, Workers(5.0, (10.0, 600.0)))
     print("agent", flush=True)
 """

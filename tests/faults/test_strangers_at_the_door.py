@@ -22,11 +22,11 @@ from types import SimpleNamespace
 import pytest
 
 from farandole.launch.result_server import Outcome, ResultServer
-from farandole.launch.supervisor import _Door
-from farandole.membership.messages import Status, encode
-from farandole.start import line, server
-from farandole.start.line import reach
-from farandole.start.server import Guest, Server
+from farandole.launch.supervisor import _AgentListener
+from farandole.membership.messages import AgentStatus, encode
+from farandole.start import connection, server
+from farandole.start.connection import open_connection
+from farandole.start.server import Client, Server
 from farandole.start.session import Session
 from harness.mpirun import mpirun
 from harness.process import PATIENCE
@@ -61,7 +61,7 @@ def port_of(address: str) -> int:
 
 def at_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets callers here use TCP: else they go by the door's Unix socket."""
-    monkeypatch.setattr(line, "_is_own", lambda family, number: False)
+    monkeypatch.setattr(connection, "_is_own", lambda family, number: False)
 
 
 # ---- between a rank and its door
@@ -121,13 +121,13 @@ class Hears:
         self.events: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.heard: list[object] = []
 
-    def welcome(self, guest: Guest) -> None:
+    def welcome(self, client: Client) -> None:
         self.heard.append("came")
 
-    def hear(self, guest: Guest, status: Status) -> None:
+    def hear(self, client: Client, status: AgentStatus) -> None:
         self.heard.append(status)
 
-    def lose(self, guest: Guest) -> None:
+    def lose(self, client: Client) -> None:
         self.heard.append("gone")
 
     def next(self) -> object:
@@ -144,13 +144,13 @@ def test_a_relay_between_an_agent_and_its_supervisor(
 ) -> None:
     at_own_addresses(monkeypatch)
     hears = Hears()
-    door = stack.enter_context(_Door(False, hears))  # type: ignore[arg-type]
+    door = stack.enter_context(_AgentListener(False, hears))  # type: ignore[arg-type]
     words = frame(pickle.dumps(marker))
     relay = Relay(port_of(door.address), words, words)
     stack.callback(relay.close)
-    agent = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
+    agent = stack.enter_context(open_connection(relay.address, bytes.fromhex(door.key)))
     assert hears.next() == "came"
-    status = Status("a", 1, "a", 2, ())
+    status = AgentStatus("a", 1, "a", 2, ())
     agent.send(json.dumps(["status", encode(status)]).encode())
     assert hears.next() == status, "a relay that changes nothing is no better than a wire"
     relay.speak()
@@ -172,7 +172,7 @@ def test_a_relay_between_a_rank_and_its_work(
     result = frame(Outcome(pickle.dumps(marker)).encode())
     relay = Relay(port_of(door.address), result, frame(pickle.dumps(marker)))
     stack.callback(relay.close)
-    rank = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
+    rank = stack.enter_context(open_connection(relay.address, bytes.fromhex(door.key)))
     assert rank.receive(PATIENCE) == b"work"
     relay.speak()
     assert relay.done.wait(PATIENCE)
@@ -186,7 +186,7 @@ def test_own_addresses_are_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = f"/nowhere/nobody,127.0.0.1:{stranger.getsockname()[1]}"
         with pytest.raises(ConnectionError, match=r"127\.0\.0\.1: it is this host's own address"):
-            reach(address, bytes(32))
+            open_connection(address, bytes(32))
         stranger.setblocking(False)
         with pytest.raises(BlockingIOError):
             stranger.accept()
@@ -214,7 +214,7 @@ def descriptors() -> int:
 
 def fetch(address: str, key: str, rank: int) -> bytes:
     """What a rank's work is."""
-    with reach(address, bytes.fromhex(key), rank) as there:
+    with open_connection(address, bytes.fromhex(key), rank) as there:
         return there.receive(PATIENCE)
 
 
@@ -227,7 +227,7 @@ def test_a_flood_of_silent_strangers(stack: ExitStack, monkeypatch: pytest.Monke
     strangers = silent(stack, door.address, 300)
     assert [fetch(place, door.key, rank) for rank in range(2)] == [b"work"] * 2
     assert threading.active_count() <= threads
-    assert descriptors() - files - len(strangers) <= Server.strangers + 2 + 2  # it expects 2
+    assert descriptors() - files - len(strangers) <= Server.max_pending + 2 + 2  # it expects 2
     strangers[0].settimeout(PATIENCE)
     assert strangers[0].recv(1) == b"", "the oldest had to go"
     assert fetch(place, door.key, 0) == b"work"
@@ -241,7 +241,7 @@ def test_who_is_slow_is_served_before_who_is_silent(
     at_own_addresses(monkeypatch)
     door = stack.enter_context(ResultServer(2, b"work", False))
     key = bytes.fromhex(door.key)
-    proved = stack.enter_context(reach(f"127.0.0.1:{port_of(door.address)}", key))
+    proved = stack.enter_context(open_connection(f"127.0.0.1:{port_of(door.address)}", key))
     (slow,) = silent(stack, door.address, 1)
     session = Session(key, 1)
     slow.settimeout(PATIENCE)
@@ -268,7 +268,7 @@ def test_a_stranger_has_its_least_time_though_an_older_one_stays(
     now = [100.0]
     monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(ResultServer, "patience", 1e5)
-    monkeypatch.setattr(ResultServer, "strangers", 2)
+    monkeypatch.setattr(ResultServer, "max_pending", 2)
     door = stack.enter_context(ResultServer(1, b"", False))
     (greeted,) = silent(stack, door.address, 1)
     greeted.sendall(Session(bytes(32), 0).outgoing)
@@ -278,7 +278,7 @@ def test_a_stranger_has_its_least_time_though_an_older_one_stays(
 
     for _ in range(6):  # turns of the door's thread
         turned = threading.Event()
-        door.soon(turned.set)
+        door.call_soon(turned.set)
         assert turned.wait(PATIENCE)
     with pytest.raises(BlockingIOError):
         young[0].recv(1, socket.MSG_DONTWAIT)
@@ -329,15 +329,15 @@ SUPERVISOR = """
 import resource, subprocess, sys
 from queue import SimpleQueue
 from types import SimpleNamespace
-from farandole.launch.supervisor import _Door
+from farandole.launch.supervisor import _AgentListener
 
 class Hears:
     events = SimpleQueue()
-    def welcome(self, guest): print("came", flush=True)
-    def lose(self, guest): print("gone", flush=True)
+    def welcome(self, client): print("came", flush=True)
+    def lose(self, client): print("gone", flush=True)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-with _Door(False, Hears()) as door:
+with _AgentListener(False, Hears()) as door:
     print(door.address, door.key, flush=True)
     for line in sys.stdin:
         Hears.events.get()()
@@ -366,7 +366,7 @@ def test_1500_silent_callers_of_a_supervisor(
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(few, 4096)), most))
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, most))
     strangers = silent(stack, address, 1500)
-    with reach(f"127.0.0.1:{port_of(address)}", bytes.fromhex(key)):
+    with open_connection(f"127.0.0.1:{port_of(address)}", bytes.fromhex(key)):
         process.stdin.write("a word\n")
         process.stdin.flush()
         assert process.stdout.readline() == "came\n"
@@ -408,7 +408,7 @@ def test_garbage(
 def test_a_wrong_key(here: bool) -> None:
     with ResultServer(1, b"secret work", here) as door:
         with pytest.raises(ConnectionError, match=r"hung up|reset"):
-            reach(door.address, bytes(32))
+            open_connection(door.address, bytes(32))
         assert not door.here
         assert fetch(door.address, door.key, 0) == b"secret work"
 
@@ -424,11 +424,11 @@ def test_what_no_agent_says(word: bytes) -> None:
     """Of one who knows the key."""
     hears = Hears()
     with (
-        _Door(True, hears) as door,  # type: ignore[arg-type]
-        reach(door.address, bytes.fromhex(door.key)) as guest,
+        _AgentListener(True, hears) as door,  # type: ignore[arg-type]
+        open_connection(door.address, bytes.fromhex(door.key)) as client,
     ):
         assert hears.next() == "came"
-        guest.send(word)
+        client.send(word)
         assert hears.next() == "gone"
 
 

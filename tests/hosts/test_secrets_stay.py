@@ -19,7 +19,7 @@ PROGRAM = """
 import os
 import numpy as np
 import farandole as fd
-from farandole.start import agency
+from farandole.start import agent_client
 from farandole.start.bootstrap import Bootstrap
 
 derived = getattr(Bootstrap, "key", lambda self, *rest: b"")
@@ -30,7 +30,7 @@ def key(self, *rest):
 Bootstrap.key = key
 
 fd.init()
-print("the secret is", agency._agency.secret.hex(), flush=True)
+print("the secret is", agent_client._client.secret.hex(), flush=True)
 total = fd.allreduce(np.array([1.0 + fd.rank()]), op=fd.Sum)[0]
 print(f"rank {fd.rank()} has {os.environ['HF_TOKEN']} {os.environ['MINE']} {total:g}", flush=True)
 """

@@ -87,14 +87,14 @@ def test_a_rank_dies_in_the_first_init(elastic_ranks: Start, turn: int) -> None:
     """The other one's init() goes on with the next one: its process stays."""
     dies = f"""
 import os, signal
-from farandole.start.agency import Agency
+from farandole.start.agent_client import AgentClient
 print("starts", flush=True)
-exchange = Agency.exchange
+exchange = AgentClient.exchange
 def dies(self, world, turn, *rest):
     if world.number == 1 and turn == {turn} and world.members.index(self._member.name) == 1:
         {KILLED}
     return exchange(self, world, turn, *rest)
-Agency.exchange = dies
+AgentClient.exchange = dies
 """
     out = elastic_ranks(dies + training(), 2).finish().check().out
     assert "this rank meets the others again" in out

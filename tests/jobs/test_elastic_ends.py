@@ -111,7 +111,7 @@ def test_all_ranks_leave_and_the_same_command_goes_on(
 
 
 LATE = """
-Call = farandole.elastic._Call
+Call = farandole.elastic._TrainingCall
 write = Call.write
 
 def write_and_hear(self, state, at_once=False):
@@ -153,11 +153,11 @@ def test_ranks_that_do_not_leave_a_host_that_is_taken_away(elastic_ranks: Start)
 LINGERS = """
 import atexit, signal
 import farandole.runtime
-from farandole.start import agency
+from farandole.start import agent_client
 
 def lingers():  # when all is said; the answer to the second one comes when the supervisor knows
     for turn in (98, 99):
-        agency._agency.exchange(world, turn, b"", 60.0)
+        agent_client._client.exchange(world, turn, b"", 60.0)
     print("lingers", flush=True)
     signal.pause()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.start.line import Line
+from farandole.start.connection import Connection
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -46,7 +46,7 @@ def child() -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
-def two_ranks() -> Iterator[tuple[RendezvousServer, list[Line]]]:
+def two_ranks() -> Iterator[tuple[RendezvousServer, list[Connection]]]:
     """At a rendezvous, once both have exchanged something."""
     with RendezvousServer(2) as server:
         lines = [connect(server.address, rank) for rank in range(2)]

@@ -403,7 +403,7 @@ def test_a_host_rests_though_its_agent_is_another_one() -> None:
     assert "a gets no new rank for 40 s" in job.scheduler.log, "three were lost"
     for now, number in ((39.9, 0), (40.1, 3)):
         job.scheduler.receive(AgentStatus("second", int(now), "a", 3, ()), now)
-        assert len(job.scheduler.step(now)["second"].ranks) == number
+        assert len(job.scheduler.step(now)["second"].workers) == number
 
 
 @pytest.mark.parametrize("grows", [False, True])

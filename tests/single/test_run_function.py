@@ -11,8 +11,8 @@ import pytest
 
 import farandole
 from farandole.launch.result_server import Outcome, ResultServer
-from farandole.start import agency
-from farandole.start.line import reach
+from farandole.start import agent_client
+from farandole.start.connection import open_connection
 
 
 class OfTheScript(Exception):
@@ -93,7 +93,10 @@ def test_ranks_that_do_not_start_are_named(tmp_path):
 
 
 def test_a_door_leaves_no_file():
-    with ResultServer(1, b"work", True) as home, reach(home.address, bytes.fromhex(home.key)):
+    with (
+        ResultServer(1, b"work", True) as home,
+        open_connection(home.address, bytes.fromhex(home.key)),
+    ):
         assert Path(home.address).is_socket()
     assert not Path(home.address).exists()
 
@@ -103,18 +106,18 @@ def test_results_that_come_late(size):
     """settle() waits for what a rank has begun to send when the launcher has ended."""
     result = os.urandom(size)
     with ResultServer(1, b"work", True) as home:
-        guest = reach(home.address, bytes.fromhex(home.key))
-        assert guest.receive() == b"work"
+        client = open_connection(home.address, bytes.fromhex(home.key))
+        assert client.receive() == b"work"
         found = []
         waiting = threading.Thread(target=lambda: (home.wait(60.0), found.append(home.outcomes)))
         waiting.start()
-        guest.send(Outcome(result).encode())
-        guest.close()
+        client.send(Outcome(result).encode())
+        client.close()
         waiting.join()
         assert found == [{0: Outcome(result)}]
 
 
 def test_an_agent_that_is_gone_is_named(monkeypatch):
-    monkeypatch.setenv(agency.AGENT, "/nowhere/nobody 0 1.1")
+    monkeypatch.setenv(agent_client.AGENT, "/nowhere/nobody 0 1.1")
     with pytest.raises(farandole.LibraryError, match=r"the agent of this host.*No such file"):
-        agency.connect()
+        agent_client.connect()

@@ -24,8 +24,8 @@ import farandole
 from farandole.c10d import meeting
 from farandole.c10d.meeting import StoreBootstrap, _name_of
 from farandole.errors import LibraryError, StallError
-from farandole.start import bootstrap, line, sockets
-from farandole.start.line import reach
+from farandole.start import bootstrap, connection, sockets
+from farandole.start.connection import open_connection
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import job_secret, mac
 from harness.process import Process
@@ -375,7 +375,7 @@ def test_a_stranger_names_another_server(
         with pytest.raises(error, match=says) as told_error:
             victim.result(LONG)
         assert len(str(told_error.value)) < 3000
-        assert not server._guests
+        assert not server._clients
     if waiting:
         assert not waiting[0].done(), "rank 0 of the other job waits still: nobody has joined it"
         waiting.append(ranks.submit(StoreBootstrap, other, 1, 2, LONG, b"another job"))
@@ -419,7 +419,7 @@ def test_a_stranger_removes_what_rank_0_wrote(
     monkeypatch.setattr(meeting, "RendezvousServer", Noted)
     jobs = [ranks.submit(StoreBootstrap, store, rank, 3, 10.0) for rank in range(2)]
     inner = PrefixStore("farandole", store)
-    while not (servers and 1 in [guest.rank for guest in list(servers[0]._guests)]):
+    while not (servers and 1 in [client.rank for client in list(servers[0]._clients)]):
         assert not [job for job in jobs if job.done()]
     assert inner.delete_key("rank 0 of 3")
     for job in jobs:
@@ -453,7 +453,7 @@ def test_a_stranger_plays_rank_0_of_a_job_without_a_secret(
 ) -> None:
     """On one host a Unix socket is the proof. By TCP a stranger proves what anybody can compute:
     it was rank 0, whose objects others unpickle."""
-    monkeypatch.setattr(line, "_is_own", lambda *_: False)  # it is another host's address
+    monkeypatch.setattr(connection, "_is_own", lambda *_: False)  # it is another host's address
     root = ranks.submit(StoreBootstrap, store, 0, 2, SHORT)
     inner = PrefixStore("farandole", store)
     record = json.loads(inner.get("rank 0 of 2"))
@@ -461,19 +461,19 @@ def test_a_stranger_plays_rank_0_of_a_job_without_a_secret(
     with RendezvousServer(2, secret, here=False) as server:
         port = server.address.rpartition(":")[2]
         inner.set("rank 0 of 2", json.dumps([record[0], address.format(port)]))
-        with reach(f"127.0.0.1:{port}", secret):
+        with open_connection(f"127.0.0.1:{port}", secret):
             pass  # what the stranger proves is what the rank would prove
         victim = ranks.submit(StoreBootstrap, store, 1, 2, SHORT)
         with pytest.raises(LibraryError, match="a stranger writes to"):
             victim.result(LONG)
-        assert not [guest for guest in server._guests if guest.rank == 1]
+        assert not [client for client in server._clients if client.rank == 1]
     with pytest.raises((LibraryError, StallError)):
         root.result(LONG)
 
 
 def test_a_rendezvous_without_a_secret_is_on_this_host() -> None:
     with pytest.raises(PermissionError, match="must be on this host"):
-        reach("/nobody,127.0.0.1:80", b"")
+        open_connection("/nobody,127.0.0.1:80", b"")
 
 
 @pytest.mark.usefixtures("hosts")
@@ -485,10 +485,10 @@ def test_a_recorded_meeting_cannot_be_used_again(
     said: list[bytes] = []
     flush = RendezvousServer._flush
 
-    def records(server: RendezvousServer, guest: Any) -> None:
-        if guest.rank == 1 or not guest.session.proved:
-            said.append(bytes(guest.session.outgoing))
-        flush(server, guest)
+    def records(server: RendezvousServer, client: Any) -> None:
+        if client.rank == 1 or not client.session.proved:
+            said.append(bytes(client.session.outgoing))
+        flush(server, client)
 
     monkeypatch.setattr(RendezvousServer, "_flush", records)
     exchange(ranks, met(start(ranks, store, 2)))

@@ -74,7 +74,7 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
         if _NAME in sys.modules:
             from farandole.start import unmet
 
-            unmet.excuse()
+            unmet.mark_met()
     elif _NAME in sys.modules or _is_backend():
         met = _met(asked, timeout)
     yield from (of_torch(url, timeout=timeout, **kwargs) if met is None else met)

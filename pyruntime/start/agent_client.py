@@ -23,60 +23,60 @@ from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
 from farandole.membership.messages import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
-from farandole.start.bootstrap import Bootstrap, Farewell, Parting
+from farandole.start.bootstrap import Bootstrap, Goodbye, Goodbyes
+from farandole.start.connection import open_connection
 from farandole.start.launchers import launched_rank
-from farandole.start.line import reach
 from farandole.start.sockets import shared_host
 
 AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name there
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
 _SLICE = 0.2  # seconds; between two of them Ctrl-C works
 _CONNECT = 30.0  # seconds for the agent to take the call
-_TELL = 1.0  # seconds between two words about commits
+_STATE_PERIOD = 1.0  # seconds between two words about commits
 
 
-class Agency:
+class AgentClient:
     """The connection to the agent. All methods but those for its thread are called by the thread
     that trains."""
 
     def __init__(self, address: str, number: str, name: str) -> None:
         """Raises OSError if nobody is there."""
         self._changed = threading.Condition()
-        self._met: dict[tuple[int, int], dict[str, str]] = {}
-        self._told = 0.0  # when this rank's commit was told last
+        self._answers: dict[tuple[int, int], dict[str, str]] = {}
+        self._sent_at = 0.0  # when this rank's commit was told last
         self.left = False  # it ends because it was asked to
         self.lost = False  # the supervisor does not answer a rank's agent
-        self.line = reach(address, b"", int(number), _CONNECT)
-        self._say("here", os.getpid())
+        self.connection = open_connection(address, b"", int(number), _CONNECT)
+        self._send("here", os.getpid())
         what, before = "", 0
         while what != "begin":  # what comes before is told again
-            what, before, *rest = json.loads(self.line.receive(_CONNECT))
+            what, before, *rest = json.loads(self.connection.receive(_CONNECT))
         self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
         # A world trains already, and will take this process in.
         self.alone = name.endswith(JOINS) and not before
         threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
 
-    def _say(self, *words: Any) -> None:
-        self.line.send(json.dumps(words).encode())
+    def _send(self, *words: Any) -> None:
+        self.connection.send(json.dumps(words).encode())
 
-    def _tell_standing(self) -> None:
-        self._say("state", encode(self._member.state))
+    def _send_state(self) -> None:
+        self._send("state", encode(self._member.state))
 
     def _listen(self) -> None:
         owner = os.getpid()
         try:
             while True:
-                what, *rest = json.loads(self.line.receive())
+                what, *rest = json.loads(self.connection.receive())
                 with self._changed:
                     if what == "view":
                         before = self._member.state
                         self._member.receive(decode(View, rest[0]))
                         self.lost |= self._member.lost
                         if self._member.state != before:
-                            self._tell_standing()
+                            self._send_state()
                     elif what == "met":
-                        self._met[rest[0], rest[1]] = rest[2]
+                        self._answers[rest[0], rest[1]] = rest[2]
                     self._changed.notify_all()
         except (OSError, EOFError):
             if os.getpid() == owner and not _ending:
@@ -95,7 +95,7 @@ class Agency:
         """Notes why this rank leaves its world; see Member.wait()."""
         with self._changed:
             self._member.wait(finished, met, stalled)
-            self._tell_standing()
+            self._send_state()
 
     def ended(self) -> bool:
         """Waits until the call that this rank has finished has ended on all ranks: True; or until
@@ -107,15 +107,15 @@ class Agency:
         with self._changed:
             self._wait(decided)
             if not self._member.state.away:
-                self._tell_standing()
+                self._send_state()
             return not self._member.state.away
 
-    def meet(self) -> AgencyBootstrap:
+    def meet(self) -> ElasticBootstrap:
         """Waits for this rank's next world, and is in it then."""
         with self._changed:
             if not self._member.state.away:
                 self._member.wait(met=True)
-                self._tell_standing()
+                self._send_state()
             world: list[World] = []
 
             def decided() -> bool:
@@ -126,19 +126,19 @@ class Agency:
             self._wait(decided)
             if not world:
                 self.end()
-            self._met.clear()
-            self._tell_standing()
+            self._answers.clear()
+            self._send_state()
         rank = world[0].members.index(self._member.name)
-        return AgencyBootstrap(self, world[0], rank)
+        return ElasticBootstrap(self, world[0], rank)
 
     def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
         """The data of all members; collective. Raises PeerError and StallError."""
         key = world.number, turn
         with self._changed:
-            self._say("blob", *key, data.hex())
+            self._send("blob", *key, data.hex())
             until = time.monotonic() + seconds
-            self._wait(lambda: key in self._met or self._member.broken, until)
-            found = self._met.pop(key, None)
+            self._wait(lambda: key in self._answers or self._member.broken, until)
+            found = self._answers.pop(key, None)
         if found is not None:
             return [bytes.fromhex(found[name]) for name in world.members]
         if self._member.broken:
@@ -157,15 +157,15 @@ class Agency:
         """This rank has the state from which the world started."""
         with self._changed:
             self._member.synchronized()
-            self._tell_standing()
+            self._send_state()
 
     def committed(self) -> None:
         """It has saved the next commit."""
         with self._changed:
             self._member.committed()
-            if (now := time.monotonic()) > self._told + _TELL:
-                self._told = now
-                self._tell_standing()
+            if (now := time.monotonic()) > self._sent_at + _STATE_PERIOD:
+                self._sent_at = now
+                self._send_state()
 
     def forget(self) -> None:
         """It has no whole state any more."""
@@ -193,89 +193,89 @@ class Agency:
         self.left = True
         raise SystemExit(0) from None
 
-    def say_end(self, end: End, text: str = "") -> None:
+    def send_end(self, end: End, text: str = "") -> None:
         """Tells how this process ends."""
         with contextlib.suppress(OSError):
-            self._say("end", end.value, text)
+            self._send("end", end.value, text)
 
 
-class AgencyBootstrap(Bootstrap):
+class ElasticBootstrap(Bootstrap):
     """The ranks of one world of an elastic job, through their agents and the supervisor."""
 
-    def __init__(self, agency: Agency, world: World, rank: int) -> None:
+    def __init__(self, client: AgentClient, world: World, rank: int) -> None:
         self.world, self.number = world, world.number
         self.rank, self.size = rank, len(world.members)
         self.seconds = float(setting("FARANDOLE_INIT_TIMEOUT"))
-        self._agency, self._turn = agency, 0
-        self._introduce(shared_host(), agency.secret)
+        self._client, self._turn = client, 0
+        self._introduce(shared_host(), client.secret)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         """The data of every rank, in rank order. Raises StallError and PeerError."""
         self._turn += 1
         limit = self.seconds if seconds is None else seconds
-        return self._agency.exchange(self.world, self._turn, data, limit)
+        return self._client.exchange(self.world, self._turn, data, limit)
 
-    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+    def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Nothing: the agent knows who lives."""
-        return Parting(farewell, lambda: None)
+        return Goodbyes(goodbye, lambda: None)
 
     def abandon(self, reason: BaseException) -> None:
         """Leaves in the middle of init(): the others' init() fails too."""
         with contextlib.suppress(OSError):
-            self._agency.leave()
+            self._client.leave()
 
 
-_agency: Agency | None = None
+_client: AgentClient | None = None
 _ending = False  # whether this process is on its way out
 
 
-def connect() -> Agency | None:
-    """The agency of this process; None: it has none. Raises LibraryError."""
-    global _agency
-    if _agency is None and AGENT in os.environ and not ancestry.is_of_rank():
+def connect() -> AgentClient | None:
+    """The client of this process; None: it has none. Raises LibraryError."""
+    global _client
+    if _client is None and AGENT in os.environ and not ancestry.is_of_rank():
         try:
-            _agency = Agency(*os.environ[AGENT].split(" "))
+            _client = AgentClient(*os.environ[AGENT].split(" "))
         except (OSError, EOFError) as reason:
             raise LibraryError(
                 f"init(): the agent of this host, which has started this rank, does not answer: "
                 f"{reason}"
             ) from reason
-    return _agency
+    return _client
 
 
-def meets_again(reason: Exception) -> bool:
+def retries_init(reason: Exception) -> bool:
     """Whether this rank, whose init() has failed for a reason that another attempt may not have,
     shall meet the others in the next world. It has left the present one then."""
-    if _agency is None or _agency.alone or _agency.lost:
+    if _client is None or _client.alone or _client.lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
-    _agency.leave(stalled=isinstance(reason, StallError))
+    _client.leave(stalled=isinstance(reason, StallError))
     return True
 
 
 def may_grow() -> bool:
     """Whether this process, where it is alone now, may train with others later."""
-    return _agency is not None
+    return _client is not None
 
 
-def tell_failure(cause: str, retried: bool) -> None:
+def report_failure(cause: str, retried: bool) -> None:
     """Tells that this rank fails; `retried`: another attempt may succeed."""
-    if _agency is not None:
-        _agency.say_end(End.LOST if retried else End.FAILED, cause)
+    if _client is not None:
+        _client.send_end(End.LOST if retried else End.FAILED, cause)
 
 
-def tell_end() -> None:
+def report_end() -> None:
     """Tells that this rank's process ends well."""
     global _ending
     _ending = True
-    if _agency is not None:
-        _agency.say_end(End.LEFT if _agency.left else End.WELL)
+    if _client is not None:
+        _client.send_end(End.LEFT if _client.left else End.WELL)
 
 
 def leave_job() -> NoReturn:
-    """Ends this process because a rank was asked to leave; see Agency.end()."""
-    if _agency is not None:
-        _agency.end()
+    """Ends this process because a rank was asked to leave; see AgentClient.end()."""
+    if _client is not None:
+        _client.end()
     raise SystemExit(0)
 
 
@@ -284,13 +284,13 @@ def leave_job() -> NoReturn:
 _signalled = False
 
 
-def signalled() -> bool:
+def was_signalled() -> bool:
     """Whether a signal asks this rank to leave."""
     return _signalled
 
 
 @contextlib.contextmanager
-def signals(grace: float | None) -> Iterator[None]:
+def leaving_on_signals(grace: float | None) -> Iterator[None]:
     """A context in which signals of a preemption ask this rank to leave, instead of ending it.
 
     The process ends `grace` seconds after the first, if it has not by then; None: signals act as
@@ -317,7 +317,7 @@ def signals(grace: float | None) -> Iterator[None]:
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"
         # Not by print(), in the middle of which the signal may have come.
-        who = f"rank {launched_rank()}" if _agency is None else f"a rank (process {owner})"
+        who = f"rank {launched_rank()}" if _client is None else f"a rank (process {owner})"
         os.write(2, f"farandole: {who} got {name}: it leaves {when}\n".encode())
 
     ours = [n for n in _SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
@@ -342,8 +342,8 @@ def _undo_handlers(numbers: Iterable[int]) -> None:
 
 def _after_fork() -> None:
     """Lets signals end a child, such as a worker of a DataLoader, as usual."""
-    global _agency
-    _agency = None
+    global _client
+    _client = None
     _undo_handlers(list(_handled))
 
 

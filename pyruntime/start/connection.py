@@ -32,7 +32,7 @@ class Busy(ConnectionError):
     """The other end hung up before it said anything, as a flooded server does."""
 
 
-class Line:
+class Connection:
     """One end of the connection: any thread sends, one receives. A context manager."""
 
     def __init__(self, connection: socket.socket, session: Session, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Line:
         """Hangs up."""
         self._socket.close()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,9 @@ def is_of_this_user(local: socket.socket) -> bool:
     return is_own_user(_CREDENTIALS.unpack(data)[1])
 
 
-def reach(address: str, secret: bytes, rank: int = 0, seconds: float = _SECONDS) -> Line:
+def open_connection(
+    address: str, secret: bytes, rank: int = 0, seconds: float = _SECONDS
+) -> Connection:
     """A line to the server that knows `secret`, as `rank`, at any of the places of its address.
 
     They are separated by commas: `/path` is a Unix socket on this host, all others are numbers of
@@ -157,7 +159,7 @@ def _parts(address: str) -> tuple[list[str], str]:
     return (head.split(","), port) if colon else ([address], "")
 
 
-def _call(place: str, port: str, session: Session, seconds: float) -> Line:
+def _call(place: str, port: str, session: Session, seconds: float) -> Connection:
     here = place.startswith("/")
     family, where = (socket.AF_UNIX, place) if here else _elsewhere(place, port)
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
@@ -173,7 +175,7 @@ def _call(place: str, port: str, session: Session, seconds: float) -> Line:
             raise TimeoutError("it is silent") from None
         if here and not is_of_this_user(connection):
             raise PermissionError("another user's process listens there")
-        return Line(connection, session, seconds)
+        return Connection(connection, session, seconds)
     except BaseException:
         connection.close()
         raise
