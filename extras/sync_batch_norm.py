@@ -76,8 +76,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalises (N, C, ...); returns the same shape and dtype. Collective in training.
 
-        Raises ValueError for fewer dimensions or another number of channels, TypeError for dtypes
-        other than floats; in training on all ranks, if one rank has the error.
+        Raises ValueError for fewer dimensions or a different number of channels, and TypeError if
+        the input is not floating point; in training on all ranks, if one rank has the error.
         """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:
