@@ -39,7 +39,7 @@ class _Tensors(Tensors):
         """A tensor over the block's memory; a copy if it has strides."""
         dtype: torch.dtype = getattr(torch, block.dtype)
         if not block.flat.size:
-            x = torch.empty(block.shape, dtype=dtype)
+            x = torch.empty(block.shape, dtype=dtype, device="cpu")
         else:
             x = torch.from_numpy(block.flat).view(dtype).reshape(block.shape)
         return x if strides is None else laid_out(x, strides)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, ResultMemory
@@ -76,7 +77,7 @@ class TorchKind(Kind):
                 return _NOT_LENT
             if not x.is_cpu if device is None else x.device != device:
                 return _NOT_LENT
-            if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
+            if x.is_neg() or (dtype in _COMPLEX and x.is_conj()) or forward_ad._current_level >= 0:
                 return _NOT_LENT
             begin, storage = x.storage_offset(), x.untyped_storage()
             if storage.nbytes() < x.nbytes + (begin and begin * x.element_size()):
@@ -128,7 +129,19 @@ def check(x: Tensor) -> tuple[int, int]:
     code = _CODES.get(x.dtype)
     if code is None or x.layout is not torch.strided or x.is_meta or x.is_nested:
         raise TypeError(_refusal(x))
-    return code, address_of(x)
+    address = address_of(x)
+    check_no_tangent(x)
+    return code, address
+
+
+def check_no_tangent(x: Tensor) -> None:
+    """Raises TypeError for a dual tensor of forward-mode AD: a call would drop its tangent."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise TypeError(
+            "a tensor with a tangent of forward-mode AD cannot be sent, because collectives have "
+            "derivatives in backward passes only: send the parts of "
+            "torch.autograd.forward_ad.unpack_dual(x), its primal and its tangent"
+        )
 
 
 def is_lazy(x: Tensor) -> bool:

@@ -32,6 +32,6 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     shape = torch.Size(sizes)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = torch.from_numpy(arena.allocate(shape.numel() * dtype.itemsize))
     return memory.view(dtype).view(shape)

@@ -69,7 +69,8 @@ def overlaps(x: Tensor) -> bool:
         return False
     if steps[0][0] == 0:
         return True
-    written = torch.zeros(1 + sum(step * (n - 1) for step, n in steps), dtype=torch.bool)
+    span = 1 + sum(step * (n - 1) for step, n in steps)
+    written = torch.zeros(span, dtype=torch.bool, device="cpu")  # not the user's default device
     written.as_strided(x.shape, x.stride()).fill_(True)
     return int(written.sum()) < x.numel()
 
@@ -106,7 +107,10 @@ def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | N
     and torch would write wherever they point.
     """
     try:
-        return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
+        made = torch.sparse_coo_tensor(
+            indices, values, shape, device=values.device, check_invariants=True
+        )
+        return made.coalesce()
     except RuntimeError as reason:
         raise PeerError(
             f"{name}: an index of its elements lies outside of the shape {tuple(shape)}: a rank "

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import farandole as fd
 import farandole.torch as hvd
@@ -20,6 +21,7 @@ from harness.wrapped_tensors import WRAPPED, Held, inside
 pytestmark = [
     pytest.mark.ranks(2, 4),
     pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),  # by forward_ad
 ]
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -191,3 +193,50 @@ def test_a_gradient_of_such_a_class(who: str, compression: str, before: int) -> 
         optimizer.step()
     p.grad = None
     hvd.barrier()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_tensors_with_a_tangent_are_refused(call: str) -> None:
+    """The call would drop the tangent, or, in place, keep the one of this rank."""
+    works(call)
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(values(), values() + 1.0)
+        with pytest.raises(TypeError, match="its primal and its tangent"):
+            CALLS[call](x)
+        tangent = forward_ad.unpack_dual(x).tangent
+        total = fd.allreduce(tangent, op=fd.Sum, name="tangent")
+        assert torch.equal(total, sum(values() - hvd.rank() + r + 1 for r in range(hvd.size())))
+    works(call)
+
+
+def test_gradients_with_tangents_are_refused() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    for turn in range(3):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.ones(3), torch.ones(3) + hvd.rank())
+            with pytest.raises(NotImplementedError, match="leave it first"):
+                (p * x).sum().backward()
+        optimizer.zero_grad()
+        (p * (1.0 + hvd.rank() + turn)).sum().backward()
+        assert (p.grad == turn + (1 + hvd.size()) / 2).all()
+        optimizer.zero_grad()
+
+
+def test_the_default_device_does_not_matter() -> None:
+    """farandole's own tensors are on the CPU, whatever the program's default is."""
+    with torch.device("meta"):
+        x = torch.zeros(60, device="cpu").as_strided((2, 3, 4), (30, 5, 4)).fill_(hvd.rank())
+        hvd.broadcast_parameters({"interleaved": x}, root_rank=1)
+        assert (x == 1.0).all()
+        sparse = torch.full((3,), 1.0 + hvd.rank(), device="cpu").to_sparse()
+        total = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)().to_dense()
+        assert (total == sum(range(1, hvd.size() + 1))).all()
+        assert hvd.empty(0).device.type == "cpu"
+        p = nn.Parameter(torch.zeros(4, 3, device="cpu").t())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+        if hvd.rank() == 0:
+            p.sum().backward()
+        else:
+            optimizer.synchronize()
+        assert (p.grad == 1.0 / hvd.size()).all()
