@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: on each host of an elastic job it starts the ranks, ends them, and carries words
-between them and the supervisor, which starts it. It decides nothing: membership/agent.py does. It
-runs on the main thread; other threads put what happens into its queue.
+"""The agent of one host of an elastic job: it starts and kills the ranks there, and passes messages
+between them and the supervisor. membership/agent.py decides. It runs on the main thread; other
+threads put events into its queue.
 
-A host has one agent of a job at a time: a new one kills the one before, and so its ranks.
+A host has one agent of a job at a time: a new one kills its predecessor, and with it its ranks.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from farandole.start.agent_client import AGENT
 from farandole.start.connection import Connection, open_connection
 from farandole.start.server import Client, Server
 
-MODULE = "farandole.launch.agent"  # in the command line of each
-BEAT = 1.0  # seconds between two words to the supervisor
-CONTACT = "FARANDOLE_SUPERVISOR"  # set by it: its address, its key, the secret of the ranks
-PREEMPTED = 75  # the exit code of agents and supervisors that a signal has ended
-_LEASE = 30.0  # seconds, until the supervisor says another number
-_LAST_WORDS = 1.0  # seconds for those of a process that has ended
+MODULE = "farandole.launch.agent"  # in every agent's command line
+BEAT = 1.0  # seconds between heartbeats
+CONTACT = "FARANDOLE_SUPERVISOR"  # set by the supervisor: its address, its key, the ranks' secret
+PREEMPTED = 75  # exit code of agents and supervisors after a signal
+_LEASE = 30.0  # seconds, until the supervisor has sent its own number
+_LAST_WORDS = 1.0  # seconds to wait for the last message of an ended process
 
 Event = Callable[[], object]
 
 
 class _RankListener(Server):
-    """Takes the calls of this host's ranks, and turns away other users' processes."""
+    """Listens for this host's ranks; processes of other users are refused. Methods with an
+    underscore run on its thread."""
 
     def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
@@ -55,7 +56,7 @@ class _RankListener(Server):
         super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
-        """Sends to the rank of this number, if it is there."""
+        """Sends to the process of this number, if it is connected; any thread."""
 
         def send() -> None:
             if rank in self._client:
@@ -67,17 +68,17 @@ class _RankListener(Server):
         self._client[client.rank] = client
 
     def _received(self, client: Client, message: bytes) -> None:
-        words = json.loads(message)
-        self._events.put(lambda: self._runner.hear_rank(client.rank, words))
+        fields = json.loads(message)
+        self._events.put(lambda: self._runner.hear_rank(client.rank, fields))
 
     def _disconnected(self, client: Client) -> None:
-        if self._client.get(client.rank) is client:  # else the next program has called already
+        if self._client.get(client.rank) is client:  # else the process's next program is connected
             del self._client[client.rank]
             self._events.put(lambda: self._runner.rank_hung_up(client.rank))
 
 
 class AgentRunner:
-    """What the agent's decisions are done with: its connections and processes."""
+    """Carries out the agent's decisions: its connections and processes."""
 
     def __init__(self, contact: str, folder: str, host: str, slots: int) -> None:
         self._address, self._key, self._secret = contact.rsplit(" ", 2)
@@ -87,12 +88,12 @@ class AgentRunner:
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._slots = slots
         self._agent = Agent(name, host, slots, _LEASE, time.monotonic())
-        self._numbers: dict[str, int] = {}  # of ranks, by name
-        self._names: list[str] = []  # by number
+        self._numbers: dict[str, int] = {}  # by process's name
+        self._names: list[str] = []  # inverse of _numbers
         self._processes: dict[str, RankProcess] = {}
-        self._blobs: dict[tuple[str, int, int], str] = {}  # which nobody has answered
-        self._line: Connection | None = None
-        self._job: dict[str, Any] = {}  # what the supervisor has told of it
+        self._blobs: dict[tuple[str, int, int], str] = {}  # parts of allgathers without an answer
+        self._connection: Connection | None = None
+        self._job: dict[str, Any] = {}  # the supervisor's description
         self._over = False
         self._looked = time.monotonic()
 
@@ -149,43 +150,43 @@ class AgentRunner:
         self._agent.drain(time.monotonic() + grace)
         name = signal.Signals(number).name
         say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
-        self._report()  # before a rank that leaves could be taken for one that leaves alone
+        self._report()  # now, so that leaving ranks are not taken for lost ones
         for process in self._processes.values():
             process.preempt()
 
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Calls the supervisor, again and again; runs on its own thread."""
+        """Connects to the supervisor, again after each failure. Runs on its own thread."""
         while True:
             try:
                 with open_connection(self._address, bytes.fromhex(self._key)) as line:
                     self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
                     while True:
-                        words = json.loads(line.receive())
-                        self._events.put(lambda words=words: self._hear(words))  # type: ignore[misc]
+                        fields = json.loads(line.receive())
+                        self._events.put(lambda fields=fields: self._hear(fields))  # type: ignore[misc]
             except (OSError, EOFError, ValueError):
                 pass
             time.sleep(BEAT / 5)
 
-    def _found(self, line: Connection) -> None:
-        self._line = line
+    def _found(self, connection: Connection) -> None:
+        self._connection = connection
         for key, data in self._blobs.items():
             self._tell(["blob", *key, data])
 
-    def _tell(self, words: list[Any]) -> None:
+    def _tell(self, fields: list[Any]) -> None:
         try:
-            if self._line is not None:
-                self._line.send(json.dumps(words).encode())
+            if self._connection is not None:
+                self._connection.send(json.dumps(fields).encode())
         except OSError:
-            self._line = None
+            self._connection = None
 
-    def _hear(self, words: list[Any]) -> None:
-        what, *rest = words
+    def _hear(self, fields: list[Any]) -> None:
+        what, *rest = fields
         if what == "job":
             self._job = rest[0]
             self._agent.set_lease(float(self._job["lease"]))
-            with contextlib.suppress(OSError):  # another host may lack it
+            with contextlib.suppress(OSError):  # this host may lack the folder
                 os.chdir(self._job["folder"])
         elif what == "wanted":
             self._act(self._agent.receive(decode(Assignment, rest[0])))
@@ -193,7 +194,7 @@ class AgentRunner:
             world, turn = rest[:2]
             for key in [key for key in self._blobs if key[1:] == (world, turn)]:
                 del self._blobs[key]
-                self._tell_rank(key[0], words)
+                self._tell_rank(key[0], fields)
         elif what == "over":
             self._over = True
 
@@ -225,7 +226,7 @@ class AgentRunner:
 
         try:
             process = RankProcess(job["command"], self._environment() | ours, label, ended)
-        except OSError as reason:  # too many processes, say: another attempt may succeed
+        except OSError as reason:  # e.g. too many processes: a retry may succeed
             self._agent.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
             return
         process.slot = slot
@@ -240,16 +241,16 @@ class AgentRunner:
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}
 
-    def hear_rank(self, number: int, words: list[Any]) -> None:
-        """Takes what a rank says."""
+    def hear_rank(self, number: int, fields: list[Any]) -> None:
+        """Handles a message from a rank."""
         name = self._names[number]
         process = self._processes[name]
-        what, *rest = words
+        what, *rest = fields
         if what == "here":
-            # A program after another one in this process was in no world of that one's.
+            # A second program in this process must not enter the worlds of the first.
             self._tell_rank(name, ["begin", self._agent.world_of(name), self._secret])
             process.called, process.connected, process.pid = True, True, int(rest[0])
-            process.said = None  # what an earlier program in it has said is over
+            process.said = None  # was about an earlier program
             self._agent.announce(name, None)
         elif what == "state":
             self._act(self._agent.report(name, decode(WorkerState, rest[0])))
@@ -262,33 +263,33 @@ class AgentRunner:
             self._agent.announce(name, process.said[0])
 
     def rank_hung_up(self, number: int) -> None:
-        """Its connection has ended: so has its program."""
+        """Handles the end of a rank's connection: its program has ended."""
         name = self._names[number]
         self._processes[name].connected = False
         for key in [key for key in self._blobs if key[0] == name]:
             del self._blobs[key]
         self._settle(name)
 
-    def _tell_rank(self, name: str, words: list[Any]) -> None:
-        self._listener.tell(self._numbers[name], json.dumps(words).encode())
+    def _tell_rank(self, name: str, fields: list[Any]) -> None:
+        self._listener.tell(self._numbers[name], json.dumps(fields).encode())
 
     def _ended(self, name: str, code: int) -> None:
         process = self._processes[name]
         process.code = code
-        process.kill()  # what it has started, and left
+        process.kill()  # also its children
 
         def give_up() -> None:
             process.connected = False
             self._settle(name)
 
-        if process.connected:  # its last words may be on the way
+        if process.connected:  # its last message may be on the way
             timer = threading.Timer(_LAST_WORDS, lambda: self._events.put(give_up))
             timer.daemon = True
             timer.start()
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """Decides how a process has ended, when all is known."""
+        """Reports how a process ended, once its exit code and last message are known."""
         process = self._processes[name]
         if process.code is not None and not process.connected and not process.settled:
             process.settled = True
@@ -297,8 +298,8 @@ class AgentRunner:
 
 
 def say(text: str) -> None:
-    """Writes one line for the user, on a thread: the job outlives whoever reads it, and waits for
-    nobody who does not, such as a pager."""
+    """Prints a line to standard error without ever blocking: a thread writes it, so the job
+    survives a closed pipe and does not wait for a stopped pager."""
     _writer()
     _said.put(f"farandole: {printable(text, lines=True)}\n".encode(errors="backslashreplace"))
 
@@ -308,7 +309,7 @@ _said: SimpleQueue[bytes | threading.Event] = SimpleQueue()
 
 @functools.cache
 def _writer() -> None:
-    """Starts the thread, once."""
+    """Starts the thread that writes, once."""
 
     def write() -> None:
         while True:
@@ -316,7 +317,7 @@ def _writer() -> None:
             if isinstance(line, threading.Event):
                 line.set()
                 continue
-            with contextlib.suppress(OSError):  # its disk is full, or `2>&1 | head` has seen enough
+            with contextlib.suppress(OSError):  # a full disk, or a closed pipe
                 os.write(2, line)
 
     def flush() -> None:
@@ -324,21 +325,21 @@ def _writer() -> None:
         _said.put(written)
         written.wait(_LAST_WORDS)
 
-    threading.Thread(target=write, name="words", daemon=True).start()
+    threading.Thread(target=write, name="messages", daemon=True).start()
     atexit.register(flush)
 
 
-def _end_the_one_before(folder: str, host: str) -> None:
-    """Kills the agent of this job that this host may still have: it is stopped, or its ssh is gone,
-    or the supervisor that has started it was killed."""
-    words = {*map(os.fsencode, (MODULE, folder, *filter(None, [host])))}
+def kill_predecessor(folder: str, host: str) -> None:
+    """Kills an earlier agent of this job on this host: it may be stopped, its ssh may have ended,
+    or its supervisor may have been killed."""
+    identity = {*map(os.fsencode, (MODULE, folder, *filter(None, [host])))}
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             one = os.pidfd_open(int(process.name))
             try:
-                if words <= {*(process / "cmdline").read_bytes().split(b"\0")}:
+                if identity <= {*(process / "cmdline").read_bytes().split(b"\0")}:
                     signal.pidfd_send_signal(one, signal.SIGKILL)
                     select.select([one], [], [], _LAST_WORDS)
             finally:
@@ -346,7 +347,7 @@ def _end_the_one_before(folder: str, host: str) -> None:
 
 
 def main() -> int:
-    """Starts and ends the ranks of an elastic job on this host; returns the exit code."""
+    """Runs the agent; returns the exit code."""
     parser = argparse.ArgumentParser("farandole.launch.agent")
     parser.add_argument("folder", help="for the job's commits")
     parser.add_argument("--slots", type=int, default=1, help="ranks that this host takes")
@@ -356,7 +357,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.environment:
         os.environ.update(json.load(sys.stdin))
-    _end_the_one_before(options.folder, options.host)
+    kill_predecessor(options.folder, options.host)
     host = options.host or socket.gethostname()
     return AgentRunner(os.environ.pop(CONTACT), options.folder, host, options.slots).run()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents that a supervisor starts: on its own host, by ssh, or by Slurm's srun. For the
-supervisor, on its thread."""
+"""Starts and restarts the agents of an elastic job: on this host, by ssh, or by Slurm's srun. Used
+by the supervisor, on its thread."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.programs import apart, own
 from farandole.membership.workers import Workers
 
-_PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
-_TRIES = 6  # that end alike, quickly, before no agent is expected there
-_NETWORK = 255  # the exit code of ssh where it does not get there; it may, later
-_CALL = 20.0  # seconds at least for an agent that was started to call
-_END = 10.0  # seconds for agents to end when the job is over
-# Without these no Python starts; the agent gets all others by ssh's standard input.
+_PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before a restart
+_TRIES = 6  # quick ends with the same exit code, after which an agent counts as failing
+_NETWORK = 255  # exit code of ssh if it can't connect, which may pass
+_CALL = 20.0  # seconds at least for a new agent to connect
+_END = 10.0  # seconds for agents to end after the job
+# Python can't start without these; the agent gets all others by ssh's standard input.
 _FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _SLURM = "the allocation"
 
 
 class _Started:
-    """One agent's process."""
+    """The process of one agent, and its history."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pause, self.next = _PAUSES[0], 0.0
-        self.since = time.monotonic()  # when the first one after the last that worked was started
-        self.started = 0.0  # when the present one was
-        self.code, self.alike = 0, 0  # of those that have ended quickly, without a break
-        self.preempted = False  # its host is taken away: none is started there any more
+        self.since = time.monotonic()  # time of the first start after the last success
+        self.started = 0.0  # time of the last start
+        self.code, self.alike = 0, 0  # last exit code, and how many quick ends in a row had it
+        self.preempted = False  # its host is being preempted: no more restarts
 
 
 class AgentProcesses:
-    """A context manager; what it has started is gone when the context is left."""
+    """Context manager; kills its processes at the end."""
 
     def __init__(self, job: Job, folder: Path, contact: str, deaf: float) -> None:
-        """`folder`: the job's, which all hosts see. `contact`: see agent.py. `deaf`: seconds of
-        silence after which an agent is ended, so that another one may come."""
+        """`folder`: for commits, shared by all hosts. `contact`: value of agent.CONTACT. `deaf`:
+        seconds without a report after which an agent is replaced."""
         self._job, self._folder, self._deaf = job, folder, deaf
         self._environment = {**outer_environment(job), CONTACT: contact}
         self._started: dict[str, _Started] = {}
@@ -64,27 +64,27 @@ class AgentProcesses:
                 each.process.wait()
 
     def tend(self, hosts: Iterable[Host], scripted: bool, workers: Workers) -> None:
-        """Starts agents where none is: on these hosts; without any, in Slurm's allocation, or
-        here. `workers` has heard from them."""
-        wanted = {host.name: self._command(host) for host in hosts}
+        """Starts missing agents and replaces silent ones. Without hosts and without a discovery
+        script, in Slurm's allocation or here. `workers` has the agents' last reports."""
+        wanted = {host.name: self._host_command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
-            here = self._here(socket.gethostname(), self._job.ranks)
-            wanted = {"": here} if alone else {_SLURM: self._of_slurm()}
+            here = self._local_command(socket.gethostname(), self._job.ranks)
+            wanted = {"": here} if alone else {_SLURM: self._srun_command()}
         for name in self._started.keys() - wanted.keys():
-            self._started[name].preempted = False  # the host may be given again
+            self._started[name].preempted = False  # the host may come back
         for name, command in wanted.items():
             each = self._started.setdefault(name, _Started())
-            if name != _SLURM:  # whose agents are one process here
+            if name != _SLURM:  # one srun starts all its agents
                 host = name or socket.gethostname()
-                self._end_deaf(name, each, workers.last_heard(host))
+                self._kill_silent(name, each, workers.last_heard(host))
                 if workers.is_reachable(host, time.monotonic()):
-                    continue  # though the ssh that has started it may be gone
+                    continue  # even if its ssh has ended
             self._start(name, command, each)
 
-    def _end_deaf(self, name: str, each: _Started, heard: float) -> None:
-        """Ends an agent that is stopped, say: its ranks end with it. The next one ends it where
-        this process can't, because ssh has started it."""
+    def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
+        """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. Behind
+        ssh, the next agent kills it."""
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):
@@ -106,18 +106,18 @@ class AgentProcesses:
             return
         each.started = now
         try:
-            told = self._told if command[0] == "ssh" else None
-            pipe = subprocess.DEVNULL if told is None else subprocess.PIPE
+            data = self._remote_environment if command[0] == "ssh" else None
+            pipe = subprocess.DEVNULL if data is None else subprocess.PIPE
             each.process = subprocess.Popen(apart(command), stdin=pipe, env=self._environment)
-            if told is not None and each.process.stdin is not None:
-                with contextlib.suppress(OSError), each.process.stdin as to:  # it may have ended
-                    to.write(told)
-        except OSError as reason:  # too many processes, say
+            if data is not None and each.process.stdin is not None:
+                with contextlib.suppress(OSError), each.process.stdin as to:  # ssh may have ended
+                    to.write(data)
+        except OSError as reason:  # e.g. too many processes
             say(f"no agent can be started now: {error_text(reason)}")
             self._note_end(name, None, each, now)
 
     def _note_end(self, name: str, code: int | None, each: _Started, now: float) -> None:
-        """`code`: of its exit; None: it was not started."""
+        """Schedules the restart. `code`: the exit code; None if the process could not start."""
         quick = now < each.started + _CALL
         each.alike = each.alike + 1 if quick and code == each.code else int(quick)
         each.code = -1 if code is None else code
@@ -128,7 +128,7 @@ class AgentProcesses:
             say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
 
     def failing(self) -> dict[str, str]:
-        """By host, why no agent runs there: each has ended at once with the same exit code."""
+        """Hosts whose agents end at once with the same exit code each time, with the reason."""
         return {
             name: f"the agent{' on ' * bool(name)}{name} has ended with {each.code} at each of "
             f"{each.alike} starts, as its error says"
@@ -137,7 +137,7 @@ class AgentProcesses:
         }
 
     def wait(self) -> None:
-        """Waits until all have ended, for some seconds."""
+        """Waits for all agents to end, up to _END seconds."""
         until = time.monotonic() + _END
         for each in self._started.values():
             if each.process is not None:
@@ -146,19 +146,19 @@ class AgentProcesses:
 
     # ---- commands
 
-    def _here(self, name: str, slots: int) -> list[str]:
+    def _local_command(self, name: str, slots: int) -> list[str]:
         words = own(MODULE, str(self._folder), "--slots", str(slots))
         return [*words, *(["--host", name] if name else [])]
 
     @property
-    def _told(self) -> bytes:
-        """What the ranks' environment on other hosts is to be. It may hold secrets: it goes by
-        ssh's standard input, not by its words, which all users of both hosts can read."""
+    def _remote_environment(self) -> bytes:
+        """Environment of the agent and its ranks on another host, as JSON. It may hold secrets, so
+        it goes by ssh's standard input: command lines are visible to all users of both hosts."""
         known, names = self._environment, [*self._job.names_to_forward(), CONTACT]
         return json.dumps({name: known[name] for name in names if name in known}).encode()
 
-    def _command(self, host: Host) -> list[str]:
-        command = self._here(host.name, host.slots)
+    def _host_command(self, host: Host) -> list[str]:
+        command = self._local_command(host.name, host.slots)
         if host.is_here:
             return command
         command.append("--environment")
@@ -170,12 +170,18 @@ class AgentProcesses:
         line = shlex.join(["env", *settings, *command])
         return [*words, host.name, f"cd {shlex.quote(self._cwd)} && exec {line}"]
 
-    def _of_slurm(self) -> list[str]:
+    def _srun_command(self) -> list[str]:
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
         slots = -(-self._job.ranks // nodes)
         words = [shutil.which("srun") or "srun", "--no-kill", "--kill-on-bad-exit=0"]
         words += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
-        return [*words, "--mpi=none", "--cpu-bind=none", "--overlap", *self._here("", slots)]
+        return [
+            *words,
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--overlap",
+            *self._local_command("", slots),
+        ]
 
 
 def _is_allocation() -> bool:

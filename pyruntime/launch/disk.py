@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for the commits of an elastic job, as its supervisor uses it. A thread reads there: a
-disk may hang, and agents end the ranks of a supervisor that is silent."""
+"""The folder for an elastic job's commits, as the supervisor uses it. A separate thread reads it:
+if the disk hung the supervisor, the agents would kill their ranks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SLOW = 10.0  # seconds after which a disk that does not answer is reported
 
 
 class JobFolder:
-    """The folder of one job. All methods are called by the supervisor's thread."""
+    """The folder of one job. For the supervisor's thread."""
 
     def __init__(
         self, folder: Folder, say: Callable[[str], object], wake: Callable[[], object]
     ) -> None:
-        """Makes the folder, and keeps other supervisors out of it as long as this process lives.
+        """Makes the folder, and locks it against other supervisors while this process lives.
 
-        `say` reports that the disk fails, once, and that it works again. `wake` is called on
-        another thread when newest_commit() has an answer. Raises CheckpointError where the folder
-        is not the user's own alone, or another supervisor has it; OSError.
+        `say` prints once that the disk fails, and once that it works again. `wake` is called on
+        another thread when newest_commit() has an answer. Raises CheckpointError if other users
+        may write to the folder or another supervisor uses it; OSError.
         """
         self._folder, self._say, self._wake = folder, say, wake
         self._asked: Future[Commit] | None = None
-        self._since = 0.0  # when the disk was asked
-        self._fails = False  # and that has been reported
+        self._since = 0.0  # time of the question
+        self._fails = False  # and this has been reported
         make_folder(folder.path)
         with folder.opened() as place:
             self._lock = open_lock(place, _LOCK)
@@ -50,8 +50,8 @@ class JobFolder:
             pass  # this file system has no locks
 
     def newest_commit(self) -> Commit:
-        """Raises NotReady until the disk has answered: ask again. Raises CheckpointError for a
-        damaged commit, and for a folder that another user has exchanged."""
+        """The newest commit. Raises NotReady until the disk has answered: call again later. Raises
+        CheckpointError if the commit is damaged or another user has exchanged the folder."""
         if self._asked is None:
             self._asked, self._since = self._ask(), time.monotonic()
         if not self._asked.done():
@@ -73,7 +73,7 @@ class JobFolder:
         def read() -> None:
             try:
                 found = newest_commit(self._folder.path)
-                with self._folder.opened():  # else it was exchanged: what was found says nothing
+                with self._folder.opened():  # raises if it was exchanged meanwhile
                     answer.set_result(found)
             except Exception as reason:
                 answer.set_exception(reason)

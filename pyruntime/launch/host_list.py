@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts an elastic job may use now: those that were given or that a script prints. For the
-supervisor; the script runs on a thread of the host_list."""
+"""Hosts that an elastic job may use: the given ones, or those that a discovery script prints. Used
+by the supervisor; a thread runs the script."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from collections.abc import Callable, Sequence
 
 from farandole.launch.job import Host, parse_host
 
-_NO_COMMAND = (126, 127)  # a shell's exit codes where it can't run one
-_PERIOD = 1.0  # seconds between two looks at what the script prints
+_NO_COMMAND = (126, 127)  # exit codes of a shell that can't run the command
+_PERIOD = 1.0  # seconds between two runs of the script
 _SCRIPT_SECONDS = 30.0
 
 
 class HostList:
-    """The hosts, a context manager: inside it a thread runs the script once a second.
+    """`hosts` is the present list. A context manager: inside it, a thread runs the script every
+    second.
 
-    A script that fails, or prints what is not a host, changes nothing: its last valid output holds.
+    If the script fails or prints anything but hosts, the list stays as it is.
     """
 
     def __init__(
         self, hosts: Sequence[Host], script: str, slots: int, say: Callable[[str], object]
     ) -> None:
-        """`script`: a command for the shell, which prints lines `name:slots`; empty: `hosts` stay.
-        `slots`: of a host whose line has no number."""
+        """`script`: shell command that prints lines `name:slots`; "" keeps `hosts`. `slots`: for a
+        host whose line has no number."""
         self.hosts = tuple(hosts)
         self.scripted = bool(script)
         self._script, self._slots, self._say = script, slots, say
-        self._wrong = ""  # with the script's last output
+        self._wrong = ""  # error in the script's last output
         self._code = 0  # its last exit code
-        self._process: subprocess.Popen[str] | None = None  # the script's last one
+        self._process: subprocess.Popen[str] | None = None  # last run of the script
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
 
@@ -53,7 +54,7 @@ class HostList:
             self._thread.join(_PERIOD)
 
     def look(self) -> None:
-        """Runs the script."""
+        """Runs the script and updates the list."""
         wrong = ""
         try:
             self.hosts = self._ask()
@@ -77,7 +78,7 @@ class HostList:
         return tuple({host.name: host for host in found}.values())
 
     def _run(self) -> tuple[int, str, str]:
-        """The script's exit code and what it prints. Raises TimeoutExpired."""
+        """Returns the script's exit code, output and errors. Raises TimeoutExpired."""
         with subprocess.Popen(
             self._script,
             shell=True,
@@ -86,7 +87,7 @@ class HostList:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # all that it starts is one group
+            start_new_session=True,  # so that all its children can be killed
         ) as self._process:
             try:
                 out, errors = self._process.communicate(timeout=_SCRIPT_SECONDS)
@@ -96,22 +97,22 @@ class HostList:
         return self._process.returncode, out, errors
 
     def _end_script(self) -> None:
-        """Ends it with all that it has started, if it runs."""
+        """Kills the script and its children, if it runs."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _watch(self) -> None:
         while not self._end.wait(_PERIOD):
-            with contextlib.suppress(Exception):  # of threads that can't start, say
+            with contextlib.suppress(Exception):  # e.g. no thread can start
                 self.look()
 
 
 def ranks_on(hosts: Sequence[Host]) -> int:
-    """How many ranks these hosts take."""
+    """Number of slots on these hosts."""
     return sum(host.slots for host in hosts)
 
 
 def places(hosts: Sequence[Host]) -> str:
-    """`2 on a, 2 on b`, for texts."""
+    """Formats the hosts for messages: `2 on a, 2 on b`."""
     return ", ".join(f"{host.slots} on {host.name}" for host in hosts)

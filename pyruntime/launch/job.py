@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher is to start: a command, ranks, hosts, environment. For `farandole run` and
+"""Description of a job to start: command, ranks, hosts, environment. Used by `farandole run` and
 farandole.run()."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farandole.start.launchers import LAUNCHERS
 
-# Variables that ranks on other hosts get too; `-x` adds more. Ranks on this host inherit all.
+# Variables to forward to other hosts; `-x` adds more. Ranks on this host inherit all.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_PREFIXES = (
     *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
@@ -21,32 +21,32 @@ _FORWARDED_PREFIXES = (
 )
 SEARCH_PATHS = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 _OF_A_RANK = re.compile("|".join(row.leaves for row in LAUNCHERS if row.leaves))
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")  # a user's own, unless they come with a rank's RANK
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")  # the user's own, unless RANK is set too
 
 
 @dataclass(frozen=True)
 class Host:
-    """One machine and how many ranks it takes."""
+    """A machine and its number of slots for ranks."""
 
     name: str
     slots: int
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine, by its name; an alias counts as another machine."""
+        """True if the name is this machine's; an alias counts as another machine."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", own, own.split(".")[0]}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One start of ranks. Without hosts: this one, or the batch system's allocation."""
+    """One start of ranks. Without hosts, on this one or in the batch system's allocation."""
 
     command: tuple[str, ...]
     ranks: int
     hosts: tuple[Host, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # set for all ranks
-    forwarded: tuple[str, ...] = ()  # further names that other hosts get
+    forwarded: tuple[str, ...] = ()  # more names to forward to other hosts
     binding: tuple[str, ...] | None = None  # options of the launcher; None: no binding
     oversubscribe: bool = False
     tag: bool = False  # output lines begin with their rank
@@ -59,27 +59,27 @@ class Job:
 
     @property
     def here(self) -> bool:
-        """Whether all ranks will be on this machine, by the hosts' names."""
+        """True if all ranks will be on this machine, by the hosts' names."""
         if self.hosts:
             return all(host.is_here for host in self.hosts)
         return not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
 
     @property
     def crowded(self) -> bool:
-        """Whether this machine gets more ranks than cores."""
+        """True if this machine gets more ranks than cores."""
         return self.here and self.ranks > len(os.sched_getaffinity(0))
 
     def names_to_forward(self) -> list[str]:
-        """Variables that launchers have to forward to other hosts."""
+        """Names of the variables to forward to other hosts."""
         found = [x for x in os.environ if x in _FORWARDED or x.startswith(_FORWARDED_PREFIXES)]
         kept = {x for x in found if not is_inherited(x)}
         return sorted({*kept, *self.environment, *self.forwarded})
 
 
 def outer_environment(job: Job) -> dict[str, str]:
-    """The launcher's environment: the caller's, without variables that make the caller a rank, and
-    without empty parts of search paths: they mean the working folder, where a stranger may have
-    left a library."""
+    """Environment for the launcher: the caller's without variables of a rank, and without empty
+    parts of search paths. An empty part means the working folder, where another user may have put a
+    library."""
     kept = {k: v for k, v in os.environ.items() if not is_inherited(k)}
     found = {**kept, **job.environment}
     for name in SEARCH_PATHS & found.keys():
@@ -88,12 +88,12 @@ def outer_environment(job: Job) -> dict[str, str]:
 
 
 def is_inherited(name: str) -> bool:
-    """Whether this process has a variable because it is a rank itself, or a rank's child."""
+    """True if this process has the variable because it is a rank or a rank's child."""
     return bool(_OF_A_RANK.match(name)) or (name in _MEETING and "RANK" in os.environ)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """`a:4,b:2`; a name without a number takes one rank. Raises ValueError."""
+    """Parses `a:4,b:2`; a name without a number has one slot. Raises ValueError."""
     parts = [part.strip() for part in text.split(",")]
     hosts = tuple(parse_host(part) for part in parts if part)
     if not hosts:
@@ -102,7 +102,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
-    """Lines `a slots=4`, `a:4` or `a`; `#` starts a comment. Raises ValueError, OSError."""
+    """Parses lines `a slots=4`, `a:4` or `a`; `#` starts a comment. Raises ValueError, OSError."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     hosts = []
     for line in filter(None, lines):
@@ -114,7 +114,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_host(given: str, slots: int = 1, text: str = "") -> Host:
-    """`a:4`, or `a`, which takes `slots` ranks. ValueError shows `text`, by default `given`."""
+    """Parses `a:4`, or `a` with `slots` slots. A ValueError quotes `text`, by default `given`."""
     name, _, number = given.partition(":")
     if not re.fullmatch(r"[\w.][\w.\-]*", name) or not re.fullmatch(r"[1-9]\d*|", number):
         raise ValueError(f"{text or given!r} is not a host: write NAME or NAME:SLOTS")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that torchrun sets and MPI's launchers do not: RANK and its like. For the launchers,
-whose ranks get them from a shell that then becomes their program."""
+"""Sets torchrun's variables (RANK, MASTER_ADDR, ...) under MPI's launchers: a shell on each rank
+exports them, then becomes the program."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from farandole.launch.job import Host, Job, is_inherited
 from farandole.start.places import first_of_allocation
 
-_WIDTH = 12_000  # so many ports below those that the kernel gives away by itself
+_WIDTH = 12_000  # number of ports below the kernel's ephemeral ones to choose from
 _TRIES = 100
 
 
 def with_place(job: Job, place: str, first: Host | None) -> list[str]:
-    """The job's command behind a shell that sets `place`, words like `RANK=$PMI_RANK`, and where
-    rank 0, on the host `first`, may serve a store. The bare command if its words start several
-    programs (`a : -np 2 b`)."""
+    """Returns the job's command behind a shell that exports `place` (`RANK=$PMI_RANK ...`) and an
+    address for a store on rank 0's host `first`. A command for several programs (`a : -np 2 b`) is
+    returned as it is."""
     if ":" in job.command:
         return list(job.command)
     address, port = _chosen("MASTER_ADDR", job), _chosen("MASTER_PORT", job)
@@ -33,13 +33,13 @@ def with_place(job: Job, place: str, first: Host | None) -> list[str]:
 
 
 def _chosen(name: str, job: Job) -> str:
-    """What the user has set; "" for nothing."""
+    """The user's own value of a variable; "" if unset."""
     own = "" if is_inherited(name) else os.environ.get(name, "")
     return job.environment.get(name) or own
 
 
 def _address(job: Job, first: Host | None) -> str:
-    """A name of the first host that the others know."""
+    """Name of rank 0's host for the other hosts."""
     if job.here:
         return "localhost"
     if first is not None:
@@ -48,8 +48,8 @@ def _address(job: Job, first: Host | None) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody has on this machine, if possible one that the kernel gives to nobody who
-    asks for any: the launcher and MPI ask for many before rank 0 opens it."""
+    """A free port on this machine, below the ephemeral range if possible: the launcher and MPI take
+    many ephemeral ports before rank 0 opens this one."""
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def _bound(port: int) -> int:
-    """The port, if it can be had; 0: it can't."""
+    """Returns the port if it is free, else 0. Port 0 stands for any free one."""
     with socket.socket() as found:
         try:
             found.bind(("", port))

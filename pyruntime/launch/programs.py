@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines for farandole's helper processes, and for programs that lead a process group. For
-launchers and agents."""
+"""Command lines for farandole's helper processes and for process group leaders. Used by launchers
+and agents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Python's -m and -c put the working folder first, where a stranger may have left a package of that
-# name; -P, which does not, is of Python 3.11.
+# -m and -c search the working folder first, where another user may have put a package of that name.
+# -P, which prevents it, needs Python 3.11.
 _OWN = (
     "import sys; sys.path[0] or sys.path.pop(0); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-# Not by preexec_fn, which may deadlock between fork and exec where other threads run.
+# A program instead of preexec_fn, which may deadlock after fork() if other threads run.
 _APART = """
 import os, signal, sys
 parent, *command = sys.argv[1:]
@@ -35,13 +35,13 @@ except OSError as reason:
 
 
 def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """The command that runs a helper module as `python -m` does, but never imports from the working
+    """Command that runs a helper module like `python -m`, without importing from the working
     folder."""
     return [python, "-c", _OWN, module, *arguments]
 
 
 def apart(command: Sequence[str], dies: bool = False) -> list[str]:
-    """`command`, as the leader of a new process group: what Ctrl-C or timeout(1) signals is not in
-    it. `dies`: it is killed when the thread that starts it ends."""
+    """Command that runs `command` as leader of a new process group, out of reach of Ctrl-C and
+    timeout(1). `dies`: the kernel kills it when the thread that started it ends."""
     parent = os.getpid() if dies else 0
     return [sys.executable, "-I", "-S", "-c", _APART, str(parent), *command]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.run() starts this on each rank, with the address of its server as the argument."""
+"""Program of each rank of farandole.run(). Its argument is the address of the result server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from farandole.start.connection import open_connection
 
 
 def main(address: str) -> None:
-    """Fetches the function, calls it, sends its result or exception. Raises the exception too, so
-    that the other ranks fail as with any failing rank."""
+    """Receives the function, calls it, and sends its result or exception. Also raises the
+    exception, so that the other ranks get a PeerError."""
     key = bytes.fromhex(os.environ.pop(KEY))
     with open_connection(address, key, launchers.launched_rank()) as server:
         work = server.receive()
@@ -29,7 +29,7 @@ def main(address: str) -> None:
             outcome = Outcome(cloudpickle.dumps(call(*args, **kwargs)))
         except BaseException as error:
             data = b""
-            with contextlib.suppress(Exception):  # of any kind: pickling runs the user's classes
+            with contextlib.suppress(Exception):  # pickling runs the user's classes
                 data = cloudpickle.dumps(error)
             server.send(Outcome(data, traceback.format_exc()).encode())
             raise

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one rank of an elastic job, and what comes of its output. For an agent; two
-threads of each process copy its output and wait for its end."""
+"""The process of one rank of an elastic job. Used by an agent. Two threads per process copy its
+output and wait for its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from farandole.membership.messages import End
 from farandole.start.siblings import stat
 
 _CHUNK = 1 << 16
-_STOPPED = "T"  # by a signal; "t", under a debugger, is somebody's will
+_STOPPED = "T"  # by a signal; "t", under a debugger, is intended
 _writing = threading.Lock()
 
 
 class RankProcess:
-    """It dies with the thread that has started it, and is killed with all that it has started."""
+    """A child that the kernel kills when the thread that started it ends. Attributes are the
+    agent's."""
 
     def __init__(
         self,
@@ -35,16 +36,16 @@ class RankProcess:
         label: Callable[[], str],
         ended: Callable[[int], object],
     ) -> None:
-        """`label`: the prefix of output lines. `ended` is called with the exit code, on a thread.
-        Raises OSError if the process can't be started."""
-        self.slot = 0  # of its host
-        self.settled = False  # whether all is known of its end
-        self.said: tuple[End, str] | None = None  # how it ends, as it says
-        self.called = False  # whether a program in it has called init()
-        self.connected = False  # and has not left since
-        self.code: int | None = None  # it has ended so
-        self.stopped = 0.0  # seconds, without a break
-        self.pid = 0  # of the program that has called; 0: none has
+        """`label` returns the prefix of output lines. `ended` is called with the exit code on
+        another thread. Raises OSError if the process can't be started."""
+        self.slot = 0  # number of its slot on the host
+        self.settled = False  # its end has been reported
+        self.said: tuple[End, str] | None = None  # how it says that it ends
+        self.called = False  # a program in it has called init()
+        self.connected = False  # to the agent
+        self.code: int | None = None  # exit code; None while it lives
+        self.stopped = 0.0  # seconds since a signal stopped it
+        self.pid = 0  # of the program that has called init(); 0: none
         self._process = subprocess.Popen(
             apart(command, dies=True),
             env=environment,
@@ -59,38 +60,38 @@ class RankProcess:
 
         def wait() -> None:
             code = self._process.wait()
-            copier.join(1.0)  # what it has started may hold its output open
+            copier.join(1.0)  # its children may keep the output open
             ended(code)
 
         try:
             copier.start()
             threading.Thread(target=wait, name="rank", daemon=True).start()
-        except RuntimeError as reason:  # of too many threads
+        except RuntimeError as reason:  # too many threads
             self.kill()
             self._process.wait()
             raise OSError(errno.EAGAIN, str(reason)) from reason
 
     def kill(self) -> None:
-        """Ends it, and all of its process group."""
+        """Kills the process group."""
         with contextlib.suppress(PermissionError):
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has not made its group yet, or is gone
+            except ProcessLookupError:  # the group is not made yet, or is gone
                 self._process.kill()
 
     def preempt(self) -> None:
-        """Tells its program that this host will be taken away."""
+        """Sends SIGTERM: this host is being preempted."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid or self._process.pid, signal.SIGTERM)
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
+        """True if a signal has stopped it."""
         found = stat(self.pid or self._process.pid)
         return found is not None and found.state == _STOPPED
 
     def end(self) -> tuple[End, str]:
-        """How it has ended, with a text."""
+        """Returns how it ended, and a text for the user."""
         code = self.code or 0
         if code < 0:
             return End.LOST, f"was killed by {_name_of(-code)}"
@@ -114,7 +115,7 @@ def _name_of(number: int) -> str:
 
 
 def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> None:
-    """Copies whole lines, so that those of several ranks do not mix."""
+    """Copies whole lines, so that lines of several ranks do not mix."""
     with selectors.DefaultSelector() as selector:
         for pipe, stream in pipes.items():
             selector.register(pipe, selectors.EVENT_READ, _Stream(stream))
@@ -129,23 +130,23 @@ def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> Non
 
 
 class _Stream:
-    """Writes the output of ranks, and keeps a line that one of them has not finished."""
+    """Writes whole lines of one rank's output; keeps an unfinished line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._rest = stream, b""
 
     def put(self, data: bytes, label: Callable[[], str]) -> None:
-        """Writes the lines that are whole; all, if there is no more data."""
+        """Writes complete lines; with empty data, also the rest."""
         lines = (self._rest + data).splitlines(keepends=True)
         whole = not data or not lines or lines[-1].endswith(b"\n") or len(lines[-1]) > _CHUNK
         self._rest = b"" if whole else lines.pop()
         head = label().encode()
-        with _writing, contextlib.suppress(OSError):  # the job outlives whoever reads that
+        with _writing, contextlib.suppress(OSError):  # a reader that has ended does not end the job
             self._stream.write(b"".join(head + line for line in lines))
             self._stream.flush()
 
 
 def stamp(tag: str, time_too: bool) -> str:
-    """The prefix of a line of output."""
+    """Formats the prefix of an output line."""
     now = time.strftime("%a %b %d %H:%M:%S %Y") if time_too else ""
     return f"[{tag}]<{now}>: " if now else f"[{tag}]: " if tag else ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of `farandole run --elastic`: it starts the agents of the hosts, hears from them,
-and tells them what membership/scheduler.py decides. It runs on the main thread; other threads put
-what happens into its queue."""
+"""The supervisor of `farandole run --elastic`. It starts an agent on each host, passes their
+reports to membership/scheduler.py, and sends them its decisions. It runs on the main thread; other
+threads put events into its queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from farandole.start.server import Client, Server
 from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
 
-_ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
+_ENDS = (signal.SIGINT, signal.SIGQUIT)  # kill all ranks; other signals ask them to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 Event = Callable[[], object]
@@ -40,31 +40,31 @@ Event = Callable[[], object]
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """How a job is supervised."""
+    """Options of an elastic job."""
 
     policy: Policy
-    script: str  # which prints the hosts
-    slots: int  # of a host that the script prints without a number
-    grace: float  # seconds to leave in, after a signal
-    folder: Path | None  # for commits; None: a new one, removed after success
+    script: str  # discovery script, which prints the hosts; "" for none
+    slots: int  # for a host that the script prints without a number
+    grace: float  # seconds for ranks to leave after a signal
+    folder: Path | None  # for commits; None: a new folder, removed after success
 
 
 class _AgentListener(Server):
-    """Takes the calls of the agents."""
+    """Listens for agents. Methods with an underscore run on its thread."""
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
         super().__init__("listener", here=here)
 
-    def tell(self, client: Client, words: list[Any]) -> None:
-        """Sends to an agent."""
-        self.call_soon(lambda: self._send(client, json.dumps(words).encode()))
+    def tell(self, client: Client, fields: list[Any]) -> None:
+        """Sends a message to an agent; any thread."""
+        self.call_soon(lambda: self._send(client, json.dumps(fields).encode()))
 
     def _connected(self, client: Client) -> None:
         self._supervisor.events.put(lambda: self._supervisor.welcome(client))
 
     def _received(self, client: Client, message: bytes) -> None:
-        what, *rest = _words(message)
+        what, *rest = _parse(message)
         if what == "status":
             (text,) = rest
             status = decode(AgentStatus, text)
@@ -79,7 +79,7 @@ class _AgentListener(Server):
 
 
 def supervise(job: Job, options: ElasticOptions) -> int:
-    """Runs the job to its end, whatever it takes; returns the exit code."""
+    """Runs the job to its end; returns the exit code. Main thread only, because of signals."""
     own = Folder(options.folder.absolute()) if options.folder else _new_folder(job.here)
     folder = own.path
     supervisor = _Supervisor(job, options, own)
@@ -95,9 +95,9 @@ def supervise(job: Job, options: ElasticOptions) -> int:
 
 
 def _new_folder(here: bool) -> Folder:
-    """A new one: in the working folder, which other hosts may have too, or, if others could
-    exchange it there and the job needs no other host, in the system's for temporary files. Raises
-    CheckpointError, OSError."""
+    """Makes a folder for commits in the working folder, which other hosts may share. If other users
+    could exchange it there and the job runs `here` only, makes it in the system's temporary folder.
+    Raises CheckpointError, OSError."""
     places = [Path.cwd(), Path(tempfile.gettempdir())]
     for place in places if here else places[:1]:
         folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)), new=True)
@@ -112,7 +112,7 @@ def _new_folder(here: bool) -> Folder:
 
 
 def _has_commit(folder: Path) -> bool:
-    """True if the next start could go on from there."""
+    """True if the folder has a commit from which the next start can continue."""
     with contextlib.suppress(OSError):
         return any(folder.glob(f"call-*/{FILE}"))
     return False
@@ -126,13 +126,13 @@ class _Supervisor:
         disk = JobFolder(folder, say, lambda: self.events.put(lambda: None))
         self.listener = _AgentListener(job.here and not options.script, self)
         self._job, self._options, self._folder = job, options, folder.path
-        self._cwd = str(Path.cwd())  # once: somebody may remove it
+        self._cwd = str(Path.cwd())  # now: the folder may be removed later
         self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
         self._allgathers: Allgathers[Client] = Allgathers()
-        self._clients: dict[str, Client] = {}  # by agent
-        self._sent: dict[str, Any] = {}  # by agent: what it was told last
+        self._clients: dict[str, Client] = {}  # by agent's name
+        self._sent: dict[str, Any] = {}  # by agent: the last message
         self._stopped = 0  # the signal that ends the job
-        self._deadline = float("inf")  # then ranks are ended that do not leave
+        self._deadline = float("inf")  # ranks that have not left by then are killed
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -167,7 +167,7 @@ class _Supervisor:
             self._scheduler.ending.fail("ranks have not left in time: they are ended")
 
     def _give_up(self, host_list: HostList, failing: dict[str, str]) -> None:
-        """Ends a job that has never had a world, if it needs hosts whose agents fail each time."""
+        """Fails a job that has had no world and needs hosts whose agents fail at each start."""
         slots = sum(host.slots for host in host_list.hosts if host.name not in failing)
         needed = slots < self._options.policy.least and not host_list.scripted
         if failing and needed and not self._scheduler.worlds:
@@ -207,8 +207,8 @@ class _Supervisor:
     # ---- agents
 
     def welcome(self, client: Client) -> None:
-        """An agent has called. Whoever is between may read this: the ranks' environment, which may
-        hold secrets, comes to agents from whoever starts them."""
+        """Tells a new agent about the job. The network may read this message, so it holds no
+        secret: agents get the ranks' environment when they are started."""
         job, options = self._job, self._options
         told = {
             "command": list(job.command),
@@ -222,18 +222,18 @@ class _Supervisor:
         self.listener.tell(client, ["job", told])
 
     def hear(self, client: Client, status: AgentStatus) -> None:
-        """An agent has said this."""
+        """Applies an agent's report."""
         self._clients[status.agent] = client
         self._scheduler.receive(status, time.monotonic())
 
     def meet(self, client: Client, name: str, world: int, turn: int, data: str) -> None:
-        """A rank of this agent's brings its part of an allgather."""
+        """Takes a rank's part of an allgather, from its agent."""
         self._allgathers.put(client, name, world, turn, data)
         for other, answer in self._allgathers.answers():
             self.listener.tell(other, answer)
 
     def lose(self, client: Client) -> None:
-        """Its connection has ended."""
+        """Notes that the connection to an agent has ended."""
         for name in [name for name, other in self._clients.items() if other is client]:
             del self._clients[name]
             self._sent.pop(name, None)
@@ -242,7 +242,8 @@ class _Supervisor:
     # ---- signals
 
     def stop(self, number: int) -> None:
-        """Ends the job because of a signal."""
+        """Handles a signal: kills all ranks at the first SIGINT or the second signal, else asks
+        them to leave."""
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: the job is ended")
@@ -255,17 +256,17 @@ class _Supervisor:
         self._stopped = number
 
 
-def _words(message: bytes) -> list[Any]:
-    """What an agent says. Raises ValueError unless it is a list that starts with a known word."""
-    words = json.loads(message)
-    if not isinstance(words, list) or not words or words[0] not in ("status", "blob"):
+def _parse(message: bytes) -> list[Any]:
+    """Parses an agent's message. Raises ValueError unless it is a list with a known first word."""
+    fields = json.loads(message)
+    if not isinstance(fields, list) or not fields or fields[0] not in ("status", "blob"):
         raise ValueError("no agent says that")
-    return words
+    return fields
 
 
 @contextlib.contextmanager
 def _signals(supervisor: _Supervisor) -> Iterator[None]:
-    """A context in which signals go into the queue of events."""
+    """Context manager: puts signals into the queue of events."""
 
     def handler(number: int, _: object) -> None:
         supervisor.events.put(lambda: supervisor.stop(number))

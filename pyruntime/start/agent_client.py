@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank under `farandole run --elastic`: what it tells the agent of its host, how it meets the
-others of its next world, and whether it shall leave. For init(), elastic training and the end of
-the process; membership/member.py decides.
+"""A rank's connection to the agent of its host, under `farandole run --elastic`: it reports the
+rank's state, meets the other ranks of the next world, and learns whether to leave. Used by init(),
+elastic training and the end of the process; membership/member.py decides.
 
-A thread `farandole.agent` hears the agent. Without an agent only signals ask a rank to leave.
+A thread `farandole.agent` receives the agent's messages. Without an agent, only signals ask a rank
+to leave.
 """
 
 from __future__ import annotations
@@ -28,37 +29,36 @@ from farandole.start.connection import open_connection
 from farandole.start.launchers import launched_rank
 from farandole.start.sockets import shared_host
 
-AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name there
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
-_SLICE = 0.2  # seconds; between two of them Ctrl-C works
-_CONNECT = 30.0  # seconds for the agent to take the call
-_STATE_PERIOD = 1.0  # seconds between two words about commits
+AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # they announce a preemption
+_SLICE = 0.2  # seconds of an uninterruptible wait, after which Ctrl-C is handled
+_CONNECT = 30.0  # seconds for the agent to answer
+_STATE_PERIOD = 1.0  # seconds between two reports of commits
 
 
 class AgentClient:
-    """The connection to the agent. All methods but those for its thread are called by the thread
-    that trains."""
+    """The connection to the agent. For the training thread, except for _listen()."""
 
     def __init__(self, address: str, number: str, name: str) -> None:
-        """Raises OSError if nobody is there."""
+        """Raises OSError if no agent answers."""
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, int], dict[str, str]] = {}
-        self._sent_at = 0.0  # when this rank's commit was told last
-        self.left = False  # it ends because it was asked to
-        self.lost = False  # the supervisor does not answer a rank's agent
+        self._sent_at = 0.0  # time of the last report of a commit
+        self.left = False  # this rank ends because it was asked to
+        self.lost = False  # the supervisor does not answer some rank's agent
         self.connection = open_connection(address, b"", int(number), _CONNECT)
         self._send("here", os.getpid())
         what, before = "", 0
-        while what != "begin":  # what comes before is told again
+        while what != "begin":  # earlier messages are sent again
             what, before, *rest = json.loads(self.connection.receive(_CONNECT))
         self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
-        # A world trains already, and will take this process in.
+        # This process was started to join a running world.
         self.alone = name.endswith(JOINS) and not before
         threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
 
-    def _send(self, *words: Any) -> None:
-        self.connection.send(json.dumps(words).encode())
+    def _send(self, *fields: Any) -> None:
+        self.connection.send(json.dumps(fields).encode())
 
     def _send_state(self) -> None:
         self._send("state", encode(self._member.state))
@@ -80,26 +80,26 @@ class AgentClient:
                     self._changed.notify_all()
         except (OSError, EOFError):
             if os.getpid() == owner and not _ending:
-                # Whoever takes this host for lost may start its ranks elsewhere.
+                # The supervisor may give this host up and start its ranks elsewhere.
                 os.write(2, b"farandole: the agent of this host is gone: this rank ends\n")
                 os.kill(owner, signal.SIGKILL)
 
     def _wait(self, done: Callable[[], bool], until: float = float("inf")) -> None:
-        """Returns when `done()`, or at that time. Holds the lock that `done` needs."""
+        """Waits for `done()`, which is called under the lock, or until that time."""
         while not done() and time.monotonic() < until:
             self._changed.wait(_SLICE)
 
     # ---- worlds
 
     def leave(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Notes why this rank leaves its world; see Member.wait()."""
+        """Reports that this rank leaves its world, and why; see Member.wait()."""
         with self._changed:
             self._member.wait(finished, met, stalled)
             self._send_state()
 
     def ended(self) -> bool:
-        """Waits until the call that this rank has finished has ended on all ranks: True; or until
-        there is a world in which it goes on: False."""
+        """Waits after a call of train(). Returns True once it has ended on all ranks, False if this
+        rank has to continue in a new world."""
 
         def decided() -> bool:
             return self._member.stay() or self._member.is_awaited()
@@ -111,7 +111,7 @@ class AgentClient:
             return not self._member.state.away
 
     def meet(self) -> ElasticBootstrap:
-        """Waits for this rank's next world, and is in it then."""
+        """Waits for this rank's next world and enters it. Raises as end() if the job ends first."""
         with self._changed:
             if not self._member.state.away:
                 self._member.wait(met=True)
@@ -132,7 +132,8 @@ class AgentClient:
         return ElasticBootstrap(self, world[0], rank)
 
     def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
-        """The data of all members; collective. Raises PeerError and StallError."""
+        """Allgather over the members of a world, by rank. Collective. Raises PeerError,
+        StallError."""
         key = world.number, turn
         with self._changed:
             self._send("blob", *key, data.hex())
@@ -154,13 +155,13 @@ class AgentClient:
     # ---- commits
 
     def synchronized(self) -> None:
-        """This rank has the state from which the world started."""
+        """Reports that this rank has the commit with which the world started."""
         with self._changed:
             self._member.synchronized()
             self._send_state()
 
     def committed(self) -> None:
-        """It has saved the next commit."""
+        """Reports that this rank has made the next commit."""
         with self._changed:
             self._member.committed()
             if (now := time.monotonic()) > self._sent_at + _STATE_PERIOD:
@@ -168,23 +169,23 @@ class AgentClient:
                 self._send_state()
 
     def forget(self) -> None:
-        """It has no whole state any more."""
+        """Notes that this rank has no complete commit in memory."""
         with self._changed:
             self._member.forget()
 
     @property
     def meets(self) -> bool:
-        """Whether all shall meet after the next commit, because others join or hosts go."""
+        """True if all ranks shall meet after the next commit, because ranks join or hosts leave."""
         return self._member.meets
 
     @property
     def leaves(self) -> bool:
-        """Whether the whole job shall leave."""
+        """True if all ranks shall leave after the next commit."""
         return self._member.leaves
 
     def end(self) -> NoReturn:
-        """Ends this rank's part in the job, as it was asked to. Raises SystemExit, or LibraryError
-        where the whole job ends because its supervisor has."""
+        """Ends this rank as it was asked to: raises SystemExit, or LibraryError if the job ends
+        because the supervisor does not answer."""
         if self.lost:
             raise LibraryError(
                 "the supervisor of this elastic job does not answer; remedy: give the same command "
@@ -194,13 +195,13 @@ class AgentClient:
         raise SystemExit(0) from None
 
     def send_end(self, end: End, text: str = "") -> None:
-        """Tells how this process ends."""
+        """Reports how this process ends."""
         with contextlib.suppress(OSError):
             self._send("end", end.value, text)
 
 
 class ElasticBootstrap(Bootstrap):
-    """The ranks of one world of an elastic job, through their agents and the supervisor."""
+    """Bootstrap of one world of an elastic job, through the agents and the supervisor."""
 
     def __init__(self, client: AgentClient, world: World, rank: int) -> None:
         self.world, self.number = world, world.number
@@ -210,27 +211,27 @@ class ElasticBootstrap(Bootstrap):
         self._introduce(shared_host(), client.secret)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order. Raises StallError and PeerError."""
+        """The data of every rank, by rank. Collective. Raises StallError, PeerError."""
         self._turn += 1
         limit = self.seconds if seconds is None else seconds
         return self._client.exchange(self.world, self._turn, data, limit)
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Nothing: the agent knows who lives."""
+        """No-op: the agent tracks which ranks are alive."""
         return Goodbyes(goodbye, lambda: None)
 
     def abandon(self, reason: BaseException) -> None:
-        """Leaves in the middle of init(): the others' init() fails too."""
+        """Reports that this rank gives up in init(), so that the others' init() fails too."""
         with contextlib.suppress(OSError):
             self._client.leave()
 
 
 _client: AgentClient | None = None
-_ending = False  # whether this process is on its way out
+_ending = False  # this process is about to end
 
 
 def connect() -> AgentClient | None:
-    """The client of this process; None: it has none. Raises LibraryError."""
+    """Returns this process's client; None without an agent. Raises LibraryError."""
     global _client
     if _client is None and AGENT in os.environ and not ancestry.is_of_rank():
         try:
@@ -244,8 +245,8 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """Whether this rank, whose init() has failed for a reason that another attempt may not have,
-    shall meet the others in the next world. It has left the present one then."""
+    """Returns True if init(), which has failed with an error that a retry may avoid, shall be
+    repeated in the next world. This rank has then left the present one."""
     if _client is None or _client.alone or _client.lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
@@ -254,18 +255,18 @@ def retries_init(reason: Exception) -> bool:
 
 
 def may_grow() -> bool:
-    """Whether this process, where it is alone now, may train with others later."""
+    """True if other ranks may join this process later, although its world has one rank now."""
     return _client is not None
 
 
 def report_failure(cause: str, retried: bool) -> None:
-    """Tells that this rank fails; `retried`: another attempt may succeed."""
+    """Reports that this rank fails. `retried`: a retry may succeed."""
     if _client is not None:
         _client.send_end(End.LOST if retried else End.FAILED, cause)
 
 
 def report_end() -> None:
-    """Tells that this rank's process ends well."""
+    """Reports that this process ends without an error."""
     global _ending
     _ending = True
     if _client is not None:
@@ -273,7 +274,7 @@ def report_end() -> None:
 
 
 def leave_job() -> NoReturn:
-    """Ends this process because a rank was asked to leave; see AgentClient.end()."""
+    """Ends this process because ranks were asked to leave; see AgentClient.end()."""
     if _client is not None:
         _client.end()
     raise SystemExit(0)
@@ -285,17 +286,16 @@ _signalled = False
 
 
 def was_signalled() -> bool:
-    """Whether a signal asks this rank to leave."""
+    """True if a signal has asked this rank to leave."""
     return _signalled
 
 
 @contextlib.contextmanager
 def leaving_on_signals(grace: float | None) -> Iterator[None]:
-    """A context in which signals of a preemption ask this rank to leave, instead of ending it.
+    """Context manager in which SIGTERM and SIGUSR1 ask this rank to leave instead of ending it.
 
-    The process ends `grace` seconds after the first, if it has not by then; None: signals act as
-    usual. If the program has its own handlers, these stay. Threads other than the main one can't
-    have any.
+    The kernel ends the process `grace` seconds after the first signal. With None, in threads other
+    than the main one, and for signals that the program handles itself, nothing changes.
     """
     if grace is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -305,18 +305,18 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
 
     def handler(number: int, frame: FrameType | None) -> None:
         global _signalled
-        if os.getpid() != owner:  # a child that has hardly begun: see _after_fork
+        if os.getpid() != owner:  # a forked child, before _after_fork()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _signalled:
             return
         _signalled = True
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            # The kernel ends it, whatever it does; 0 would mean never.
+            # The kernel ends the process whatever it does; 0 would disable the timer.
             signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"
-        # Not by print(), in the middle of which the signal may have come.
+        # os.write(): the signal may have interrupted print().
         who = f"rank {launched_rank()}" if _client is None else f"a rank (process {owner})"
         os.write(2, f"farandole: {who} got {name}: it leaves {when}\n".encode())
 
@@ -327,7 +327,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if not _signalled:  # else a second signal must not end it before it has left
+        if not _signalled:  # else a second signal could end it before it has left
             _undo_handlers(ours)
 
 
@@ -341,7 +341,7 @@ def _undo_handlers(numbers: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
-    """Lets signals end a child, such as a worker of a DataLoader, as usual."""
+    """Restores the default signals in a child, such as a DataLoader's worker."""
     global _client
     _client = None
     _undo_handlers(list(_handled))

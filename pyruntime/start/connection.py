@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line to a server: a connection that carries messages, and how to find the server. For ranks,
-whose servers are the rendezvous, the supervisor and farandole.run()."""
+"""A client's connection to a Server, and how to open it. Used by ranks and agents, whose servers
+are the rendezvous, the agent, the supervisor and farandole.run()."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from farandole.trust import is_own_user
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _CHUNK = 1 << 18  # bytes to read at once
-_SEND_SECONDS = 30.0  # until a server that stops reading is given up
-_SECONDS = 30.0  # to reach a server, by any of its places
-_ATTEMPT = 5.0  # seconds for one place of a server to answer, and to prove that it is the server
-_PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds; the last one counts for all later ones
+_SEND_SECONDS = 30.0  # until send() fails because the server does not read
+_SECONDS = 30.0  # to connect to a server, over all its addresses
+_ATTEMPT = 5.0  # seconds for one address to answer and to prove that it is the server
+_PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds; the last value repeats
 
 
 class Busy(ConnectionError):
-    """The other end hung up before it said anything, as a flooded server does."""
+    """The server closed the connection without an answer, as a flooded server does."""
 
 
 class Connection:
-    """One end of the connection: any thread sends, one receives. A context manager."""
+    """The client's end. Any thread may send; one thread receives. A context manager."""
 
     def __init__(self, connection: socket.socket, session: Session, seconds: float) -> None:
-        """Waits for the other end's proof. Raises TimeoutError after `seconds`, OSError if the
-        other end hangs up or is not who it should be."""
+        """Waits until the server has proved that it knows the secret. Raises TimeoutError after
+        `seconds`, OSError if the server closes the connection or fails the proof."""
         self._socket, self._session = connection, session
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -57,9 +57,9 @@ class Connection:
             raise Refused(f"{reason}: perhaps it knows another secret, or none") from reason
 
     def send(self, message: bytes) -> None:
-        """Sends a message. Raises OSError; the line is closed then.
+        """Sends a message. Closes the connection and raises OSError if that fails.
 
-        A signal handler may call it in the middle of another call, which then sends both.
+        A signal handler may call it during another call, which then sends both messages.
         """
         self._waiting.append(message)
         while self._waiting and self._sending.acquire(blocking=False):
@@ -75,8 +75,8 @@ class Connection:
                 self._sending.release()
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """The next message. Raises TimeoutError after `seconds` (None: never), EOFError and OSError
-        when the line has ended."""
+        """Returns the next message. Raises TimeoutError after `seconds` (None: never), EOFError and
+        OSError if the connection has ended."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._messages:
             self._read(deadline)
@@ -92,7 +92,7 @@ class Connection:
         self._messages += self._session.receive(data)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._socket.close()
 
     def __enter__(self) -> Connection:
@@ -103,13 +103,13 @@ class Connection:
 
 
 def limit_calls(connection: socket.socket, seconds: int) -> None:
-    """Limits how long each call of a connection may block."""
+    """Limits the seconds that each blocking call on this socket may take."""
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(seconds, 0))
 
 
 def is_of_this_user(local: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is; the kernel knows."""
+    """True if the other end of a Unix socket is a process of this user, as the kernel reports."""
     data = local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return is_own_user(_CREDENTIALS.unpack(data)[1])
 
@@ -117,12 +117,12 @@ def is_of_this_user(local: socket.socket) -> bool:
 def open_connection(
     address: str, secret: bytes, rank: int = 0, seconds: float = _SECONDS
 ) -> Connection:
-    """A line to the server that knows `secret`, as `rank`, at any of the places of its address.
+    """Connects as `rank` to the server that knows `secret`.
 
-    They are separated by commas: `/path` is a Unix socket on this host, all others are numbers of
-    its host, before the colon and the port. They are called in turn, again and again while one is
-    busy or silent, for `seconds` in all. Raises ConnectionError, with what happened at each place:
-    Refused if somebody answers who has not proved to be that server.
+    `address` has the form `/path,1.2.3.4,...:port`: paths of Unix sockets on this host, and IP
+    addresses for other hosts. They are tried in turn, and again while one is busy or silent, for
+    `seconds` in all. Raises ConnectionError with the error of each; Refused if a server fails the
+    proof.
     """
     places, port = _parts(address)
     if not secret and not is_here(address):
@@ -149,12 +149,12 @@ def open_connection(
 
 
 def is_here(address: str) -> bool:
-    """True if all places are Unix sockets: the kernel says whose process listens there."""
+    """True if the address has Unix sockets only, where the kernel reports who listens."""
     return all(place.startswith("/") for place in _parts(address)[0])
 
 
 def _parts(address: str) -> tuple[list[str], str]:
-    """The places, and the port of those on other hosts."""
+    """Splits an address into its places and the port of those on other hosts."""
     head, colon, port = address.rpartition(":")
     return (head.split(","), port) if colon else ([address], "")
 
@@ -164,7 +164,7 @@ def _call(place: str, port: str, session: Session, seconds: float) -> Connection
     family, where = (socket.AF_UNIX, place) if here else _elsewhere(place, port)
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
-        if here:  # it blocks: else a server with many callers at once would be an error
+        if here:  # blocking: otherwise connect() fails while the server's backlog is full
             limit_calls(connection, max(1, int(seconds)))
         else:
             connection.settimeout(seconds)
@@ -182,10 +182,10 @@ def _call(place: str, port: str, session: Session, seconds: float) -> Connection
 
 
 def _elsewhere(number: str, port: str) -> tuple[int, Any]:
-    """The family and the socket's address of another host."""
+    """Returns the family and the socket address of a place on another host."""
     kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     family, *_, where = socket.getaddrinfo(number.encode(), port, type=kind, flags=flags)[0]
-    if _is_own(family, number):  # the server is elsewhere, or else at its path
+    if _is_own(family, number):  # a server on this host is reached by its path
         raise PermissionError(
             "it is this host's own address, where others may listen (containers of one host need a "
             "common /tmp)"
@@ -194,7 +194,7 @@ def _elsewhere(number: str, port: str) -> tuple[int, Any]:
 
 
 def _is_own(family: int, number: str) -> bool:
-    """Whether it is an address of this host: only these can be bound."""
+    """True if it is an address of this host: only these can be bound."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((number, 0))
         return True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks at the end of a process: whatever ends it, its peers are told the cause. For init(); they
-run on the thread that ends.
+"""Hooks that tell a process's peers why it ends. The first init() installs them; they run on the
+thread that ends, and also call the hooks that were there before.
 
-The first init() installs the hooks, which also call those installed before. They do nothing while
-the runtime is down. In notebooks and interactive sessions exceptions are not a cause.
+They do nothing while the runtime is down. In notebooks and interactive sessions they ignore
+exceptions, which do not end the process there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-# Called as leave(text, failed): failed where an exception or an exit code is the cause.
+# Called as leave(text, failed). `failed`: an exception or an exit code is the cause.
 Leave = Callable[[str, bool], None]
 
 
 class _Cause:
-    """The cause of this process's end, as far as the hooks know it."""
+    """Why this process ends, as far as the hooks know."""
 
     def __init__(self) -> None:
         self.exception = ""
@@ -31,14 +31,14 @@ class _Cause:
         self._at: tuple[FrameType, int] | None = None
 
     def exiting(self, text: str) -> None:
-        """Notes a call of sys.exit; it is the cause only if it is not caught."""
+        """Notes a call of sys.exit(), which is the cause unless it is caught."""
         root = sys._getframe()
         while root.f_back is not None:
             root = root.f_back
         self._exit, self._at = text, (root, root.f_lasti)
 
     def exit_code(self) -> str:
-        """The text of the sys.exit that ends this process; a caught one is left out."""
+        """Text of the sys.exit() that ends this process; "" if it was caught."""
         called = self._at is not None and self._at[0].f_lasti == self._at[1]
         return self._exit if called else ""
 
@@ -55,13 +55,13 @@ _waits: list[Callable[[], object]] = []
 
 
 def wait_first(wait: Callable[[], object]) -> None:
-    """Registers what a process that ends well waits for before it leaves: work of a framework that
-    calls the core on its own threads."""
+    """Registers a wait for a framework's threads that still call the core. It runs before a process
+    leaves without an error."""
     _waits.append(wait)
 
 
 def install(leave: Leave) -> None:
-    """Registers `leave`, to be called with the cause when this process ends. Once per process."""
+    """Installs the hooks, which call `leave` with the cause. Once per process."""
     global _leave
     if _leave is not None:
         return
@@ -74,26 +74,26 @@ def install(leave: Leave) -> None:
 
 
 def leave_now() -> None:
-    """Leaves with the cause known so far; at exit, and when the user finalises MPI."""
+    """Calls `leave` with the cause known so far; at exit, and when the user finalises MPI."""
     if _leave is not None:
         for wait in _waits if not _cause.failed() else ():
-            with contextlib.suppress(Exception):  # the framework itself tells it
+            with contextlib.suppress(Exception):  # the framework reports it
                 wait()
         _leave(_cause.text(), _cause.failed())
 
 
 def failed() -> bool:
-    """Whether an exception or an exit code ends this process, as far as is known."""
+    """True if an exception or an exit code ends this process, as far as is known."""
     return _cause.failed()
 
 
 def kind() -> type[BaseException] | None:
-    """The class of the exception that ends this process; None: there is none."""
+    """Class of the exception that ends this process; None without one."""
     return _cause.kind
 
 
 def describe(error: BaseException | None, kind: type[BaseException] | None = None) -> str:
-    """One line: the exception's type and text."""
+    """Formats an exception as one line: type and text."""
     name = (kind or type(error)).__name__
     lines = str(error).strip().splitlines() if error is not None else []
     return f"{name}: {lines[0]}" if lines else name
@@ -111,8 +111,8 @@ def _chain_excepthook() -> None:
         if _interactive():
             return
         _cause.exception, _cause.kind = describe(error, kind), kind
-        # If the interpreter calls this, the process is ending: leave before it joins threads
-        # that may wait for peers. If other code calls it, the process may continue.
+        # Called by the interpreter, the process is ending: leave before it joins threads that may
+        # wait for peers. Called by other code, the process may continue.
         if sys._getframe().f_back is None:
             leave_now()
 
@@ -134,7 +134,7 @@ def _chain_exit() -> None:
     before = sys.exit
 
     def exit_(status: object = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():  # else it ends only a thread
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends only a thread
             _cause.exiting("" if status in (None, 0) else f"sys.exit({status!r})")
         before(status)  # type: ignore[arg-type]
 
@@ -142,15 +142,15 @@ def _chain_exit() -> None:
 
 
 def _end_with_multiprocessing() -> None:
-    """A child of multiprocessing tells nobody of its exceptions, and a forked one ends without
-    atexit."""
+    """Covers children of multiprocessing: they bypass sys.excepthook, and forked ones atexit
+    too."""
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
         return
     from multiprocessing.util import Finalize
 
     def end() -> None:
-        error = sys.exc_info()[1]  # what the child's function has raised
+        error = sys.exc_info()[1]  # raised by the child's function
         if error is not None and not isinstance(error, SystemExit):
             _cause.exception, _cause.kind = describe(error), type(error)
         leave_now()

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allgathers for ranks started without MPI, by a server: of rank 0 under torchrun, whose address
-may be in torch's store, or of the launcher in tests.
+"""Allgathers for ranks without MPI, through a server: in rank 0 under torchrun, whose address may
+be in torch's store, or in the launcher in tests.
 
-Per round each rank sends its bytes; when all ranks have, each receives all of them in rank order. A
-rank that has waited too long asks who is missing (null): the server answers all that wait with the
-missing ranks as text, and these give up. When a rank leaves, the server closes all others, so none
-waits forever; the ranks may then connect again as the next generation (shutdown and init in a
-living process).
+In each round every rank sends its bytes, and then receives those of all ranks, by rank. A rank that
+has waited too long sends null: the server answers all waiting ranks with the missing ones as text,
+and they give up. When a rank disconnects, the server disconnects all others, so that none waits
+forever; they may connect again, for shutdown() and init() in a living process.
 
-Both ends prove that they know a secret, which also tells one job from another. It is empty where
-all ranks are on one host and the kernel says that the other end is a process of the same user.
+Both ends prove that they know a secret, which also tells jobs apart. It is empty if all ranks are
+on one host, where the kernel reports the other end's user.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from farandole.start.connection import Connection, limit_calls, open_connection
 from farandole.start.server import Client, Server
 
 _LOOK = 0.5  # seconds between two calls of `check`
-_WHO_SECONDS = 5.0  # for the server to answer who is missing
-_SECONDS, _SERVER_SECONDS = 30.0, 2  # to reach the server; until a rank that stops is dropped
+_WHO_SECONDS = 5.0  # for the server to tell who is missing
+_SECONDS, _SERVER_SECONDS = 30.0, 2  # to connect; until a rank that does not read is dropped
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 
 
 class NotAll(TimeoutError):
-    """Some ranks have not come in time; the text names them."""
+    """Some ranks did not come in time; the text names them."""
 
 
 def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Connection:
-    """A line to the server, as `rank`. Raises as open_connection() does."""
+    """Connects to the server as `rank`. Raises as open_connection() does."""
     return open_connection(address, secret, rank, min(seconds, _SECONDS))
 
 
 def exchange(
     line: Connection, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
 ) -> list[bytes]:
-    """Sends `data`; returns what each rank sent, in rank order.
+    """Sends `data`; returns the data of every rank, by rank.
 
-    Raises ConnectionError when a rank has left, NotAll, naming the ranks, when some do not come
-    within `seconds`, and what `check` raises, which is called now and then.
+    `check` is called about twice a second; its errors end the wait. Raises ConnectionError if a
+    rank has left, NotAll if ranks do not come within `seconds`.
     """
     try:
         line.send(json.dumps(data.hex()).encode())
@@ -60,7 +59,7 @@ def exchange(
 
 
 def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
-    """The server's; None if it is not there in time."""
+    """Returns the server's answer; None if there is none in time."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
@@ -73,19 +72,20 @@ def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
 
 
 class RendezvousServer(Server):
-    """Rank 0's side, or the launcher's. A rank may be stopped when it calls: it has much time."""
+    """The server, in rank 0 or the launcher. Ranks have a minute to prove themselves, as one may be
+    stopped while it connects."""
 
     patience = 60.0
 
     def __init__(self, size: int, secret: bytes = b"", path: str = "", here: bool = True) -> None:
-        """Listens for `size` ranks; the other arguments are those of Server."""
+        """Listens for `size` ranks. Other arguments as for Server."""
         self.size = self.expected = size
-        self.rounds = 0  # exchanges completed since the start
-        self._said: dict[int, str] = {}  # in this round, by rank
+        self.rounds = 0  # number of complete rounds
+        self._said: dict[int, str] = {}  # data of this round, by rank
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables that tell a process this server's address, its rank and the size."""
+        """Variables for a rank's process: this server's address, its rank, the size."""
         return {
             "FARANDOLE_RENDEZVOUS": f"unix:{self.address}",
             "FARANDOLE_RANK": str(rank),
@@ -93,7 +93,7 @@ class RendezvousServer(Server):
         }
 
     def _prepare(self, connection: socket.socket) -> None:
-        """It blocks, for a moment: the last answer must not come before the others are sent."""
+        """Makes it blocking, with a short limit: rank 0 must get its answer after all others."""
         connection.setblocking(True)
         limit_calls(connection, _SERVER_SECONDS)
 
@@ -102,12 +102,12 @@ class RendezvousServer(Server):
 
     def _connected(self, client: Client) -> None:
         if [other.rank for other in self._clients].count(client.rank) > 1:
-            raise ValueError("two say that they are this rank")  # so all hear of it
+            raise ValueError("two say that they are this rank")  # all ranks are disconnected
 
     def _received(self, client: Client, message: bytes) -> None:
         said = json.loads(message)
         if said is None:
-            if client.rank in self._said:  # else the round has ended meanwhile
+            if client.rank in self._said:  # else the round is already complete
                 missing = (rank for rank in range(self.size) if rank not in self._said)
                 self._answer(", ".join(f"rank {rank}" for rank in missing))
             return
@@ -118,8 +118,8 @@ class RendezvousServer(Server):
             self._said.clear()
 
     def _answer(self, answer: Any) -> None:
-        """To all that wait, to rank 0 last: the server may be in its process, which may end at once
-        then."""
+        """Answers all waiting ranks, rank 0 last: the server may run in its process, which may end
+        as soon as it has the answer."""
         message = json.dumps(answer).encode()
         for client in sorted(self._clients, key=lambda client: -client.rank):
             if client.rank in self._said:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of one thread, which ranks call, whatever strangers do. For the rendezvous, and
-processes that start ranks."""
+"""A server for ranks, in one thread. It keeps working whatever unauthenticated callers do. Used by
+the rendezvous, the supervisor, agents and farandole.run()."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from farandole.start.connection import is_of_this_user
 from farandole.start.forks import not_inherited
 from farandole.start.session import SECRET_BYTES, Session
 
-_LEAST = 0.05  # seconds that a stranger has before it goes for another one, in the kernel too
-_PAUSE = 0.05  # seconds until the next call is taken, if the system lacks the means to take one
-_BACKLOG = 4096  # callers for whom the kernel keeps a place
+_LEAST = 0.05  # seconds before a pending client may be dropped, including its wait in the kernel
+_PAUSE = 0.05  # seconds without accept() after the system has run out of descriptors or memory
+_BACKLOG = 4096  # of each listener
 _CHUNK = 1 << 18  # bytes to read or write at once
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since the last words, or the call
+_WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since data or the connection arrived
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 S = TypeVar("S", bound="Server")
 
 
 class Client:
-    """A caller. It is a stranger until it has proved itself."""
+    """A client's connection. It is pending until the client has proved that it knows the secret."""
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
@@ -44,25 +44,33 @@ class Client:
 
     @property
     def rank(self) -> int:
-        """Which rank it is, when it has proved itself."""
+        """The rank that it has named; valid once it has proved itself."""
         return self.session.rank
 
 
 class Server:
-    """Takes calls of ranks, which prove that they know its secret. A context manager. Methods that
-    start with an underscore run on its thread."""
+    """Accepts clients that prove that they know its secret. A context manager. Methods with an
+    underscore run on its thread, the others on any.
 
-    expected = 0  # ranks that may call at once
-    patience = 5.0  # seconds that a caller has until it has proved itself
-    max_pending = 64  # callers that may be there without a proof, beside those that are expected
+    States of a client:
+
+        pending     the proof arrives and _admits(): connected, _connected() is called
+                    `patience` is over, or `max_pending` is exceeded: dropped
+        connected   a message arrives: _received() is called
+                    the connection ends, or _received() raises: dropped, _disconnected() is called
+    """
+
+    expected = 0  # ranks that may connect at once
+    patience = 5.0  # seconds for a client to prove itself
+    max_pending = 64  # pending clients beyond the expected ones
 
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """`name`: of the thread. `secret`: callers must know it; None: a new one. `path`: of the
-        Unix socket, by default one at random in this user's folder; processes of other users are
-        sent away there. Not `here`: callers of other hosts come by TCP. Raises OSError if `path` is
-        taken, LibraryError where no Unix socket can be."""
+        """Starts the server. `name`: of the thread. `secret`: None for a new one. `path`: of the
+        Unix socket, by default a random one in this user's folder; processes of other users are
+        refused there. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
+        `path` is taken, LibraryError if there can be no Unix socket."""
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
@@ -73,9 +81,9 @@ class Server:
             places = ",".join([path, *_numbers()])
             self.address = f"{places}:{listeners[1].getsockname()[1]}"
         self._listeners = listeners
-        self._pending: dict[Client, None] = {}  # in the order of arrival
+        self._pending: dict[Client, None] = {}  # by arrival
         self._clients: dict[Client, None] = {}
-        self._accepts, self._resumes = False, 0.0  # whether calls are taken; when they are again
+        self._accepts, self._resumes = False, 0.0  # accepts clients; else from this time on
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -92,9 +100,9 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Hangs up on all and ends the thread."""
+        """Closes all connections and ends the thread."""
         self._wake_writer.close()
-        if threading.current_thread() is not self._thread:  # which may collect garbage
+        if threading.current_thread() is not self._thread:  # the thread may collect this object
             self._thread.join()
 
     def __enter__(self: S) -> S:
@@ -104,27 +112,28 @@ class Server:
         self.close()
 
     def call_soon(self, action: Callable[[], object]) -> None:
-        """Has the server's thread call `action`; from any thread."""
+        """Runs `action` on the server's thread."""
         self._todo.put(action)
-        with contextlib.suppress(OSError):  # enough wakes are under way, or the server is closed
+        with contextlib.suppress(OSError):  # the pipe is full, or the server is closed
             self._wake_writer.send(b"x")
 
-    # ---- what a server is for
+    # ---- overridden by servers
 
     def _admits(self, client: Client) -> bool:
-        """True if a caller who has proved itself may come in as the rank that it says."""
+        """True if a client that has proved itself may connect with its rank."""
         return True
 
     def _connected(self, client: Client) -> None:
-        """A rank has come. ValueError and OSError, here and in _received(), end its connection."""
+        """Called when a client connects. ValueError and OSError, also of _received(), end its
+        connection."""
         return
 
     def _received(self, client: Client, message: bytes) -> None:
-        """A rank has sent this."""
+        """Called with each message."""
         raise ValueError("nobody asked for it")
 
     def _disconnected(self, client: Client) -> None:
-        """A rank's connection has ended; not called when this closes."""
+        """Called when a connection has ended, except by close()."""
         return
 
     # ---- the loop
@@ -164,13 +173,13 @@ class Server:
         return next(iter(self._pending))
 
     def _to_drop(self) -> Client:
-        """The stranger that goes for another one: the oldest that is silent. If all have said their
-        hello, any: the oldest would be one that is far away, as honest callers may be."""
+        """Chooses the pending client to drop: the oldest that has sent nothing, else a random one,
+        since the oldest may be an honest client far away."""
         silent = (client for client in self._pending if not client.session.greeted)
         return next(silent, None) or random.choice([*self._pending])
 
     def _listen(self) -> None:
-        """Takes calls, or leaves them to the kernel for a moment."""
+        """Registers the listeners, or unregisters them while clients wait in the kernel."""
         accepts = self._resumes <= time.monotonic()
         if accepts == self._accepts:
             return
@@ -213,13 +222,13 @@ class Server:
         self._pending[client] = None
 
     def _prepare(self, connection: socket.socket) -> None:
-        """Sets the options of a connection that has just been made."""
+        """Sets the options of a new connection."""
         connection.setblocking(False)
 
     def _transfer(self, client: Client, events: int) -> None:
-        """Reads and writes what is possible."""
+        """Reads and writes without blocking."""
         if client not in self._pending and client not in self._clients:
-            return  # it had to go a moment ago
+            return  # dropped a moment ago
         try:
             if events & _READ:
                 data = client.connection.recv(_CHUNK)
@@ -231,10 +240,10 @@ class Server:
                         raise ValueError("no rank of this job")
                     del self._pending[client]
                     self._clients[client] = None
-                    self._flush(client)  # this end's proof, whatever comes of it
+                    self._flush(client)  # this end's proof, before _connected() can fail
                     self._connected(client)
                 for message in messages:
-                    if client in self._clients:  # no earlier message has ended its connection
+                    if client in self._clients:  # an earlier message may have ended the connection
                         self._received(client, message)
             self._flush(client)
         except BlockingIOError:
@@ -243,7 +252,7 @@ class Server:
             self._hang_up(client)
 
     def _flush(self, client: Client) -> None:
-        """Writes what the system takes; the rest when it takes more."""
+        """Sends as much as the system takes; the rest later."""
         if client not in self._pending and client not in self._clients:
             return
         outgoing = client.session.outgoing
@@ -262,7 +271,7 @@ class Server:
             self._disconnected(client)
 
     def _forget(self, client: Client) -> None:
-        """Closes one connection, without a word to anybody; once."""
+        """Closes a connection without calling _disconnected(). May be repeated."""
         if client in self._pending or client in self._clients:
             self._pending.pop(client, None)
             self._clients.pop(client, None)
@@ -270,7 +279,7 @@ class Server:
             client.connection.close()
 
     def _send(self, client: Client, message: bytes) -> None:
-        """Sends to a rank, now or when it reads; does nothing if it has gone."""
+        """Sends a message to a client; does nothing if it has disconnected."""
         if client in self._clients:
             client.session.send(message)
             try:
@@ -280,7 +289,7 @@ class Server:
 
 
 def _tcp_listener() -> socket.socket:
-    """One at any port, of both families where the host has them."""
+    """Listens on any port, for IPv4 and IPv6 if the host has both."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -288,14 +297,14 @@ def _tcp_listener() -> socket.socket:
 
 
 def _numbers() -> list[str]:
-    """The addresses that the core tells ranks of other hosts, in FARANDOLE_INTERFACE's networks."""
+    """This host's addresses for other hosts, in FARANDOLE_INTERFACE's networks."""
     return [line.split(" ")[1] for line in read_string(lib.farandole_addresses).splitlines()]
 
 
 def _waited(connection: socket.socket) -> float:
-    """The seconds that the kernel has kept a caller, or its last words: where many silent ones wait
-    there, they are not kept for as long again, and one who has spoken is call_soon heard."""
+    """Seconds that a client, or its last data, has waited in the kernel. They count towards _LEAST,
+    so a flood of silent clients delays honest ones less."""
     if connection.family == socket.AF_UNIX:
-        return 0.0  # they are this user's
+        return 0.0  # this user's own processes
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)
     return int(_WAITED.unpack(info)[0]) / 1000.0

@@ -144,6 +144,6 @@ def test_a_new_agent_ends_the_one_before_on_its_host(tmp_path: Path) -> None:
             assert one.stdout is not None
             one.stdout.readline()
             started[what] = one
-        agent._end_the_one_before(folder, "a")
+        agent.kill_predecessor(folder, "a")
         ended = [what for what, one in started.items() if one.poll() is not None]
         assert ended == ["the one before"]
