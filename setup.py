@@ -92,7 +92,6 @@ class BuildCore(Command):
 
     @property
     def core(self) -> Path:
-        """CMake's build folder."""
         return DEVELOPMENT if self.editable_mode else Path(str(self.build_temp)) / "core"
 
     @property
@@ -159,7 +158,6 @@ class BdistWheel(bdist_wheel):
 
 
 def cmake(*arguments: str) -> None:
-    """Runs cmake with the output visible. A failure ends the build."""
     subprocess.check_call(["cmake", *arguments])
 
 

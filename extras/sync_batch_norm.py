@@ -182,7 +182,6 @@ def _converted(
 def _layer_like(
     plain: torch.nn.modules.batchnorm._BatchNorm, process_set: ProcessSet, name: str
 ) -> SyncBatchNorm:
-    """A SyncBatchNorm with the same parameter and buffer objects as `plain`."""
     if isinstance(plain, torch.nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"{name} is a {type(plain).__name__}: run one batch through it first")
     layer = SyncBatchNorm(

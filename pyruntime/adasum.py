@@ -106,7 +106,6 @@ class _Working(Handle[list[T]]):
         return self._failure if self._finished.wait(limit) else stall(str(self._what), limit)
 
     def poll(self) -> bool:
-        """True once the work is done or has failed. Does not wait."""
         return self._numbers is None or self._finished.is_set()
 
 

@@ -213,7 +213,6 @@ class Handlers:
 
 
 def _firsts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps one entry per object: that of its first path."""
     paths: dict[int, str] = {}
     for path, value in found.items():
         paths.setdefault(id(value), path)
@@ -247,7 +246,6 @@ class _Transfer:
         return _received, (file.getvalue(), self.kinds)
 
     def values(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, with this rank's objects inserted."""
         if not self._data:
             return dict(self._values)
         unpickler = _Unpickler(io.BytesIO(self._data))

@@ -64,15 +64,12 @@ class ProcessSet:
 
 
 class _World(ProcessSet):
-    """All ranks of the job; always registered."""
-
     def __init__(self) -> None:
         self.process_set_id = 0
         self.mpi_comm = None
 
     @property
     def ranks(self) -> list[int] | None:  # type: ignore[override]
-        """Every rank; None before init()."""
         return self._members() if topology.is_initialized() else None
 
     def _members(self) -> list[int]:

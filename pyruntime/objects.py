@@ -50,7 +50,6 @@ def _digest(data: Bytes) -> bytes:
 
 
 def _head(data: Bytes) -> Bytes:
-    """The writable announcement of a pickle."""
     return np.frombuffer(bytearray(data.size.to_bytes(_COUNT, "little") + _digest(data)), np.uint8)
 
 
@@ -104,7 +103,7 @@ def broadcast_object(
 
     - obj: any object that cloudpickle can pickle.
     - root_rank: the sender's rank in the world. It must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -147,7 +146,7 @@ def allgather_object(
     somebody altered an object between hosts.
 
     - obj: any object that cloudpickle can pickle.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -62,7 +62,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _meet(comm: Any, process_sets: Any) -> None:
-    """Starts the runtime in the next world, once."""
     global _job, _comm, _ended, _goodbyes
     unmet.mark_met()
     with limits.typed():
@@ -131,7 +130,6 @@ def _kind(error: Exception) -> str:
 
 
 def _undo(agreement: _Agreement, reason: BaseException) -> None:
-    """Cleans up after a failed init(), and releases the ranks that wait for this one."""
     with contextlib.suppress(Exception):  # `reason` is the error to raise
         _leave_core(leaving.describe(reason))
     forget_all()
@@ -228,7 +226,6 @@ def _with_world(
 
 
 def _sets_of(process_sets: Any) -> list[ProcessSet]:
-    """Validates init()'s `process_sets`."""
     if process_sets is None or process_sets == "dynamic":
         return []
     sets = list(process_sets) if isinstance(process_sets, Sequence) else [process_sets]
@@ -291,7 +288,6 @@ def end_training(cause: str) -> None:
 
 
 def _end(cause: str, failed: bool) -> None:
-    """Leaves the job at the end of the process."""
     if failed:
         agent_client.report_failure(cause, issubclass(leaving.kind() or object, RETRIED))
     else:

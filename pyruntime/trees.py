@@ -238,7 +238,6 @@ def _dict(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
 
 
 def _named(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
-    """Decodes a named tuple to the class of `like`."""
     members = tree["members"]
     kind = type(like)
     fits = kind.__name__ == tree["class"] and _is_named_tuple(kind)

@@ -73,7 +73,6 @@ class Worlds:
 
 
 def _record(before: World, now: World) -> None:
-    """Records in the flight recorder how the present world came about."""
     verb = "goes" if topology.size() == 1 else "go"
     text = f"world {now.number}: {counted(topology.size(), 'rank')} {verb} on"
     changes = [text + f" from commit {now.start.number}" * (now.start != NOTHING)]

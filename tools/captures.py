@@ -80,7 +80,6 @@ def captures(folder: Path) -> dict[str, str]:
 
 
 def _report(job: subprocess.Popen[str]) -> str:
-    """The job's output up to the report's last line, which shows where rank 1 sleeps."""
     assert job.stdout
     lines = []
     for line in job.stdout:

@@ -97,7 +97,6 @@ def ran(fault: str) -> list[str]:
 
 
 def _story(output: str) -> Iterator[str]:
-    """Filters the lines that report the fault."""
     trace = box = False
     before = ""
     output = output.replace(f"{ROOT}/", "").replace(f" on {socket.gethostname()}", " on node1")
@@ -142,7 +141,6 @@ def _wrapped(line: str) -> str:
 
 
 def _row(fault: str, said: list[str]) -> str:
-    """The table's row: the first message, then the errors that follow."""
     lines = [line for words in said for line in words.splitlines()]
     first = next(line for line in lines if not line.endswith("wait for others:"))
     first = re.sub(r"^\[.*?\] farandole (warning|error): |^\S+:\d+: |^farandole: ", "", first)

@@ -86,7 +86,6 @@ def adopt() -> None:
 
 
 def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts a command in a new session."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -108,8 +108,8 @@ def allreduce(
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - op: Average (the default), Sum, Min, Max, Product or Adasum.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -136,7 +136,7 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more. Any op but Adasum works. The derivative, for
@@ -144,8 +144,8 @@ def reducescatter(
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -174,7 +174,7 @@ def allgather(
     summed gradients. Returns new arrays.
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -203,7 +203,7 @@ def broadcast(
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -241,7 +241,7 @@ def alltoall(
 
     - tensor: a JAX array; a number or NumPy array is converted.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

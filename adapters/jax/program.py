@@ -109,8 +109,6 @@ def placement_of(process_set: ProcessSet) -> Placement:
 
 
 class _Rule(NamedTuple):
-    """Properties of one op that JAX needs."""
-
     back: Op  # the op that brings cotangents of the results back to the inputs
     now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # makes the call on values
     rows: Callable[[Placement, int], int] = lambda _, rows: rows  # input rows -> result rows
@@ -277,7 +275,6 @@ def _is_linear(call: Call) -> bool:
 
 
 def _named(call: Call, suffix: str) -> Call:
-    """The call for a derivative, with a name that says so."""
     name = call.name and f"{call.name.removesuffix('.tangent')}.{suffix}"
     return replace(call, name=name)
 

@@ -316,6 +316,5 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         super().__init__(filepath, monitor, verbose, True, save_weights_only, mode, save_freq)
 
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Keras hook: saves on rank 0 only."""
         if farandole.rank() == 0:
             super()._save_model(*args, **kwargs)

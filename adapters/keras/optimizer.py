@@ -133,7 +133,6 @@ class DistributedOptimizerMixin:
         return own._clip_gradients(reduction.of(grads) if reduction else grads)
 
     def _backend_update_step(self, *args: Any) -> Any:
-        """Keras hook: refuses a call outside a step."""
         self._check_step()
         own: Any = super()
         return own._backend_update_step(*args)
@@ -197,7 +196,6 @@ def _unpickled(plain: Any, saved: Any) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """The class that a DistributedOptimizer had before."""
     return kind.__bases__[1] if DistributedOptimizerMixin in kind.__bases__ else kind
 
 
@@ -221,7 +219,6 @@ def reducing(plain: Any) -> Any:
 
 
 def _register_all() -> None:
-    """Registers Keras's own classes, for files written by other processes."""
     kinds: Any = [x for x in vars(keras.optimizers).values() if isinstance(x, type)]
     for kind in kinds:
         if issubclass(kind, keras.Optimizer):

@@ -91,8 +91,8 @@ def grouped_allreduce(
     - device_dense, device_sparse: ignored; for compatibility with Horovod.
     - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -130,8 +130,8 @@ def allreduce(
     - device_dense, device_sparse: ignored; for compatibility with Horovod.
     - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -236,7 +236,7 @@ def grouped_allgather(
     gradients, averaged over the ranks.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
@@ -266,7 +266,7 @@ def allgather(
     gradients, averaged over the ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
@@ -332,7 +332,7 @@ def broadcast(
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
@@ -385,7 +385,7 @@ def broadcast_variables(
     - variables: a list of TensorFlow or Keras variables.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - inplace: ignored; for compatibility with Horovod.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -43,7 +43,7 @@ def alltoall(
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - ignore_name_scope: ignored; for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
@@ -89,7 +89,7 @@ def barrier(
 ) -> Any:
     """Waits until every member has called it. Inside tf.function its graph node waits.
 
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -117,7 +117,7 @@ def grouped_reducescatter(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors. Their
@@ -128,8 +128,8 @@ def grouped_reducescatter(
     - device_dense: ignored; for compatibility with Horovod.
     - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls match by name, else by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -155,7 +155,7 @@ def reducescatter(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor. Its
@@ -166,8 +166,8 @@ def reducescatter(
     - device_dense: ignored; for compatibility with Horovod.
     - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
     - op: Average (the default), Sum, Min, Max or Product.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - name, process_set: calls match by name, else by order, within this set.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -99,7 +99,6 @@ def _run(run: Run, name: str | None, *arrays: Any) -> list[Any]:
 def _node(
     call: Callable[..., Any], tensors: Sequence[Any], types: Sequence[Any], shapes: Shapes
 ) -> list[Any]:
-    """Adds a node that runs `call` after the nodes created before it."""
     _check_graph()
     graph, token = tf.compat.v1.get_default_graph(), _token()
     last = [x for x in (getattr(graph, _LAST, None),) if x is not None]  # orders gradient nodes
@@ -167,7 +166,6 @@ def _variable() -> Any:
 
 
 def _token() -> Any:
-    """The variable that all nodes read and write."""
     with _token_lock:
         return _new_token()
 

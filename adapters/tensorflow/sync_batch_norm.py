@@ -34,7 +34,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self._farandole_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Keras hook: mean and variance per channel."""
         x = tf.convert_to_tensor(inputs)
         wide = tf.cast(x, tf.float64)
         counted = tf.ones_like(wide)

@@ -302,7 +302,6 @@ class ShardServer(threading.Thread):
         return [r for r in range(len(clocks)) if r != self._rank and set(stay) - {r}]
 
     def _body(self, source: int, count: int, values: bool) -> tuple[Array, Array]:
-        """Receives the indices of a request, and the values of a push."""
         each = int(np.prod(self._width)) * self._dtype.itemsize if values else 0
         body = np.empty(count * (8 + each), np.uint8)
         recv(body, source, tag=self._tag + BODY, name=NAME, process_set=self._set)

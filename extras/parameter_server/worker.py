@@ -227,12 +227,10 @@ class ParameterServer:
             raise
 
     def _wait_for_sent(self) -> None:
-        """Waits for this worker's messages so far."""
         sent, self._sent = self._sent, []
         self._wait(sent)
 
     def _send_clock(self, kind: int, clock: float) -> list[Any]:
-        """Sends the clock to all servers. Returns the handles to wait for."""
         header = np.array([kind, self._clock])
         self._shard.tick(self._rank, clock)  # first, so that nothing follows DONE
         others = [owner for owner in range(self._ranks) if owner != self._rank]

@@ -201,7 +201,6 @@ class _CudaKind(Kind):
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
 
     def stream(self, x: Any) -> int:
-        """The stream that the array names, else the default stream."""
         return _named_stream(x)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
@@ -213,7 +212,6 @@ class _CudaKind(Kind):
         return self.give(memory, like)
 
     def give(self, result: CudaArray, like: Any) -> Any:
-        """Converts a result to the kind of `like`."""
         namespace = getattr(like, "__array_namespace__", None)
         return namespace().from_dlpack(result) if namespace else result
 

@@ -146,7 +146,6 @@ def _of_numbers() -> str:
 
 @functools.cache
 def _adapters() -> dict[str, EntryPoint]:
-    """The adapters' entry points, keyed by the framework's top-level module."""
     return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
 
 

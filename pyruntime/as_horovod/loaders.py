@@ -34,8 +34,6 @@ class BaseDataLoader(ABC):
 
 
 class _Reader:
-    """Reads one pass of batches in a thread, through a queue."""
-
     def __init__(self, batches: Iterator[Any], size: int) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(size)
         self._stopped = threading.Event()

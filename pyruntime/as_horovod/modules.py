@@ -161,7 +161,6 @@ LATE = {"horovod.tensorflow.keras"}  # not imported with its package
 
 
 def _fill(module: ModuleType, source: str) -> set[str]:
-    """Copies the names of one source into the module, and returns them."""
     place, _, words = source.partition(":")
     found = importlib.import_module(place)
     pairs = [word.partition("=")[::2] for word in words.split() or found.__all__]

@@ -169,8 +169,6 @@ def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[s
 
 
 class _Waits(NamedTuple):
-    """Key of a group: which ranks wait for which."""
-
     verb: str
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
@@ -194,7 +192,6 @@ def _all_of(ones: Sequence[MatchedCall]) -> str:
 
 
 def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
-    """A hint if `rank`, which others wait for, waits for them."""
     if waits.message or not any(
         rank in one.ranks and set(waits.ranks) & set(one.missing) for one in groups
     ):
@@ -206,7 +203,6 @@ def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
 
 
 def _wanted(pages: Sequence[Page], call: RecordedCall) -> Sequence[int]:
-    """The ranks that must take part in a call."""
     if call.is_message and call.peer >= 0:
         return [call.peer]
     return members_of(pages, call.process_set)

@@ -20,7 +20,7 @@ def barrier(
 ) -> None:
     """Waits until every member has called it or has joined. With a `name`, any thread may call it.
 
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

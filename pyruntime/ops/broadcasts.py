@@ -43,7 +43,7 @@ def broadcast_async(
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -71,7 +71,7 @@ def broadcast(
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -100,7 +100,7 @@ def broadcast_async_(
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -129,7 +129,7 @@ def broadcast_(
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

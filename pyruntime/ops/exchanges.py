@@ -43,7 +43,7 @@ def alltoall_async(
     - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
       complex. The dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -92,7 +92,7 @@ def alltoall(
     - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
       complex. The dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -61,7 +61,7 @@ def allgather_async(
     on all ranks. Returns a handle; its wait() returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -87,7 +87,7 @@ def allgather(
     on all ranks. Returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -113,7 +113,7 @@ def grouped_allgather_async(
     all ranks. Returns a handle; its wait() returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -139,7 +139,7 @@ def grouped_allgather(
     all ranks. Returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -162,16 +162,16 @@ def reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
     returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -195,16 +195,16 @@ def reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> T:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a new array of the
     same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -228,16 +228,16 @@ def grouped_reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
     returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -261,16 +261,16 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> list[T]:
-    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns new arrays of the
     same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

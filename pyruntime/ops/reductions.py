@@ -49,9 +49,9 @@ def allreduce_async(
     the same kind, shape and dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -83,9 +83,9 @@ def allreduce(
     dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -119,9 +119,9 @@ def allreduce_async_(
     it until the handle is done. Returns a handle; its wait() returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -153,9 +153,9 @@ def allreduce_(
     thread may touch it meanwhile. Returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -188,9 +188,9 @@ def grouped_allreduce_async(
     whole. Returns a handle; its wait() returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -221,9 +221,9 @@ def grouped_allreduce(
     whole. Returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -257,9 +257,9 @@ def grouped_allreduce_async_(
     done. Returns a handle; its wait() returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -291,9 +291,9 @@ def grouped_allreduce_(
     Returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name match; unnamed ones match by order, within this set.
+    - name, process_set: calls match by name, else by order, within this set.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: numbers by which inputs and results are multiplied.
+    - prescale_factor, postscale_factor: factors of inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -109,7 +109,6 @@ class Operand:
         return [np.sum([_values(r, mine * case.collective.split) for r in ranks], axis=0)]
 
     def _differ(self, got: Array, period: Array) -> int:
-        """Number of elements that differ from `period`, repeated."""
         wanted = np.resize(period, _CHUNK).astype(got.dtype)
         starts = range(0, got.size, _CHUNK)
         parts = (got[start : start + _CHUNK] for start in starts)
@@ -117,5 +116,4 @@ class Operand:
 
 
 def _values(rank: int, start: int = 0) -> Array:
-    """One period of a rank's values, from element `start`."""
     return (np.arange(start, start + _PERIOD) + 5 * rank) % _PERIOD + 1

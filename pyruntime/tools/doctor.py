@@ -36,8 +36,6 @@ Exit code 1: it found an error.
 
 @dataclass(frozen=True)
 class _Row:
-    """A finding, and the ranks that reported it."""
-
     finding: Finding
     ranks: tuple[int, ...]
 
@@ -79,7 +77,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Finding]:
-    """Yields a check's findings; turns an exception into a finding."""
     try:
         yield from check()
     except Exception as reason:
@@ -90,7 +87,6 @@ def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Find
 
 
 def _merged(everyone: list[list[Finding]]) -> list[_Row]:
-    """Merges equal findings of several ranks; keeps the order of checks."""
     ranks: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(everyone):
         for finding in findings:

@@ -257,7 +257,6 @@ def _nccl() -> Iterator[Finding]:
 
 
 def _frameworks() -> Iterator[Finding]:
-    """Installed libraries with GPU arrays."""
     for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         if found := _version(package):
             yield ok("CuPy", f"{found} ({package})")

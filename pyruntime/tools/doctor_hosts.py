@@ -101,7 +101,6 @@ def _launcher() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    """The addresses at which other hosts reach this one."""
     try:
         found = addresses()
     except ValueError as reason:

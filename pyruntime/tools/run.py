@@ -103,8 +103,6 @@ _OF_ELASTIC: dict[str, Any] = {
 
 
 class _Refuse(argparse.Action):
-    """Ends the command with the reason why farandole refuses an option."""
-
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         parser.error(f"farandole does not take horovodrun's {rest[-1]}: {_REFUSED[rest[-1]]}")
 
@@ -158,7 +156,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
-    """Declares the options of --elastic."""
     add = group.add_argument
     text = "continue without lost, stopped or hung ranks; does not use MPI; implied by --min-np, "
     text += "--max-np and --host-discovery-script"
@@ -183,7 +180,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _elastic_options(options: argparse.Namespace, job: Job) -> ElasticOptions | None:
-    """The elastic of an elastic job; None for other jobs. Raises ValueError for wrong options."""
+    """An elastic job's options; None for other jobs. Raises ValueError for wrong options."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most):
         for name in _OF_ELASTIC:
@@ -289,7 +286,6 @@ def _answer_interrupts(launcher: str) -> None:
 
 
 def _supervised(options: argparse.Namespace, job: Job, elastic: ElasticOptions) -> int:
-    """Runs an elastic job. Raises ValueError for options of MPI's launchers."""
     for name in ("binding_args", "mpi_args", "output_filename", "network_interfaces"):
         if getattr(options, name):
             option = name.replace("_", "-")
