@@ -56,7 +56,7 @@ class Worlds:
         self._enter()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leaves the present world, after an error, or with None after all ranks have agreed to."""
+        """Leaves the present world: after `error`, or, if that is None, once all ranks agreed."""
         stalled = isinstance(error, StallError)
         with contextlib.suppress(StallError):  # the agents end ranks that do not leave
             runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())

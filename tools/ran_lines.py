@@ -87,8 +87,8 @@ def checks(
 ) -> list[str]:
     """Test files that run a line, for two runs of pytest; those that run most of its source first.
 
-    The first run takes a third of `enough` seconds, the second the rest. A line that only imports
-    run is judged by all files that run its source. A line that no test runs has no check.
+    The first run takes a third of `enough` seconds, the second the rest. If only imports
+    run a line, all files that run its source judge it. A line that no test runs has no check.
     """
     ran = Counter(file for names in lines.values() for file in names if file in seconds)
     files = [file for file in lines.get(line, ()) if file in ran]

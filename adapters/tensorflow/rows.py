@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of rows per member as tensors: farandole.calls.rows for graphs, which know numbers only
-when they run. Backward passes use it."""
+"""Numbers of rows per member, as tensors: graphs know them only when they run. Backward passes use
+it; farandole.calls.rows does the same for numbers."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """CUDA ordinal of `x`; this rank's device for an empty array that names none."""
+    """CUDA ordinal of `x`. An empty array that names no device gets this rank's."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))
