@@ -129,8 +129,8 @@ soak-schedules: ## 500 such jobs: about half an hour on 2 cores
 
 .PHONY: simulate
 simulate: configure ## simulated worlds: SEED=n or JOB=n repeats one and prints its messages; SEEDS=10000 runs that many, from SEED
-	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet simulator_test
-	build/release/tests/simulator_test $(if $(JOB),worlds_of --job $(JOB),small_worlds $(if $(SEEDS),--first $(FIRST) --seeds $(SEEDS),--seed $(or $(SEED),0) $(RANKS:%=--ranks %)))
+	@$(BIN)/ninja -C build/release -j $(JOBS) --quiet simulation_test
+	build/release/tests/simulation_test $(if $(JOB),jobs --job $(JOB),small_worlds $(if $(SEEDS),--first $(FIRST) --seeds $(SEEDS),--seed $(or $(SEED),0) $(RANKS:%=--ranks %)))
 
 simulate-elastic: SEEDS ?= 100000
 simulate-elastic: venv ## 100,000 simulated elastic jobs, from SEED: an hour on 2 cores; SEEDS=1000 runs fewer

@@ -22,13 +22,13 @@ CALLS = " ".join(
 CHECKS: dict[str, Sequence[str]] = {
     "csrc/control": (
         *("coordinator_test", "aggregator_test", "message_test"),
-        *("simulator_test --seeds 1000 small", "runtime_test", CALLS),
+        *("simulation_test --seeds 300 small", "runtime_test", CALLS),
     ),
     "csrc/control/bootstrap": ("runtime_test",),
     "csrc/control/channel": ("shm_channel_test", "runtime_test"),
     "csrc/control/channel/host_channel": ("host_channel_test", "runtime_test"),
     "csrc/control/hosts": (
-        *("aggregator_test", "simulator_test --seeds 1000 small", "runtime_test", CALLS),
+        *("aggregator_test", "simulation_test --seeds 300 small", "runtime_test", CALLS),
     ),
     "csrc/data": (
         *("shm_schedule_test", "shm_backend_test", "zero_copy_test", "runtime_test", CALLS),

@@ -224,7 +224,7 @@ void Driver::background() {
 
 void Driver::start() {
   thread_ = start_thread("farandole", [this] { background(); });
-  scheduled_.wait();
+  if (!g_simulated_kernel) scheduled_.wait();
 }
 
 void Driver::stop() {

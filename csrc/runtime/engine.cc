@@ -157,9 +157,8 @@ void Engine::on(const OpenSet& open) {
 
 void Engine::on(const CloseSet& close) {
   if (lanes_.has(close.set)) {
-    const Failure removed = gone(close.set);
-    lanes_.close(close.set, removed);
-    gpu_.close(close.set, removed);
+    lanes_.close(close.set);
+    gpu_.close(close.set, gone(close.set));
   }
   calls_.on(close);
 }

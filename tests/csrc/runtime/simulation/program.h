@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the virtual ranks of one simulation do, and how each of their calls may end.
+// What the ranks of one simulated world do, and how each of their calls may end.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "control/coordinator/coordinator.h"
@@ -57,6 +59,7 @@ struct Action {
   enum class Kind : uint8_t {
     kSubmit,     // value: call
     kDuplicate,  // value: call; tries to submit it again: refused locally while it is in flight
+    kCall,       // value: call; submits it and waits for it
     kWait,       // value: call
     kWaitAll,    // value: 1: also for what it refused itself
     kJoin,       // value: planned set
@@ -77,6 +80,8 @@ struct Program {
   std::vector<PlannedCall> calls;
   std::vector<std::vector<Action>> actions;  // by rank
   bool deaths = false;                       // any rank may die at any moment
+  // What reductions come to, by call and tensor; each is computed once.
+  mutable std::map<std::pair<int, size_t>, std::vector<int32_t>> sums;
 };
 
 // The same program for the same seed, everywhere.
@@ -86,10 +91,14 @@ Program plan(uint64_t seed, int size, bool deaths = false);
 
 // Fills PlannedCall::allowed.
 void foresee(Program& program);
-// What a member reports; `storage` holds a payload.
-Contribution contribution_of(const Program& program, int call, int member, ByteString& storage);
-// Fails the test if this is not what the log must say about the call.
-void check_run(const Program& program, int call, const Item& item);
-void check_result(const Program& program, int call, const Result& result);
+// What a member puts into a tensor of a call, and how many rows of it are for whom; nullopt: it has no buffer.
+std::optional<std::vector<int32_t>> input_of(const Program& program, int call, int member,
+                                             size_t part);
+std::vector<int64_t> splits_of(const Program& program, int call, int member);
+// The shape of that input, and of a buffer for what the member is to get; the same for all, but for the rows.
+Dimensions shape_of(const Program& program, int call, int member, size_t part);
+// What the member must find in its output once the call is done; nullopt: it gets nothing.
+std::optional<std::vector<int32_t>> result_of(const Program& program, int call, int member,
+                                              size_t part);
 
 }  // namespace farandole::simulation

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "control/simulator/program.h"
 #include "random.h"
+#include "runtime/simulation/program.h"
 
 namespace farandole::simulation {
 
@@ -50,6 +50,7 @@ class Planner {
   void add_window();
   void work_window(int of_set);
   void training_window(int of_set);
+  void calling_window(int of_set);
   void join_window(int of_set);
   void stall_window(int of_set);
   void come_at_the_last_moment(const std::vector<int>& calls, const std::vector<Rank>& ranks,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The windows of a program: what all ranks do next.
-#include "control/simulator/planner.h"
+#include "runtime/simulation/planner.h"
 
 #include <algorithm>
 
@@ -16,6 +16,7 @@ void Planner::add_window() {
   if (kind < 0.35) return join_window(chosen);
   if (kind < 0.45) return stall_window(chosen);
   if (kind < 0.65) return training_window(chosen);
+  if (kind < 0.8) return calling_window(chosen);
   work_window(chosen);
 }
 
@@ -90,6 +91,23 @@ void Planner::training_window(int of_set) {
         submit(r, order);
       } else {
         submit_and_wait(r, order);
+      }
+    }
+  }
+}
+
+// Calls whose callers wait, one after the other and the same again: members complete those that they know in a cell.
+void Planner::calling_window(int of_set) {
+  const auto tensors = new_calls(of_set, random_.between(1, 3));
+  const double odd = random_.chance(0.5) ? 0 : 0.05;
+  all_ranks({Kind::kWaitAll, 1});
+  for (int steps = random_.between(2, 8); steps > 0; --steps) {
+    for (int tensor : tensors) {
+      const int c = new_call(of_set, call(tensor).request);
+      if (random_.chance(odd)) spoil(c);
+      for (Rank r : set(of_set).ranks) {
+        if (random_.chance(0.1)) act(r, {Kind::kPause, random_.between(1, 3'000'000)});
+        act(r, {Kind::kCall, c});
       }
     }
   }

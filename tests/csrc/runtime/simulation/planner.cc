@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls, and what may be wrong with them. The windows that they belong to are in planner_windows.cc.
-#include "control/simulator/planner.h"
+#include "runtime/simulation/planner.h"
 
 #include <algorithm>
 #include <numeric>
@@ -212,12 +212,12 @@ void Planner::make_odd(int c, int member) {
   Request odd = call(c).request_of(member);
   Signature& s = odd.signature;
   const bool reduces = s.op == Op::kAllreduce;
-  switch (random_.below(reduces ? 6 : 5)) {
+  switch (random_.below(reduces ? 6 : s.traits().reduces() ? 5 : 3)) {
     case 0: s.dtype = DType::kInt64; break;
     case 1: s.shape = one_more(s.shape); break;
-    case 2: s.prescale = 0.5; break;
-    case 3: s.postscale = 3; break;
-    case 4: s.op = Op::kBarrier, s.shape = {}, odd.more.clear(); break;
+    case 2: s.op = Op::kBarrier, s.shape = {}, odd.more.clear(); break;
+    case 3: s.prescale = 0.5; break;
+    case 4: s.postscale = 3; break;
     default: odd.more.resize(odd.more.empty() ? 2 : odd.more.size() - 1, s);
   }
   if (!same_terms(odd, call(c).request)) call(c).odd[member] = odd;

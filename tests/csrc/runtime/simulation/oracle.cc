@@ -5,7 +5,7 @@
 #include <string>
 
 #include "check.h"
-#include "control/simulator/program.h"
+#include "runtime/simulation/program.h"
 
 namespace farandole::simulation {
 namespace {
@@ -65,7 +65,7 @@ Departure early_departure(const Program& program) {
     if (end + 1 == actions.end()) continue;
     Departure early{static_cast<Rank>(r), end->kind, {}};
     for (auto a = actions.begin(); a != end; ++a) {
-      if (a->kind == Kind::kSubmit) early.submitted.insert(a->value);
+      if (a->kind == Kind::kSubmit || a->kind == Kind::kCall) early.submitted.insert(a->value);
     }
     return early;
   }
@@ -163,44 +163,38 @@ void foresee_departure(Program& program) {
   }
 }
 
-int32_t element(int call, int member, int64_t i) {
-  return static_cast<int32_t>((call * 31 + member * 17 + i * 7) % 1000) - 500;
+int32_t element(int call, int member, size_t part, int64_t i) {
+  const auto of_part = static_cast<int64_t>(part) * 11;
+  return static_cast<int32_t>((call * 31 + member * 17 + of_part + i * 7) % 1000) - 500;
 }
 
 int64_t rows_sent(int call, int member, Op op, int to) {
   return op == Op::kAllgather ? (call + member) % 4 : (call + member + 2 * to) % 3;
 }
 
-std::vector<int64_t> rows_of(const Program& program, int index) {
+// Of a reducescatter's rows, these are the member's: the first members get one more.
+std::pair<int64_t, int64_t> kept_by(int member, int members, int64_t rows) {
+  const int64_t each = rows / members, more = rows % members;
+  const int64_t first = member * each + std::min<int64_t>(member, more);
+  return {first, each + (member < more ? 1 : 0)};
+}
+
+const std::vector<int32_t>& reduced(const Program& program, int index, size_t part) {
+  auto [known, fresh] = program.sums.try_emplace({index, part});
+  std::vector<int32_t>& values = known->second;
+  if (!fresh) return values;
   const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  Op op = call.request.signature.op;
-  int n = static_cast<int>(call.roles.size());
-  std::vector<int64_t> rows;
-  if (!traits_of(op).ragged()) return rows;
-  for (int m = 0; m < n; ++m) {
-    bool given = brings_input(program, call, m);
-    if (op == Op::kScatter && !given) continue;  // the root's alone are told
-    for (int to = 0; to < (op == Op::kAllgather ? 1 : n); ++to) {
-      rows.push_back(given ? rows_sent(index, m, op, to) : 0);
-    }
+  const Signature& s = call.request.part(part);
+  std::vector<int> inputs;
+  for (int m = 0; m < std::ssize(call.roles); ++m) {
+    if (brings_input(program, call, m)) inputs.push_back(m);
   }
-  return rows;
-}
-
-ByteString bytes_of(const std::vector<int32_t>& values) {
-  auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<int32_t> reduced(const Program& program, int index, const std::vector<int>& inputs) {
-  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  const Signature& s = call.request.signature;
-  std::vector<int32_t> values;
   for (int64_t i = 0; i < s.elements(); ++i) {
     int64_t sum = 0, most = INT32_MIN;
     for (int m : inputs) {
-      sum += element(index, m, i);
-      most = std::max<int64_t>(most, element(index, m, i));
+      const int64_t one = element(index, m, part, i);
+      sum += one;
+      most = std::max(most, one);
     }
     if (s.reduce_op == ReduceOp::kAverage) sum /= std::ssize(call.roles);
     values.push_back(static_cast<int32_t>(s.reduce_op == ReduceOp::kMax ? most : sum));
@@ -208,88 +202,92 @@ std::vector<int32_t> reduced(const Program& program, int index, const std::vecto
   return values;
 }
 
-// What the members that bring an input must find at the end.
-std::vector<int32_t> result_of(const Program& program, int index) {
-  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  const Signature& s = call.request.signature;
-  std::vector<int> inputs;
-  for (int m = 0; m < std::ssize(call.roles); ++m) {
-    if (brings_input(program, call, m)) inputs.push_back(m);
-  }
-  if (s.traits().pattern == Pattern::kReduceToAll) return reduced(program, index, inputs);
-  std::vector<int32_t> values;
-  for (int m : inputs) {
-    int64_t count = s.traits().pattern == Pattern::kOneToAll
-                        ? s.elements()
-                        : rows_sent(index, m, s.op, 0) * s.row_elements();
-    for (int64_t i = 0; i < count; ++i) values.push_back(element(index, m, i));
-  }
-  return values;
+// The rows that a sender has for a receiver, if each gets others.
+void add_rows(const Program& program, int index, int sender, int receiver,
+              std::vector<int32_t>& into) {
+  const std::vector<int64_t> splits = splits_of(program, index, sender);
+  const auto sent = input_of(program, index, sender, 0);
+  if (!sent) return;
+  const int64_t row = program.calls[static_cast<size_t>(index)].request.signature.row_elements();
+  int64_t first = 0;
+  for (int to = 0; to < receiver; ++to) first += splits[static_cast<size_t>(to)];
+  const int64_t count = splits[static_cast<size_t>(receiver)];
+  into.insert(into.end(), sent->begin() + first * row, sent->begin() + (first + count) * row);
 }
-
-bool plain(const PlannedCall& call) { return call.odd.empty(); }
 
 }  // namespace
 
 void foresee(Program& program) {
   for (PlannedCall& call : program.calls) {
     if (call.allowed == 0) call.allowed = natural_end(program, call);
-    // Who has refused its end may leave before the other one comes.
-    if (call.message() && call.allowed == kRefused) call.allowed |= kPeerGone;
+    // Who has refused it, or heard of that, may leave before the others come.
+    if (call.allowed == kRefused) call.allowed |= kPeerGone;
   }
   foresee_departure(program);
 }
 
-Contribution contribution_of(const Program& program, int index, int member, ByteString& storage) {
+std::vector<int64_t> splits_of(const Program& program, int index, int member) {
   const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  const Signature& s = call.request_of(member).signature;
-  Contribution given;
-  given.has_input = brings_input(program, call, member);
-  int n = static_cast<int>(call.roles.size());
-  if (!given.has_input) return given;
-  if (s.traits().splits()) given.splits.assign(static_cast<size_t>(n), 0);
-  for (int to = 0; s.traits().splits() && to < n; ++to) {
-    given.splits[static_cast<size_t>(to)] = rows_sent(index, member, s.op, to);
-    given.rows += rows_sent(index, member, s.op, to);
-  }
-  if (s.op == Op::kAllgather) given.rows = rows_sent(index, member, s.op, 0);
-  if (!s.traits().rides_along) return given;
-  int64_t count = s.op == Op::kAllgather ? given.rows * s.row_elements() : s.elements();
-  size_t bytes = static_cast<size_t>(count) * size_of(s.dtype);
-  if (bytes > kTinyBytes) return given;
+  const Op op = call.request_of(member).signature.op;
+  if (!traits_of(op).splits() || !brings_input(program, call, member)) return {};
+  std::vector<int64_t> splits;
+  for (int to = 0; to < std::ssize(call.roles); ++to)
+    splits.push_back(rows_sent(index, member, op, to));
+  return splits;
+}
+
+Dimensions shape_of(const Program& program, int index, int member, size_t part) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  const Signature& s = call.request_of(member).part(part);
+  Dimensions shape = s.shape;
+  if (!s.traits().ragged()) return shape;
+  const bool brings = brings_input(program, call, member);
+  shape[0] = brings && s.op == Op::kAllgather ? rows_sent(index, member, s.op, 0) : 0;
+  for (int64_t rows : splits_of(program, index, member)) shape[0] += rows;
+  return shape;
+}
+
+std::optional<std::vector<int32_t>> input_of(const Program& program, int index, int member,
+                                             size_t part) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  if (!call.request_of(member).signature.traits().moves_bytes()) return std::nullopt;
+  if (!brings_input(program, call, member)) return std::nullopt;
+  int64_t count = 1;
+  for (int64_t n : shape_of(program, index, member, part)) count *= n;
   std::vector<int32_t> values;
-  for (size_t i = 0; i < bytes / sizeof(int32_t); ++i) {
-    values.push_back(element(index, member, static_cast<int64_t>(i)));
-  }
-  storage = bytes_of(values);
-  given.has_payload = true;
-  given.payload = storage;
-  return given;
+  for (int64_t i = 0; i < count; ++i) values.push_back(element(index, member, part, i));
+  return values;
 }
 
-void check_run(const Program& program, int index, const Item& item) {
+std::optional<std::vector<int32_t>> result_of(const Program& program, int index, int member,
+                                              size_t part) {
   const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  if (!plain(call)) return;
-  const Signature& s = call.request.signature;
-  int n = static_cast<int>(call.roles.size());
-  CHECK(item.told.rows == rows_of(program, index));
-  std::vector<int32_t> absent;
-  for (int m = 0; m < n; ++m) {
-    if (!s.traits().from_root() && !brings_input(program, call, m)) absent.push_back(m);
+  if (!call.odd.empty()) return std::nullopt;  // it fails, or all mean something else
+  const Signature& s = call.request.part(part);
+  if (call.message()) {
+    if (member != call.receiver) return std::nullopt;
+    return input_of(program, index, call.sender, 0);
   }
-  CHECK(item.told.absent == absent);
-  for (size_t i = 1; i < call.request.parts(); ++i) {
-    CHECK(item.part(i).absent == absent && item.part(i).rows.empty());
+  const auto& ranks = set_of(program, call).ranks;
+  const bool target = !s.traits().to_root() || s.root == ranks[static_cast<size_t>(member)];
+  if (!s.traits().moves_bytes() || !target) return std::nullopt;
+  const int members = static_cast<int>(call.roles.size());
+  if (s.traits().pattern == Pattern::kReduceToAll) return reduced(program, index, part);
+  std::vector<int32_t> values;
+  if (s.op == Op::kReducescatter) {
+    const auto& all = reduced(program, index, part);
+    const auto [first, count] = kept_by(member, members, s.rows());
+    values.assign(all.begin() + first, all.begin() + first + count);
+    return values;
   }
-}
-
-void check_result(const Program& program, int index, const Result& result) {
-  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
-  if (!plain(call)) return;
-  CHECK(result.rows == rows_of(program, index));
-  bool barrier = call.request.signature.op == Op::kBarrier;
-  auto expected = result.absent || barrier ? std::vector<int32_t>{} : result_of(program, index);
-  CHECK(result.payload == bytes_of(expected));
+  for (int m = 0; m < members; ++m) {
+    if (s.traits().splits()) {
+      add_rows(program, index, m, member, values);
+    } else if (const auto input = input_of(program, index, m, 0)) {
+      values.insert(values.end(), input->begin(), input->end());
+    }
+  }
+  return values;
 }
 
 }  // namespace farandole::simulation

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What connects the ranks of a simulated world: memory inside a host, messages and bytes between hosts. A rank that is gone
+// has no part in it any more, and the others hear of that.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/fabric.h"
+#include "runtime/simulation/kernel.h"
+
+namespace farandole::simulation {
+
+class Network {
+ public:
+  // `node`: by rank, the lowest rank of its host.
+  Network(Kernel& kernel, std::vector<Rank> node) : kernel_(kernel), node_(std::move(node)) {}
+
+  // What rank `own` is given at init.
+  Fabric::Parts connect(const Topology& topology, SegmentSize staging, int fan_out);
+  // `notify`: wakes the rank when a message has come.
+  void open(Rank rank, std::function<void()> notify) { notify_[rank] = std::move(notify); }
+  // Nobody hears from this rank any more. Hosts that are linked to it learn that after `patience_ns`.
+  void lose(Rank rank, int64_t patience_ns);
+  // Cuts what `from` sends to `to`, unless `both`, in this direction only.
+  bool lost(Rank rank) const { return lost_.contains(rank); }
+
+ private:
+  class Links;
+  class Channel;
+  class Line;
+  // What comes from one leader.
+  struct Arrival {
+    Rank from;
+    ByteString message;
+    bool end = false;
+  };
+  using Given = std::deque<std::pair<SetId, Fd>>;
+  using Route = std::tuple<uint64_t, Rank, Rank, Wire::Channel>;  // wire, from, to
+  struct Parcel {
+    int64_t due_ns;
+    ByteString bytes;
+  };
+  Segment create(SegmentSize size);
+  Segment map(Fd fd, uint64_t segment);
+  void carry(Rank from, Rank to, ByteString message, bool end, int64_t least_ns);
+
+  Kernel& kernel_;
+  const std::vector<Rank> node_;
+  uint64_t segments_ = 1;
+  std::map<int, uint64_t> segment_of_;  // by descriptor
+  std::map<Rank, Given> given_;
+  std::map<Rank, std::tuple<Fd, Fd, Fd>> first_;  // by leader: control, staging, flight
+  std::map<Rank, std::function<void()>> notify_;
+  std::map<Rank, std::deque<Arrival>> inboxes_;
+  std::map<Rank, std::vector<Rank>> linked_;
+  std::map<std::pair<Rank, Rank>, int64_t> last_;  // arrival on a link
+  std::map<Route, std::deque<Parcel>> parcels_;
+  std::set<Rank> lost_;
+};
+
+}  // namespace farandole::simulation

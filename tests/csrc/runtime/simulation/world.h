@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole ranks, each a Runtime with all its threads, on simulated hosts in one thread. The same seed gives the same run.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/simulation/kernel.h"
+#include "runtime/simulation/network.h"
+#include "runtime/simulation/program.h"
+#include "runtime/simulation/rank.h"
+
+namespace farandole::simulation {
+
+struct Statistics {
+  int64_t ends[256] = {};  // by Outcome
+  int64_t turns = 0;
+  int64_t direct = 0;  // calls completed in cells
+  int64_t buckets = 0;
+  int64_t duplicates = 0;
+  int64_t deaths = 0;   // at any moment, not as planned
+  int64_t leaders = 0;  // among them
+  int64_t hosts = 0;
+  int64_t several_hosts = 0;  // worlds
+  void add(const Statistics& other);
+};
+
+class World {
+ public:
+  // Numbers that threads sleep on.
+  static constexpr uint64_t kUp = 1, kSyncs = 2, kPauses = 3;
+
+  World(const Program& program, uint64_t seed, bool trace);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  // `rank` dies so many turns after all have started, wherever it is, unless it would be the last that lives.
+  void doom(Rank rank, uint64_t turns) { dooms_.emplace(turns, rank); }
+  int living() const { return static_cast<int>(ranks_.size() - dead_.size()); }
+  // Fails the test if a rank gets what the program does not allow, or nothing in time.
+  Statistics run();
+
+  // ---- For the ranks
+  Kernel& kernel() { return kernel_; }
+  // Returns once all ranks have started.
+  void start(const SimulatedRank& rank, const Config& config, std::unique_ptr<Runtime>& runtime);
+  void reach(Rank rank, int64_t sync);  // and all before; the next ones have higher numbers
+  bool passed(int64_t sync) const { return sync <= passed_; }  // all have reached it
+  void die_now(Rank rank);                                     // the calling thread's own
+  void job_breaks();                                           // all calls end soon
+  void check_in_time(int64_t begun_ns);
+  void count_duplicate() { ++statistics_.duplicates; }
+
+ private:
+  std::vector<Rank> settle_on_hosts();
+  void make_faults();
+  void let_die();
+  void die(Rank rank);
+  void tell(Rank to, Rank dead);
+  bool all_done() const;
+  void check_calls();
+  [[noreturn]] void give_up(const std::string& why) const;
+
+  const Program& program_;
+  const bool trace_;
+  Statistics statistics_;
+  Kernel kernel_;
+  check::Random random_;
+  const std::vector<Rank> node_;
+  const int fan_out_;
+  Network network_;
+  std::vector<PeerInfo> peer_infos_;
+  std::map<Rank, Config> configs_;
+  std::vector<std::unique_ptr<SimulatedRank>> ranks_;
+  std::set<Rank> dead_;
+  std::vector<int64_t> syncs_;  // by rank
+  int64_t passed_ = -1;
+  size_t up_ = 0;
+  uint64_t turns_ = 0;  // since all are up
+  std::multimap<uint64_t, Rank> dooms_;
+  int64_t broken_ns_ = 0;  // since when the job is to fail
+  uint64_t rescued_ = 0;
+};
+
+}  // namespace farandole::simulation
