@@ -16,7 +16,7 @@ from turns import Contestant, Row, minus, show, take_turns
 import farandole.torch as hvd
 
 
-class Ours:
+class FarandoleHooks:
     """Behind DistributedOptimizer; `view`: as views of memory that is reduced in place."""
 
     def __init__(self, shapes: Sequence[resnet50.Shape], device: str, view: bool) -> None:
@@ -67,7 +67,7 @@ def backward(
     """
     names = ("farandole", "farandole, zero copy", "DDP")
     theirs = Behind(resnet50.Chain(shapes, hvd.rank(), device))
-    makers = (Ours(shapes, device, False), Ours(shapes, device, True), theirs)
+    makers = (FarandoleHooks(shapes, device, False), FarandoleHooks(shapes, device, True), theirs)
     return exposed(what, dict(zip(names, makers, strict=True)), turns, device, idle, end)
 
 
@@ -80,8 +80,8 @@ def exposed(
     end: Callable[[], object] = _nothing,
     budget: float = inf,
 ) -> list[Row]:
-    """As backward(), for models behind something else (attributes as of Ours), by their names;
-    `budget` as of take_turns()."""
+    """As backward(), for models behind something else, by name. They have the attributes of
+    FarandoleHooks. `budget` as of take_turns()."""
     ranks = range(hvd.size())
 
     def contestants(who: Any) -> tuple[Contestant, Contestant]:

@@ -33,7 +33,7 @@ import farandole.torch as hvd
 WIDTH, LAYERS, TOKENS = 256, 4, 64
 
 
-class Transformer(nn.Module):
+class LanguageModel(nn.Module):
     """Layers of an encoder, and a rank's own batch; forward() gives a loss."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def send_nothing(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
 class Sharded:
     """A transformer behind FSDP2; without communication the whole one."""
 
-    def __init__(self, model: Transformer, group: Any) -> None:
+    def __init__(self, model: LanguageModel, group: Any) -> None:
         self.whole, self.sharded, self.model = model, deepcopy(model), self
         mesh = DeviceMesh.from_group(group, "cpu")
         for layer in self.sharded.body:
@@ -113,8 +113,8 @@ def cases(groups: dict[str, Any], turns: int, seconds: float, only: str) -> Iter
     shapes = resnet50.shapes()
     makers: dict[str, tuple[Callable[[], Any], Any]] = {
         "ResNet-50, DDP": (lambda: resnet50.Chain(shapes, hvd.rank()), Behind),
-        "transformer, DDP": (Transformer, Behind),
-        "transformer, FSDP2": (Transformer, Sharded),
+        "transformer, DDP": (LanguageModel, Behind),
+        "transformer, FSDP2": (LanguageModel, Sharded),
     }
     for what, (model, wrap) in makers.items():
         if only in what:

@@ -26,7 +26,7 @@ PROGRAMS = "build/release/benchmarks"
 
 
 @dataclass(frozen=True)
-class Part:
+class Benchmark:
     """One benchmark. `{ranks}` in a command is their number; `quick` is added for a short run."""
 
     what: str
@@ -37,31 +37,35 @@ class Part:
 
 
 PARTS = {
-    "c_calls": Part(
+    "c_calls": Benchmark(
         "calls through the C ABI", f"{PROGRAMS}/c_calls {{ranks}}", "2", under_mpirun=False
     ),
-    "bench": Part(
+    "bench": Benchmark(
         "by size, beside gloo, MPI and the limit",
         "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi --json build/bench/bench{ranks}.json",
         "-e 64K -n 5",
     ),
-    "collectives": Part(
+    "collectives": Benchmark(
         "blocking, many small and ResNet-50's", "python benchmarks/collectives.py", "--quick"
     ),
-    "latency": Part(
+    "latency": Benchmark(
         "of one small sum, idle and busy",
         "python benchmarks/latency.py",
         "--calls 60 --turns 2",
     ),
-    "small_calls": Part(
+    "small_calls": Benchmark(
         "small calls between computing, beside gloo and MPI",
         "python benchmarks/small_calls.py",
         "--turns 5 --sizes 4 64K",
     ),
-    "training": Part("steps beside DDP", "python benchmarks/training.py", "--turns 2"),
-    "idle": Part("what a rank costs that does nothing", "python benchmarks/idle.py", "--seconds 1"),
-    "python_cost": Part("of a call from Python", "python benchmarks/python_cost.py", "--steps 4"),
-    "coordinator": Part(
+    "training": Benchmark("steps beside DDP", "python benchmarks/training.py", "--turns 2"),
+    "idle": Benchmark(
+        "what a rank costs that does nothing", "python benchmarks/idle.py", "--seconds 1"
+    ),
+    "python_cost": Benchmark(
+        "of a call from Python", "python benchmarks/python_cost.py", "--steps 4"
+    ),
+    "coordinator": Benchmark(
         "the coordinator with thousands of ranks",
         f"{PROGRAMS}/host_scale",
         "161 8 64",
@@ -71,7 +75,7 @@ PARTS = {
 }
 
 
-def command_of(part: Part, ranks: int, quick: bool) -> list[str]:
+def command_of(part: Benchmark, ranks: int, quick: bool) -> list[str]:
     """As a user would type it."""
     launcher = ["mpirun", "-np", str(ranks)] if part.under_mpirun else []
     words = f"{part.command} {part.quick}" if quick else part.command

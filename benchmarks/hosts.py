@@ -42,7 +42,7 @@ _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass
-class Row:
+class HostsRow:
     """One peer in one case; seconds of a call, bytes and packets that left the busier host."""
 
     ranks: str
@@ -99,7 +99,7 @@ HEAD = (
 )
 
 
-def text_of(row: Row, peers: dict[str, Row]) -> str:
+def text_of(row: HostsRow, peers: dict[str, HostsRow]) -> str:
     """A line of the table."""
 
     def ratio(name: str) -> str:
@@ -155,7 +155,7 @@ def start(options: argparse.Namespace) -> int:
         task = progress.add_task("rows", total=each * len(combinations))
         console.print(HEAD)
         for ranks, rate, wire in combinations:
-            case: dict[str, Row] = {}
+            case: dict[str, HostsRow] = {}
             for values in rows_of_job(ranks, rate, wire, arguments):
                 rows.append(values)
                 progress.advance(task)
@@ -167,7 +167,7 @@ def start(options: argparse.Namespace) -> int:
                         f"{values['packets']:.1f} packets a second from a host"
                     )
                     continue
-                row = Row(**values)
+                row = HostsRow(**values)
                 case[row.who] = row
                 if len(case) == peers:
                     for each_row in case.values():

@@ -81,7 +81,7 @@ def halving(nbytes: int, hosts: int, rate: float) -> float:
     return inside + min(whole, halves)
 
 
-class Ours:
+class FarandoleModel:
     """HierarchicalBackend's schedule: hosts send a chunk to its home, which sends the result."""
 
     def __init__(self, hosts: int, rate: float, sizes: Sizes) -> None:
@@ -147,7 +147,7 @@ class Ours:
 
 def ours(nbytes: int, hosts: int, rate: float) -> float:
     """With the sizes that a job has by default."""
-    return Ours(hosts, rate, Sizes.of(hosts)).seconds(nbytes)
+    return FarandoleModel(hosts, rate, Sizes.of(hosts)).seconds(nbytes)
 
 
 SCHEDULES: dict[str, Callable[[int, int, float], float]] = {

@@ -12,7 +12,7 @@ same time:
     0, 4, any   a ParameterServer, by staleness
 
 `batches` are those of all ranks a second, then their ratio to sync. `quality`: for Digits
-(scikit-learn's, a perceptron pulled and pushed whole) the test accuracy; for Rows (factors of
+(scikit-learn's, a perceptron pulled and pushed whole) the test accuracy; for Ratings (factors of
 20,000 users and items, of which a batch needs 128) the RMSE of ratings not trained on, whose noise
 is 0.1. `ahead` is the most clocks by which a rank was ahead of the slowest one, as far as it knew.
 """
@@ -76,7 +76,7 @@ class Digits:
         return float((self._forward(table, self.x_test)[1].argmax(1) == self.y_test).mean())
 
 
-class Rows:
+class Ratings:
     """Ratings are products of 8 factors of a user and an item; users and items are rows."""
 
     shape = (20000, 8)
@@ -163,7 +163,7 @@ def served(
 def job(seconds: float, length: float) -> None:
     """Prints a row for each task, slow rank and way."""
     hvd.init()
-    for kind in (Digits, Rows):
+    for kind in (Digits, Ratings):
         for slow in ("fixed", "turns"):
             for way, staleness in WAYS.items():
                 task = kind()

@@ -30,7 +30,7 @@ class Task:
         return nn.functional.cross_entropy(net(x).flatten(0, -2), y.flatten())
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut (He et al., 2015)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -57,7 +57,7 @@ def resnet18(classes: int = 100) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
+        layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
         inputs = outputs
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return nn.Sequential(*layers)

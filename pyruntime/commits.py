@@ -26,7 +26,7 @@ import numpy as np
 from farandole import trees
 from farandole.errors import CheckpointError
 from farandole.membership.messages import NOTHING, Commit
-from farandole.trees import CODES, DTYPES, METADATA, Block, Blocks, Flat
+from farandole.trees import CODES, DTYPES, METADATA, Blocks, Flat, TensorBlock
 from farandole.trust import (
     Folder,
     is_trusted_user,
@@ -293,7 +293,7 @@ def newest_commit(folder: Path) -> Commit:
     return found
 
 
-def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
+def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:
     header: dict[str, Any] = {METADATA: metadata}
     begin = 0
     for name, block in found.items():
@@ -308,7 +308,7 @@ def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
     return encoded + b" " * (-len(encoded) % 8)
 
 
-def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, Block]]:
+def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBlock]]:
     """Document and tensors of a file. Raises ValueError, OSError, and errors of Python's own."""
     header, begin = _header_of(file)
     end = os.fstat(file.fileno()).st_size
@@ -326,7 +326,7 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, Block]]:
         file.seek(first)
         if file.readinto(flat.data) != flat.size:
             raise ValueError(f"{name} is not whole")
-        found[name] = Block(dtype, shape, flat)
+        found[name] = TensorBlock(dtype, shape, flat)
     check_digests({name: digest(*block) for name, block in found.items()}, document)
     return document, found
 

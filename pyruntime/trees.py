@@ -50,7 +50,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-class Block(NamedTuple):
+class TensorBlock(NamedTuple):
     """A tensor's dtype, shape and bytes, without its framework."""
 
     dtype: str  # name in PyTorch and NumPy
@@ -65,12 +65,12 @@ class Tensors(ABC):
     """
 
     @abstractmethod
-    def block_of(self, x: Any, path: str) -> tuple[Block, list[int] | None]:
+    def block_of(self, x: Any, path: str) -> tuple[TensorBlock, list[int] | None]:
         """The block, and the strides if it is not contiguous. Raises TypeError or ValueError with
         the path for a tensor that a file cannot hold."""
 
     @abstractmethod
-    def tensor_of(self, block: Block, strides: list[int] | None) -> Any:
+    def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Any:
         """A CPU tensor from a block, over the same memory if possible."""
 
 
@@ -91,7 +91,9 @@ def _of_torch() -> Tensors:
 class Blocks:
     """The blocks of one file, keyed by name. Trees refer to them."""
 
-    def __init__(self, objects: Mapping[str, Any], found: dict[str, Block] | None = None) -> None:
+    def __init__(
+        self, objects: Mapping[str, Any], found: dict[str, TensorBlock] | None = None
+    ) -> None:
         """`objects` maps paths to objects whose states are stored as separate trees."""
         self.found = {} if found is None else found
         self._objects = objects
@@ -99,7 +101,7 @@ class Blocks:
 
     def put(self, path: str, flat: Flat) -> str:
         """Adds bytes as a uint8 block. Returns its name: `path`, with quotes until it is unique."""
-        return self._put(path, Block("uint8", (flat.size,), flat))
+        return self._put(path, TensorBlock("uint8", (flat.size,), flat))
 
     def take(self, name: str) -> Flat:
         """A block's bytes. Raises KeyError."""
@@ -133,7 +135,7 @@ class Blocks:
             return jax.numpy.asarray(decode(tree["array"], self))
         raise TypeError(f"unknown kind {tree[KIND]!r}")
 
-    def _put(self, path: str, block: Block) -> str:
+    def _put(self, path: str, block: TensorBlock) -> str:
         while path in self.found or path == METADATA:
             path += "'"
         self.found[path] = block

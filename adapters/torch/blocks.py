@@ -10,11 +10,11 @@ from torch import Tensor
 
 from farandole.torch.kind import check
 from farandole.torch.strides import laid_out, of_state
-from farandole.trees import CODES, Block, Tensors, register_torch
+from farandole.trees import CODES, TensorBlock, Tensors, register_torch
 
 
 class _Tensors(Tensors):
-    def block_of(self, x: Tensor, path: str) -> tuple[Block, list[int] | None]:
+    def block_of(self, x: Tensor, path: str) -> tuple[TensorBlock, list[int] | None]:
         """The tensor's bytes in row-major order, and the strides that torch gives optimizer state;
         None if it is contiguous."""
         try:
@@ -33,9 +33,9 @@ class _Tensors(Tensors):
         flat = np.empty(0, np.uint8)
         if x.numel():  # unlike DLPack, x.numpy() forbids storage.resize_() for ever
             flat = np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
-        return Block(name, tuple(x.shape), flat), strides
+        return TensorBlock(name, tuple(x.shape), flat), strides
 
-    def tensor_of(self, block: Block, strides: list[int] | None) -> Tensor:
+    def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Tensor:
         """A tensor over the block's memory; a copy if it has strides."""
         dtype: torch.dtype = getattr(torch, block.dtype)
         if not block.flat.size:

@@ -19,7 +19,7 @@ from prometheus_client.registry import REGISTRY, Collector
 import farandole.torch as hvd
 
 
-class Metrics(Collector):
+class FarandoleCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         found = hvd.metrics()
         for name, value in found.items():
@@ -31,7 +31,7 @@ class Metrics(Collector):
 
 
 hvd.init()
-REGISTRY.register(Metrics())
+REGISTRY.register(FarandoleCollector())
 server, _ = start_http_server(0, "127.0.0.1")  # or 9100 + hvd.local_rank()
 hvd.allreduce(torch.ones(3) * hvd.rank())
 page = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
