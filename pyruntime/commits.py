@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits of elastic training on the disk: one safetensors file in a folder of the user's own,
-written as a whole or not at all, and checked when read. For rank 0, on the thread that commits.
+"""Commits of elastic training on the disk: one safetensors file in a folder that only this user may
+write to. A file is replaced as a whole or not at all, and checked when read. Used by rank 0.
 
-The header has a document of trees, in JSON, and the checksums of all tensors.
+The header has a JSON document: the tree of all values, and the checksums of all tensors.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from farandole.trust import (
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
-_NEW = "commit.new"  # what a killed job leaves is there
-_PICKLED = "elastic.pickle"  # of farandole before it was released
+_NEW = "commit.new"  # an unfinished file; a killed job may leave one
+_PICKLED = "elastic.pickle"  # file of an unreleased farandole
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
-_LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
-_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds: between attempts, doubled each time; for all of them
-LASTING = (  # errors of a path that is wrong from the beginning
+_LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
+_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds before the first retry (then doubled); for all retries
+_LASTING = (  # errors that no retry can mend
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
@@ -58,13 +58,13 @@ def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
 
 
 def metadata_of(document: dict[str, Any]) -> dict[str, str]:
-    """What describes a file: the document and its checksum."""
+    """Metadata of a file: the document and its checksum."""
     text = json.dumps({"format": FORMAT, **document})
     return {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The document. Raises ValueError for one that has changed, or is of a newer format."""
+    """Returns the document. Raises ValueError if it has changed or has a newer format."""
     text = metadata[DOCUMENT]
     if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
         raise ValueError("its description has changed")
@@ -75,7 +75,7 @@ def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
-    """Raises ValueError where a tensor is not the one that was written."""
+    """Raises ValueError if a tensor is not the one that was written."""
     if digests != document["digests"]:
         changed = {name for name, _ in digests.items() ^ document["digests"].items()}
         raise ValueError(f"{min(changed)} has changed")
@@ -85,20 +85,20 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
 
 
 class Part(NamedTuple):
-    """An object that has a state, and the copy of that state."""
+    """An object with a state, and a copy of that state."""
 
     value: Any
     state: Any
 
 
 class Saved(NamedTuple):
-    """A copy of values. Objects within that have a state are themselves, and are parts by path."""
+    """A copy of values. Objects with a state are not copied; `parts` has their states by path."""
 
     values: dict[str, Any]
     parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
 
     def objects(self) -> dict[str, Any]:
-        """The objects by path."""
+        """Objects with a state, by path."""
         return {path: part.value for path, part in self.parts.items()}
 
 
@@ -109,11 +109,10 @@ def write_commit(
     make: bool = True,
     above: Folder | None = None,
 ) -> None:
-    """Replaces the folder's commit, whatever is killed when. `make`: makes the folder `above` it,
-    if that is not there.
+    """Replaces the folder's commit atomically. `make`: also makes the folder `above` it.
 
-    Raises CheckpointError for a folder that another user may write to; OSError where the disk
-    fails; TypeError, with its name, for a value that no file without code can hold.
+    Raises CheckpointError if another user may write to the folder, OSError if the disk fails,
+    TypeError with its name for a value that the file can't hold without pickling.
     """
     blocks = Blocks(saved.objects())
     try:
@@ -133,32 +132,32 @@ def write_commit(
 
 
 class NotSaved(CheckpointError):
-    """A commit that could not be written, because the disk fails."""
+    """A commit could not be written because the disk fails."""
 
 
 class Writer:
-    """Writes commits to one folder, in the background if told to; a thread at a time.
+    """Writes commits to one folder, at once or in a background thread. One thread may use it.
 
-    While the disk fails it tries again, for some seconds. It tells once that it fails, and once
-    that it works again: meanwhile commits are in memory only.
+    If the disk fails it retries for _PATIENCE. It prints once that the disk fails, and once that it
+    works again; in between, commits are in memory only.
     """
 
     def __init__(self, folder: Path, make: bool = True) -> None:
-        """`make`: makes the folder around it, if that is not there."""
+        """`make`: also makes the folder above `folder`."""
         self._folder = folder
         self._above = Folder(folder.parent)
         self._make = make
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._newest: Commit | None = None  # that is on the disk
-        self._asked: tuple[Saved, Commit]  # the newest that shall be
-        self._fails = False  # and it has been told
+        self._newest: Commit | None = None  # on the disk
+        self._asked: tuple[Saved, Commit]  # newest one to write
+        self._fails = False  # and this has been printed
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
-        """Writes, unless this commit is on the disk already. `last`: no later one will be.
+        """Writes this commit unless it is on the disk already. `last`: there will be no later one.
 
-        Raises NotSaved if the disk still fails after some seconds, and if it failed before at the
-        first attempt unless it is the last; else as write_commit().
+        Raises NotSaved if the disk still fails after _PATIENCE; if it failed before, and this is
+        not the last commit, after one attempt. Other errors as for write_commit().
         """
         self._asked = saved, commit
         self._write(0.0 if self._fails and not last else _PATIENCE)
@@ -175,14 +174,15 @@ class Writer:
                     raise NotSaved(f"no commit was written to {self._folder}: {reason}") from reason
             else:
                 self._tell(commit)
-                self._newest, self._make = commit, False  # else a folder that was moved gets a twin
+                self._newest, self._make = commit, False  # a moved folder is not remade
                 return
             time.sleep(wait)
             wait *= 2
 
     def _tell(self, commit: Commit, reason: OSError | None = None) -> None:
-        """Raises CheckpointError for an error that no time heals, before the first success."""
-        if reason is not None and self._newest is None and reason.errno in LASTING:
+        """Prints that the disk fails or works again. Raises CheckpointError for a lasting error
+        before the first success."""
+        if reason is not None and self._newest is None and reason.errno in _LASTING:
             raise CheckpointError(
                 f"no commit can be written to {self._folder}: {reason}; remedy: give a folder that "
                 "you can write to"
@@ -202,8 +202,8 @@ class Writer:
         os.write(2, text.encode(errors="replace"))
 
     def begin(self, saved: Saved, commit: Commit) -> None:
-        """Begins to write `saved`, which must not change any more. Raises the error of the one
-        before; where that is not written yet, it goes on instead."""
+        """Starts to write `saved`, which must not change any more, in the background. A write that
+        is under way writes it next. Raises the error of the last write."""
         self._asked = saved, commit
         if self._thread is not None and self._thread.is_alive():
             return
@@ -213,7 +213,7 @@ class Writer:
             try:
                 self._write(_PATIENCE)
             except NotSaved:
-                pass  # it has been told; the next commit is another attempt
+                pass  # already printed; the next commit is another attempt
             except Exception as reason:
                 self._error = reason
 
@@ -221,7 +221,7 @@ class Writer:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for the write that was started. Raises its error once."""
+        """Waits for the background write. Raises its error once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -231,11 +231,11 @@ class Writer:
 
 
 def read_commit(folder: Path, like: Saved) -> Saved | None:
-    """The folder's commit; None: there is none. `like`: the copy whose place it takes, with the
-    classes of its values, and its objects.
+    """Reads the folder's commit; None without one. `like`: the program's present copy, which gives
+    the classes of values and the objects with a state.
 
-    Raises CheckpointError for a folder or file that another user owns or may write to, for a file
-    that is damaged, foreign or pickled, and for one that can't be read for some seconds.
+    Raises CheckpointError if another user owns or may write to the folder or file, if the file is
+    damaged, pickled or of another program, or if it can't be read within _PATIENCE.
     """
     path = folder / FILE
     wait, until = _FIRST_WAIT, time.monotonic() + _PATIENCE
@@ -251,7 +251,7 @@ def read_commit(folder: Path, like: Saved) -> Saved | None:
         except OSError as reason:
             if time.monotonic() + wait > until:
                 raise CheckpointError(f"the commit {path} can't be read: {reason}") from reason
-        except (Exception, RecursionError) as reason:  # of many classes, by what is wrong
+        except (Exception, RecursionError) as reason:  # damage may raise errors of many classes
             text = f"{type(reason).__name__}: {reason}"
             raise CheckpointError(
                 f"the commit {path} is damaged, or not of this program ({text}); remedy: start "
@@ -275,12 +275,12 @@ def _decoded(document: dict[str, Any], blocks: Blocks, like: Saved) -> Saved:
 
 
 def newest_commit(folder: Path) -> Commit:
-    """Which one the files of a job's calls hold: the greatest; NOTHING: there is none. It reads
-    their headers only. Raises CheckpointError as read_commit() does, and OSError."""
+    """Returns the newest commit of all calls in a job's folder, or NOTHING. Reads headers only.
+    Raises CheckpointError as read_commit() does, and OSError."""
     found = NOTHING
     for each in folder.iterdir():
         if not (each.name.startswith("call-") and is_trusted_user(each.lstat().st_uid)):
-            continue  # as others may put into a sticky folder
+            continue  # another user may have put it into a sticky folder
         try:
             with _opened_file(each) as file:
                 header, _ = _header_of(file)
@@ -309,7 +309,7 @@ def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:
 
 
 def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBlock]]:
-    """Document and tensors of a file. Raises ValueError, OSError, and errors of Python's own."""
+    """Document and tensors of a file. Raises ValueError, OSError, and other built-in errors."""
     header, begin = _header_of(file)
     end = os.fstat(file.fileno()).st_size
     document = document_of(header.pop(METADATA))
@@ -332,8 +332,8 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBl
 
 
 def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
-    """The header, and the offset of the tensors; it reads no more. Raises ValueError, OSError and
-    Python's own errors."""
+    """Reads the header only; returns it and the offset of the tensors. Raises ValueError, OSError
+    and other built-in errors."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     begin, size = _LENGTH.size + length, os.fstat(file.fileno()).st_size
     if length > _LONGEST_HEADER or begin > size:
@@ -346,10 +346,9 @@ def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
 
 @contextlib.contextmanager
 def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[int]:
-    """The descriptor of a folder for one call's commits, in the folder `above` that the setting
-    names.
+    """Opens the folder of one call's commits in the job's folder `above`; gives its descriptor.
 
-    Raises CheckpointError for one that isn't the user's own alone, FileNotFoundError.
+    Raises CheckpointError if another user may write to either, FileNotFoundError.
     """
     with (above or Folder(folder.parent)).opened() as outer:
         if make:
@@ -361,8 +360,8 @@ def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[i
 
 @contextlib.contextmanager
 def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
-    """The file with a folder's commit. Raises FileNotFoundError where there is neither one nor a
-    pickle."""
+    """Opens the file with a folder's commit. Raises FileNotFoundError without one, CheckpointError
+    if there is a pickle instead."""
     path = folder / FILE
     with _opened(folder, make=False) as place:
         try:

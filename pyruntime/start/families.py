@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of MPI libraries, by what a library says of itself, and how Slurm starts each. For
-the launchers, doctor and the bootstrap's errors."""
+"""Families of MPI libraries, by their version text, and how Slurm starts each. Used by launchers,
+doctor and the bootstrap's errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Libraries with one binary interface, and one way to be started."""
+    """Libraries that share a binary interface and a way to be started."""
 
     name: str
-    says: tuple[str, ...]  # one of these is in MPI_Get_library_version's text
-    srun: tuple[str, ...] = ()  # values of srun's --mpi that its ranks understand, the best first
+    says: tuple[str, ...]  # one of these is in the text of MPI_Get_library_version
+    srun: tuple[str, ...] = ()  # suitable values of srun's --mpi, best first
 
     def plugin(self, known: str) -> str:
-        """Its value of --mpi, of those that `srun --mpi=list` shows; "": none."""
+        """Best value of --mpi among those that `srun --mpi=list` prints; "" if none fits."""
         words = known.replace(",", " ").split()
         return next((x for x in self.srun if x in words), "")
 
@@ -31,5 +31,5 @@ FAMILIES = (
 
 
 def family(version: str) -> Family:
-    """Of the library that says so of itself; UNKNOWN for others and for none."""
+    """Returns the family of the library with this version text, or UNKNOWN."""
     return next((x for x in FAMILIES if any(word in version for word in x.says)), UNKNOWN)

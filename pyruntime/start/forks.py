@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the package's sockets in forked children. A peer must see its connection end when this
-process ends, though children of it live on; nor may they keep its ports. The core does the same
-with its own."""
+"""Closes the package's sockets in forked children. Otherwise a child that outlives this process
+would keep its connections and ports open. The core does the same with its own."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ _ours: weakref.WeakSet[_HasNumber] = weakref.WeakSet()
 
 
 def not_inherited(descriptor: S) -> S:
-    """Has forked children close this socket or selector; returns it."""
+    """Registers a socket or selector to be closed in forked children; returns it."""
     _ours.add(descriptor)
     return descriptor
 
 
 def _after_fork() -> None:
-    """The numbers stay in use, because objects still know them."""
+    """Replaces the descriptors by /dev/null, since objects still hold their numbers."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in list(_ours):
         with contextlib.suppress(ValueError, OSError):  # it is closed

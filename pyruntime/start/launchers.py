@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher tells each process that it starts: its rank, and how many there are. For the
+"""The variables by which launchers tell each process its rank and the number of ranks. Used by the
 bootstrap, doctor and farandole.run()."""
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ from dataclasses import dataclass
 
 from farandole.errors import LibraryError
 
-# No setting: init() marks a rank's process by it, for its children. See ancestry.
+# Set by init() in a rank's process, for its children; see ancestry. Not a setting.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
 ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever variables say"
 
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """By which variables it tells that. Several have spaces between them."""
+    """Names of one launcher's variables. Several names are separated by spaces."""
 
     name: str
     size_variable: str
     rank_variable: str
-    local_rank_variable: str = ""  # the first that is set
+    local_rank_variable: str = ""  # the first that is set counts
     local_size_variable: str = ""  # the same; Slurm's is a list
-    marks: str = ""  # no other process has any of these; a batch script has other ones of Slurm
-    job: str = ""  # together they tell one start of ranks from another
-    leaves: str = ""  # a pattern of what its ranks' own launchers must not get
+    marks: str = ""  # set only in a rank's process; a batch script has others of Slurm's
+    job: str = ""  # their values identify one start of ranks
+    leaves: str = ""  # pattern of variables that a rank must not pass to launchers
 
     @property
     def size(self) -> int:
-        """How many processes there are; 0: it says nothing."""
+        """Number of processes; 0 if unset."""
         return _number(self.size_variable)
 
     @property
     def rank(self) -> int:
-        """Of this process; -1: it says nothing."""
+        """Rank of this process; -1 if unset."""
         return _number(self.rank_variable, -1)
 
     @property
     def place(self) -> dict[str, int]:
-        """By torchrun's names, as far as it is told."""
+        """This process's place under torchrun's names, as far as known."""
         local_rank = max((_number(x, -1) for x in self.local_rank_variable.split()), default=-1)
         sizes = (_of_node(os.environ.get(x, "")) for x in self.local_size_variable.split())
         local_size = next(filter(None, sizes), 0)
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
         found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
-        # srun sets PMI's variables beside its own, which tell more.
+        # srun also sets PMI's variables; its own tell more.
         same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
         return SRUN.place | found if same else found
 
@@ -94,7 +94,7 @@ _NONE = LauncherVariables("no launcher", "", "")
 
 
 def names(*columns: str) -> list[str]:
-    """The variables in these columns of all launchers."""
+    """All launchers' variables in these columns."""
     return [x for row in LAUNCHERS for column in columns for x in getattr(row, column).split()]
 
 
@@ -104,7 +104,8 @@ def _number(variable: str, otherwise: int = 0) -> int:
 
 
 def _of_node(text: str) -> int:
-    """The number of processes on this node in `4`, or Slurm's list for all, `4(x2),3`; 0: none."""
+    """Processes on this node from `4`, or from Slurm's list for all nodes, `4(x2),3`; 0 if
+    unknown."""
     counts: list[int] = []
     for part in text.split(","):
         if found := re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part):
@@ -114,9 +115,9 @@ def _of_node(text: str) -> int:
 
 
 def complete() -> None:
-    """Sets torchrun's variables, those that are missing, where another launcher tells this
-    process's place among several. Not MASTER_ADDR and MASTER_PORT: only all ranks can agree on
-    these. Nothing where RANK or WORLD_SIZE say otherwise, which check() reports."""
+    """Sets missing variables of torchrun if another launcher gives this process a place among
+    several. MASTER_ADDR and MASTER_PORT stay unset, since all ranks must agree on them. If RANK or
+    WORLD_SIZE contradict, sets nothing; check() reports it."""
     found = launcher()
     if found is TORCHRUN or found.size <= 1 or found.rank < 0:
         return
@@ -129,16 +130,16 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only, or
-    of torchrun's agents."""
+    """Returns the launcher of this process: MPI's, or torchrun if MPI's has started one process or
+    torchrun's agents."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
 
 
 def check() -> None:
-    """Raises LibraryError where torchrun's variables contradict MPI's launcher or each other, and
-    where `accelerate launch` has started one process of several."""
+    """Raises LibraryError if torchrun's variables contradict MPI's launcher or each other, or if
+    `accelerate launch` has started one process of several."""
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
@@ -153,7 +154,8 @@ def check() -> None:
             f"RANK`; {ALONE}"
         )
     if chosen.size <= 1 and not size and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= {*os.environ}:
-        # It sets MASTER_PORT for several processes only, and starts these by MPI or as torchrun.
+        # accelerate sets MASTER_PORT for several processes only, and starts those by MPI or
+        # torchrun.
         raise LibraryError(
             "accelerate launch was asked for several processes (MASTER_PORT says so), but has "
             "started one: on CPUs it starts several only with --mpirun_hostfile. Remedy: `mpirun "
@@ -172,10 +174,10 @@ def check() -> None:
 
 
 def launched_rank() -> int:
-    """The rank that the launcher has given this process; 0 without a launcher."""
+    """This process's rank by its launcher; 0 without one."""
     return max(0, launcher().rank)
 
 
 def promised_ranks() -> int:
-    """How many ranks this process's launcher says there are; 1 without a launcher."""
+    """Number of ranks by this process's launcher; 1 without one."""
     return max(1, launcher().size)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What init() needs of the machine, and where that ends: an error with the remedy instead of the
-system's own, or of a crash in MPI."""
+"""Checks the machine's limits for init(): an error with a remedy instead of the system's own, or a
+crash in MPI."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from farandole.errors import LibraryError
 
-_FILES = 16  # that init() opens at least; with fewer Open MPI crashes
+_FILES = 16  # files that init() opens at least; with fewer, Open MPI crashes
 _THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
 
 
 def check_files() -> None:
-    """Raises LibraryError if this process may open too few files. To be called before MPI starts,
-    whose ranks can't tell each other; without MPI the ranks meet first, and all get the error."""
+    """Raises LibraryError if this process may open too few files. Call it before MPI starts.
+    Without MPI the ranks meet first, and all get the error."""
     opened: list[int] = []
     try:
         with typed():
@@ -30,7 +30,7 @@ def check_files() -> None:
 
 @contextlib.contextmanager
 def typed() -> Iterator[None]:
-    """A context in which the end of files or threads raises LibraryError."""
+    """Context manager: if files or threads run out, LibraryError is raised."""
     try:
         yield
     except Exception as reason:
@@ -41,8 +41,7 @@ def typed() -> Iterator[None]:
 
 
 def of_machine(reason: Exception) -> Exception:
-    """A LibraryError with the remedy if the error tells that files or threads have run out; else
-    the error itself."""
+    """Returns a LibraryError with a remedy if files or threads have run out, else `reason`."""
     number = reason.errno if isinstance(reason, OSError) else None
     if number in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap of an MPI job, through mpi4py. For init(), whose thread it runs on; a thread
-`farandole.init` makes the communicator of a list of ranks."""
+"""The bootstrap of an MPI job, through mpi4py. It runs on the thread that calls init(); a thread
+`farandole.init` makes the communicator for a list of ranks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.secret import job_secret
 from farandole.trust import safe_working_folder
 
-_LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
+_LAST_GRACE = 30.0  # seconds to wait at exit for ranks that may be unreachable
 
 
 class Mpi(Bootstrap):
-    """A Bootstrap on a private duplicate of the user's communicator."""
+    """Bootstrap on a private duplicate of the user's communicator."""
 
     _keyval: int | None = None
-    _awaited: Callable[[], object] | None = None  # true when MPI_Finalize will not hang
-    _grace = 0.0  # seconds that the end of the process waits for that
+    _awaited: Callable[[], object] | None = None  # true once MPI_Finalize can't hang
+    _grace = 0.0  # seconds to wait for that at exit
     _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
 
@@ -50,7 +50,7 @@ class Mpi(Bootstrap):
         base = comm if isinstance(comm, mpi.Comm) else mpi.COMM_WORLD
         key = None if members is None else tuple(members)
         everyone = range(base.Get_size()) if members is None else members
-        # Only bootstraps on the world are numbered: the user's communicators come and go.
+        # Only bootstraps on the world are numbered; the user may free other communicators.
         number = (key, Mpi._begun[key]) if base is mpi.COMM_WORLD else None
         check = _check(mpi, goodbyes, base, everyone)
         self._wait = Wait(Notes(mpi, base, everyone, number), seconds, check)
@@ -83,7 +83,7 @@ class Mpi(Bootstrap):
         return made
 
     def _group(self, base: Any, members: list[int]) -> Any:
-        """Makes the group's communicator in a thread, since MPI has no nonblocking call for it."""
+        """Makes the group's communicator in a thread: MPI has no nonblocking call for it."""
         everyone = base.Get_group()
         group = everyone.Incl(members)
         everyone.Free()
@@ -109,11 +109,11 @@ class Mpi(Bootstrap):
 
     @staticmethod
     def _must_end(done: Callable[[], object]) -> None:
-        """Notes a request that must end, or MPI_Finalize would wait for it."""
+        """Notes a request for which MPI_Finalize would wait."""
         Mpi._awaited, Mpi._grace = done, GRACE
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order, by MPI. Collective."""
+        """The data of every rank, by rank. Collective."""
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
@@ -133,7 +133,7 @@ class Mpi(Bootstrap):
         self._wait.until(request.Test, seconds)
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """This world's ranks in an mpi4py communicator, ascending. ValueError if it has others."""
+        """This world's ranks in an mpi4py communicator, ascending. Raises ValueError for others."""
         ranks = self.mpi.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group())
         if self.mpi.UNDEFINED in ranks:
             raise ValueError("the communicator holds processes that are not in farandole's world")
@@ -144,12 +144,12 @@ class Mpi(Bootstrap):
         return int(self.mpi._addressof(self._comm))
 
     def threads_supported(self) -> bool:
-        """Whether several threads may call MPI at once."""
+        """True if several threads may call MPI at once."""
         return bool(self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE)
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
         """Registers a function to be called when the user finalises MPI."""
-        # MPI_Finalize first frees COMM_SELF, which calls the delete functions of its attributes.
+        # Trick: MPI_Finalize first frees COMM_SELF, which calls its attributes' delete functions.
         mpi = self.mpi
         if Mpi._keyval is None:
             Mpi._keyval = mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value())
@@ -157,10 +157,10 @@ class Mpi(Bootstrap):
             mpi.COMM_SELF.Set_attr(Mpi._keyval, leave)
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Waits up to GRACE until all ranks have left too, since MPI_Finalize would wait forever.
+        """Waits up to GRACE for all ranks to leave, since MPI_Finalize would wait forever.
 
-        If this rank failed and others live on, MPI ends the job. If the job is broken and others do
-        not leave, they may be unreachable: see end_stranded.
+        If this rank has failed and others live on, aborts MPI's job. If the job is broken and
+        others do not leave, they may be unreachable: see end_stranded().
         """
         if self.mpi.Is_finalized():
             return Goodbyes(goodbye, lambda: None)
@@ -175,7 +175,7 @@ class Mpi(Bootstrap):
                 abort(self.mpi, self.rank)
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
-        except self.mpi.Exception:  # a rank is dead: the communicator stays as it is
+        except self.mpi.Exception:  # a rank has died: keep the communicator
             return _MpiGoodbyes(goodbye, lambda: None, group)
 
         def received_all() -> list[Goodbye] | None:
@@ -196,19 +196,19 @@ class Mpi(Bootstrap):
 
     @classmethod
     def end_stranded(cls, mpi: Any, owner: int) -> None:
-        """At the process's end: ends it, or MPI's job, if MPI_Finalize would hang."""
+        """Called at exit: aborts MPI's job if MPI_Finalize would hang."""
         if os.getpid() != owner or mpi.Is_finalized():
             return
         stranded = False
         if cls._awaited is not None:
-            with contextlib.suppress(mpi.Exception):  # a rank is dead, as MPI knows
+            with contextlib.suppress(mpi.Exception):  # a rank has died, and MPI knows it
                 stranded = not _completes(cls._awaited, cls._grace)
         if stranded:
             abort(mpi, mpi.COMM_WORLD.Get_rank())
 
 
 class _MpiGoodbyes(Goodbyes):
-    """A Goodbyes that knows the ranks' processes, since the next world may have fewer."""
+    """Goodbyes with the ranks' MPI group, since the next world may have fewer ranks."""
 
     def __init__(
         self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None], group: Any
@@ -218,9 +218,9 @@ class _MpiGoodbyes(Goodbyes):
 
 
 def _secret() -> bytes:
-    """The job's secret, for keys that whoever reads MPI's messages can't derive; b"" for none."""
-    # What is wrong with it matters where there is no MPI. The core refuses wrong settings later, on
-    # all ranks.
+    """The job's secret, so that readers of MPI's messages can't derive keys; b"" without one."""
+    # Errors are ignored: with MPI the secret is optional, and the core refuses wrong settings
+    # later.
     with contextlib.suppress(LibraryError, ValueError):
         return job_secret()
     return b""
@@ -229,7 +229,7 @@ def _secret() -> bytes:
 def _check(
     mpi: Any, goodbyes: Goodbyes | None, base: Any, members: Iterable[int]
 ) -> Callable[[], None]:
-    """Returns a check that raises PeerError once a member has said that it will not come."""
+    """Returns a check that raises PeerError if a member has said that it will not come."""
     if not isinstance(goodbyes, _MpiGoodbyes):
         return lambda: None
     places = mpi.Group.Translate_ranks(goodbyes.group, None, base.Get_group())
@@ -255,7 +255,7 @@ def _completes(done: Callable[[], object], seconds: float) -> bool:
 
 
 def _members(mpi: Any, comm: Any) -> list[int] | None:
-    """The ranks of a list; None for the world and for communicators."""
+    """Returns the sorted ranks of a list; None for the world and for communicators."""
     world = mpi.COMM_WORLD
     if comm is None or isinstance(comm, mpi.Comm) or (isinstance(comm, Sequence) and not comm):
         return None
@@ -271,7 +271,7 @@ def _members(mpi: Any, comm: Any) -> list[int] | None:
 
 
 def abort(mpi: Any, rank: int) -> None:
-    """Ends MPI's job, and says why."""
+    """Aborts MPI's job, and prints why."""
     print(
         f"farandole: rank {rank} has failed and other ranks do not end: ending the job",
         file=sys.stderr,
@@ -282,17 +282,17 @@ def abort(mpi: Any, rank: int) -> None:
 
 
 def load(promised: int, seconds: float) -> Any:
-    """mpi4py's MPI, initialised.
+    """Initialises MPI and returns mpi4py's MPI.
 
-    MPI_Init waits for the `promised` ranks; after `seconds` the process ends with a line that says
-    so. Raises ImportError where there is no MPI, and LibraryError.
+    MPI_Init waits for `promised` ranks; after `seconds` the core's watchdog ends the process with
+    an error line. Raises ImportError without MPI, LibraryError.
     """
     loaded = "mpi4py.MPI" in sys.modules
     limits.check_files()
     try:
         import mpi4py
 
-        # mpi4py would finalise MPI in forked children too, which hangs; so we do it, here only.
+        # mpi4py would finalise MPI in forked children too, which hangs: do it here instead.
         ours = not loaded and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
@@ -303,12 +303,12 @@ def load(promised: int, seconds: float) -> Any:
         raise ImportError(str(reason)) from reason
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
-        # Not imported with farandole: multiprocessing notes what `__main__` is by then.
+        # Imported late: multiprocessing records `__main__` at its import.
         from multiprocessing import parent_process
         from multiprocessing.util import Finalize
 
         if parent_process() is not None:  # a forked child of multiprocessing ends without atexit
-            Finalize(None, _end, (MPI, os.getpid()), exitpriority=-1)  # after leave_now's
+            Finalize(None, _end, (MPI, os.getpid()), exitpriority=-1)  # after leave_now()
     _at_exit(MPI)
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
@@ -321,8 +321,8 @@ def load(promised: int, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, int]) -> Any:
-    """A limit by the core's watchdog: MPI_Init blocks holding the GIL, so Python can't end it.
-    `others`: processes of ranks, by rank, whose end ends it too."""
+    """Context manager: the core's watchdog ends this process after `seconds`, or if one of the
+    `others` (pid by rank) ends. Python can't: MPI_Init blocks with the GIL held."""
     if loaded or promised < 2:
         yield
         return
@@ -349,7 +349,7 @@ def _at_exit(mpi: Any) -> None:
 
 
 def _end(mpi: Any, owner: int) -> None:
-    """What both handlers of atexit do, in their order."""
+    """Both atexit handlers, in their order."""
     Mpi.end_stranded(mpi, owner)
     _finalize(mpi, owner)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How init() waits for MPI, which has no wait with a deadline: it polls, and ranks that give up
-tell each other why. For mpi_ranks.py, on its thread."""
+"""Waits with a deadline for MPI, which has none: init() polls, and ranks that give up tell the
+others why. Used by mpi_ranks.py, on its thread."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any, ClassVar, NoReturn
 from farandole.errors import PeerError, StallError, ranks_text
 from farandole.start.bootstrap import REMEDY
 
-LONGEST_PAUSE = 0.005  # seconds between two looks
-_ROLL_CALL = 1.0  # seconds for the others to report that they have waited too
+LONGEST_PAUSE = 0.005  # seconds between two polls
+_REPLY_SECONDS = 1.0  # for the others to report that they have waited too
 _NOTE_TAG = 29_423
 
 
 class Notes:
-    """Messages between ranks that give up in init(). Ranks that have not come do not listen on the
-    communicator. Nothing is sent while all goes well."""
+    """Messages between ranks that give up in init(). Without a failure nothing is sent."""
 
     _sent: ClassVar[list[Any]] = []  # requests and their bytes, which MPI may still read
     _tried: ClassVar[set[object]] = set()
 
     def __init__(self, mpi: Any, comm: Any, members: Iterable[int], number: object) -> None:
-        """`number` identifies one bootstrap on this communicator, equal on all ranks; None: there
-        is only one on it."""
+        """`number` identifies this bootstrap on the communicator, equal on all ranks; None if it is
+        the only one."""
         self.mpi, self._comm, self._number = mpi, comm, number
         self.own = comm.Get_rank()
         self.others = [rank for rank in members if rank != self.own]
         self._heard: dict[int, tuple[str, str]] = {}
-        if number in self._tried:  # this rank gave up here before and is back
+        if number in self._tried:  # this rank has given up here before and retries
             self.tell("back")
         elif number is not None:
             self._tried.add(number)
 
     def tell(self, kind: str, text: str = "") -> None:
-        """`kind`: "waited" too long, "failed" with this text, or "back" to try again."""
+        """Sends `kind` to the others: "waited" too long, "failed" with this text, "back" to
+        retry."""
         note = pickle.dumps((self._number, kind, text))
         self._sent.extend((self._comm.Isend(note, rank, _NOTE_TAG), note) for rank in self.others)
 
     def heard(self) -> dict[int, tuple[str, str]]:
-        """Ranks that reported failure or a time-out and are not back, with (kind, text)."""
+        """Ranks that have failed or waited too long and are not back, with (kind, text)."""
         status = self.mpi.Status()
         while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, _NOTE_TAG, status)) is not None:
             data = bytearray(status.Get_count(self.mpi.BYTE))
@@ -53,29 +53,29 @@ class Notes:
         return {rank: said for rank, said in self._heard.items() if said[0] != "back"}
 
     def silent_ranks(self) -> list[int]:
-        """Tells the others that this rank has waited too long; returns those that stay silent."""
+        """Tells the others that this rank has waited too long; returns those that do not reply."""
         self.tell("waited")
-        deadline = time.monotonic() + _ROLL_CALL
+        deadline = time.monotonic() + _REPLY_SECONDS
         while len(self.heard()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(LONGEST_PAUSE)
         return [rank for rank in self.others if rank not in self.heard()]
 
 
 class Wait:
-    """The waits of one init(); each succeeds or raises in time."""
+    """Waits of one init()."""
 
     def __init__(
         self, notes: Notes, seconds: float, check: Callable[[], None] = lambda: None
     ) -> None:
-        """`check` raises if a rank is known not to come."""
+        """`check` is called at each poll; it raises if a rank is known not to come."""
         self.notes = notes
         self._seconds = seconds
         self._check = check
         self.told = False  # the others know that this rank has given up
 
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
-        """Returns when `done()` is true. Raises StallError after `seconds`, or when others
-        have given up; PeerError for a rank that failed."""
+        """Waits for `done()`. Raises StallError after `seconds` or if others have given up,
+        PeerError if a rank has failed."""
         limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit
         pause = 0.0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where ranks meet whose MPI can't be used: by what their launcher tells, as torchrun would
-tell it. For the bootstrap, and for `farandole run`, which names the first host."""
+"""Derives torchrun's variables from a launcher's, for ranks that can't use MPI. Used by the
+bootstrap, and by `farandole run` to name the first host."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
     "for all ranks"
 )
-_STARTS = (SRUN.job.split(), ["PALS_APID"])  # all told: one start of ranks
-_PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
+_STARTS = (SRUN.job.split(), ["PALS_APID"])  # if all are set, they identify one start of ranks
+_PORTS = range(20_000, 32_000)  # outside the kernel's ephemeral range
 
 
 def stand_in(found: LauncherVariables) -> bool:
-    """Sets torchrun's variables, those that are missing, where this launcher's own say all that
-    ranks without MPI need to meet. False, with nothing set, where they do not."""
+    """Sets missing variables of torchrun if this launcher's are enough for ranks to meet by TCP.
+    Returns False, with nothing set, if they are not."""
     place = {name: str(value) for name, value in found.place.items()}
     if found.rank < 0 or "LOCAL_WORLD_SIZE" not in place:
         return False
@@ -38,7 +38,8 @@ def stand_in(found: LauncherVariables) -> bool:
 
 
 def _port() -> str:
-    """A port that all ranks of one start derive alike; "": their launcher does not name it."""
+    """Port that all ranks of one start derive alike; "" if the launcher does not identify the
+    start."""
     for names in _STARTS:
         told = [os.environ.get(name, "") for name in names]
         if all(told):
@@ -48,7 +49,7 @@ def _port() -> str:
 
 
 def first_of_allocation(step: str = "") -> str:
-    """The first host of the batch system's, or of Slurm's list `step`; "" if it tells none."""
+    """First host of the allocation, or of Slurm's list `step`; "" if unknown."""
     environ = os.environ
     slurm = step or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     if found := re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^\[,]*))?", slurm):  # rack[01-04,7]n,other

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages over a stream between two processes that know a secret. No socket and no clock are in
-here: whoever uses a Session moves the bytes. For servers and for the lines to them.
+"""Protocol for authenticated messages over a stream between two processes that share a secret. It
+has no socket and no clock: the user of a Session moves the bytes. Used by servers and their
+clients.
 
-Both ends prove that they know the secret before either reads a message. All that follows carries a
-MAC, the length of a message before the message. Its key is made from the secret, what both ends
-have said in their hellos, and the direction; the MAC's number counts too. So whoever is between the
-ends can read, and can hang up. They can't change, repeat, reorder or reflect anything, nor use a
-recorded conversation again. An empty secret is for Unix sockets, where the kernel says whose
-process the other one is.
+Both ends prove that they know the secret before either reads a message. Afterwards each length and
+each message carries a MAC. Its key follows from the secret, both hellos and the direction, and MACs
+are counted. So a man in the middle can read messages and end the connection, but can't change,
+repeat, reorder or reflect them, or replay a recording. The secret is empty for Unix sockets, where
+the kernel reports the other end's user.
 
-The caller's hello, the server's hello, the caller's proof, the server's proof, messages. A hello is
-a fixed text, the caller's rank and a random number; a proof is the first MAC, of an empty text.
+    state      next bytes from the other end     then
+    new        hello: text, rank, random number  greeted
+    greeted    proof: MAC of an empty text       proved
+    proved     length, MAC, message, MAC, ...
+
+The client speaks first: its hello, the server's hello, its proof, the server's proof.
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ _TAG = 32  # bytes of a MAC
 
 
 class Refused(ConnectionError):
-    """The other end does not know the secret, or somebody has changed what it sent."""
+    """The other end does not know the secret, or its bytes were changed on the way."""
 
 
 class _Direction:
-    """One direction's MACs."""
+    """MACs of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -46,16 +50,16 @@ class _Direction:
 
 
 class Session:
-    """One end of the conversation."""
+    """One end of a connection. Not thread-safe."""
 
     def __init__(self, secret: bytes, rank: int | None = None) -> None:
-        """`rank`: the caller's, from 0; None: this is the server's end, which hears it."""
-        self.greeted = False  # whether the other end has said its hello
-        self.proved = False  # whether the other end may be heard
+        """`rank`: the client's rank; None at the server's end, which learns it from the hello."""
+        self.greeted = False  # the other end's hello has come
+        self.proved = False  # the other end has proved that it knows the secret
         self.rank = rank or 0
-        self.outgoing = bytearray()  # what is to be sent; whoever sends it removes it
+        self.outgoing = bytearray()  # bytes to send; the sender removes them
         self._incoming = bytearray()
-        self._length: int | None = None  # of the message that comes now; None: not yet known
+        self._length: int | None = None  # of the next message; None if not known yet
         self._secret, self._calls = secret, rank is not None
         self._own = _HELLO.pack(_TEXT, self.rank, secrets.token_bytes(32))
         self._ours = self._theirs = _Direction(b"")  # until both hellos are known
@@ -72,7 +76,7 @@ class Session:
         self.outgoing += self._ours.next_tag(part)
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Takes bytes that have come; returns the messages that are complete. Raises Refused."""
+        """Takes received bytes; returns the complete messages. Raises Refused."""
         self._incoming += data
         found: list[bytes] = []
         if not self.greeted and not self._hear_hello():
@@ -90,7 +94,7 @@ class Session:
         return found
 
     def _hear_hello(self) -> bool:
-        """Takes the other end's; False: it is not complete."""
+        """Takes the other end's hello; returns False while it is incomplete."""
         if not self._incoming.startswith(_TEXT[: len(self._incoming)]):
             raise Refused("it does not speak farandole's protocol")
         if len(self._incoming) < _HELLO.size:
@@ -109,8 +113,8 @@ class Session:
         return True
 
     def _next_part(self) -> bytes | None:
-        """The proof, a message's length or a message, whichever is next; None: it is not complete.
-        No length is used before its MAC is checked."""
+        """Returns the next proof, length or message; None while it is incomplete. The MAC of a
+        length is checked before the length is used."""
         size = self._length if self._length is not None else _NUMBER.size * self.proved
         if len(self._incoming) < size + _TAG:
             return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other ranks' processes on this host, before they have connected: whether one has ended, so
-that the others need not wait for it. By /proc, and only where that is certain. For init().
+"""Watches the other ranks' processes on this host before they have connected, by /proc, so that
+init() need not wait for a rank that has ended.
 
-A launcher's children have what it told them in the environment that they started with. If /proc
-shows another picture (containers, other users, programs that overwrite their environment), nothing
-is concluded, and the wait has its usual limit.
+A rank is a child of the launcher whose initial environment has its rank and the job's identity. If
+/proc is incomplete (containers, other users, programs that overwrite their environment), nothing is
+concluded, and the wait has its usual limit.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from farandole.errors import PeerError, ranks_text
 from farandole.start import launchers
 from farandole.start.launchers import TORCHRUN
 
-_BIRTH = 5.0  # seconds for a launcher to start all of its processes
-_PAUSE = 0.5  # between two looks
+_BIRTH = 5.0  # seconds for a launcher to start all its processes
+_PAUSE = 0.5  # seconds between two checks
 _JOB = launchers.names("job")
 
 
 class Process(NamedTuple):
-    """What /proc says of a process."""
+    """A process's entry in /proc."""
 
-    state: str  # a letter: T is stopped, t by a debugger, Z and X have ended
+    state: str  # T: stopped, t: by a debugger, Z, X: ended
     parent: int
     start: str  # clock ticks after boot
 
     @property
     def ended(self) -> bool:
-        """Whether it has; nobody has asked for its exit code yet."""
+        """True if it has ended and its parent has not yet asked for the exit code."""
         return self.state in "ZX"
 
 
 class Siblings:
-    """The ranks of this job whose processes /proc shows."""
+    """Ranks of this job whose processes /proc shows."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._next = 0.0
-        self._seen: dict[int, tuple[int, str]] = {}  # rank: its process, and when that began
+        self._seen: dict[int, tuple[int, str]] = {}  # by rank: pid and start time
         address = os.environ.get("FARANDOLE_RENDEZVOUS", "")
         found = launchers.launcher()
         self._variable = "FARANDOLE_RANK" if address else found.rank_variable
         self._own = _environment(os.getpid()) or {}
         here = found.place.get("LOCAL_WORLD_SIZE") == found.size and not address
-        # Whoever sets torchrun's variables may start one process after the other, by hand.
+        # A person who sets torchrun's variables may start the processes one after the other.
         at_once = found is not TORCHRUN or "TORCHELASTIC_RUN_ID" in self._own
         self._expected = set(range(found.size)) if here and at_once else set[int]()
         self._launcher = self._find_launcher() if self._own.get(self._variable) else 0
 
     def _find_launcher(self) -> int:
-        """The process that has started this rank; 0: unknown."""
+        """Pid of the launcher that has started this rank; 0 if unknown."""
         process = os.getpid()
         while (
             process
@@ -67,16 +67,16 @@ class Siblings:
         return process
 
     def check(self) -> None:
-        """Raises PeerError if a rank has ended before it came. Looks into /proc twice a second."""
+        """Raises PeerError if a rank has ended before it connected. Reads /proc twice a second."""
         if self._launcher and time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE
             if dead := self.dead():
                 raise PeerError(died(dead))
 
     def dead(self) -> list[int]:
-        """The ranks that have ended, ascending."""
+        """Ranks that have ended, ascending."""
         found = self._dead(_listed) if self._launcher else []
-        return self._dead(_children) if found else []  # the list may lack some while it changes
+        return self._dead(_children) if found else []  # the list may be incomplete while it changes
 
     def _dead(self, children: Callable[[int], Iterable[int]]) -> list[int]:
         present = self._look(children)
@@ -89,8 +89,8 @@ class Siblings:
         return sorted(dead - set(present))
 
     def wait_for_birth(self) -> dict[int, int]:
-        """The processes of the other ranks, by rank, as far as they can be seen, once all have
-        started that should be here. Raises PeerError if one has ended."""
+        """Waits until all expected ranks have started. Returns the visible pids of the other ranks,
+        by rank. Raises PeerError if one has ended."""
         while True:
             if dead := self.dead():
                 raise PeerError(died(dead))
@@ -101,13 +101,13 @@ class Siblings:
             time.sleep(_PAUSE / 10)
 
     def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
-        """Ranks that live now; None: it can't be told."""
+        """Pid and start time of the living ranks; None if they can't be seen."""
         found = {}
         for pid in children(self._launcher):
             process, words = stat(pid), _environment(pid)
             if process is None or process.ended:
                 continue
-            if not words:  # it lives, and does not show what it was told
+            if not words:  # its environment can't be read
                 return None
             rank = words.get(self._variable, "")
             if rank.isdecimal() and all(words.get(k) == self._own.get(k) for k in _JOB):
@@ -116,7 +116,7 @@ class Siblings:
 
 
 def died(ranks: list[int]) -> str:
-    """The text of the error."""
+    """Text of the error about ranks that have ended."""
     return (
         f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
         "output of that process. Remedy: every rank must call init(), also one that has no data; "
@@ -125,7 +125,7 @@ def died(ranks: list[int]) -> str:
 
 
 def _listed(parent: int) -> Iterable[int]:
-    """Its children by the kernel's own list, which few kernels lack."""
+    """Children of a process by the kernel's list; by all processes if it has none."""
     lists = [*Path(f"/proc/{parent}/task").glob("*/children")]
     if not lists:
         return _children(parent)
@@ -137,7 +137,7 @@ def _listed(parent: int) -> Iterable[int]:
 
 
 def _children(parent: int) -> Iterator[int]:
-    """The same by looking at all processes."""
+    """Children of a process, found among all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             found = stat(int(path.name))
@@ -146,7 +146,7 @@ def _children(parent: int) -> Iterator[int]:
 
 
 def stat(pid: int) -> Process | None:
-    """None: there is no such process, or no /proc."""
+    """Reads a process's entry; None if there is no such process, or no /proc."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return Process(fields[0], int(fields[1]), fields[19])
@@ -159,7 +159,7 @@ def _lives(pid: int, start: str) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str] | None:
-    """The variables that a process started with; empty or None: they can't be seen."""
+    """A process's initial environment; empty or None if it can't be read."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:

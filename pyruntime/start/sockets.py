@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets of this user: where they lie, and who removes their names. The core chooses the
-folder, which no other user can enter. For servers and their callers, on any thread."""
+"""This user's Unix sockets: their folder, which the core chooses and no other user can enter, and
+the removal of their names. Used by servers and clients, on any thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from farandole._library import lib, read_string
 
 
 def path_of(name: str = "") -> str:
-    """The path of a socket with this name, by default one at random; at most 64 characters, none of
-    them a comma, colon or blank. Raises LibraryError where there is no folder for it."""
+    """Path of a socket with this name, by default a random one: at most 64 characters, without
+    commas, colons and blanks. Raises LibraryError if there is no folder for it."""
     return _folder()[0] + (name or secrets.token_hex(16))
 
 
 def shared_host() -> str:
-    """Equal for ranks that can share memory: the machine's start, and the folder of their sockets.
-    Raises LibraryError where there is none."""
+    """Identifier that is equal for ranks that can share memory: the machine's boot and the folder
+    of their sockets. Raises LibraryError if there is no folder."""
     return _folder()[1]
 
 
@@ -31,7 +31,7 @@ def _folder() -> list[str]:
 
 
 class _Listener(socket.socket):
-    """Its name goes with it, or with the process."""
+    """Removes its name when it is closed or the process ends."""
 
     def __init__(self, path: str) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -48,11 +48,11 @@ class _Listener(socket.socket):
 
 
 def listen_at(path: str) -> socket.socket:
-    """A Unix socket at `path`. Raises OSError if the name is taken."""
+    """Makes a Unix socket at `path`. Raises OSError if the name is taken."""
     return _Listener(path)
 
 
 def _remove(path: str, maker: int) -> None:
-    if os.getpid() == maker:  # not a forked child, which has a copy of the socket
+    if os.getpid() == maker:  # a forked child has a copy of the socket
         with contextlib.suppress(OSError):
             Path(path).unlink()

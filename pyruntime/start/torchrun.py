@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where ranks of torchrun meet on one host, or those of whoever sets RANK, WORLD_SIZE and
-MASTER_PORT as it does. For the bootstrap.
+"""The rendezvous of ranks on one host under torchrun, or under any launcher that sets RANK,
+WORLD_SIZE and MASTER_PORT. Used by the bootstrap.
 
-Rank 0 serves a Unix socket as long as its process lives. The name comes from what the launcher
-tells all ranks of one attempt of one job, and from the network to which MASTER_PORT belongs. So it
-is not in the way of the store that torch has at MASTER_PORT, and every job and every restart has
-its own name. It can be guessed, but lies where no other user can look or make anything.
+Rank 0 listens on a Unix socket while its process lives. Its name follows from the launcher's
+variables for one attempt of one job, and from the network namespace. So it does not need
+MASTER_PORT, where torch's store is, and every job and every restart has its own. The name can be
+guessed, but its folder is closed to other users.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import mac
 
-_server: RendezvousServer | None = None  # rank 0's
+_server: RendezvousServer | None = None  # in rank 0
 
 
 def job() -> bytes:
-    """Names this attempt of this job. Anybody may know the name."""
+    """Returns an identifier of this attempt of this job. It is not secret."""
     words = ["init", str(TORCHRUN.size)]
     words += [os.environ.get(name, "") for name in TORCHRUN.job.split()]
     return mac(b"", *(word.encode() for word in words))
 
 
 def open_rendezvous() -> tuple[str, bytes]:
-    """Address and secret of the socket where the ranks meet; it may take a moment until rank 0
-    serves it. Raises LibraryError, with the remedy, where that is impossible."""
+    """Returns address and secret of the ranks' socket, which rank 0 opens here. Other ranks may
+    have to wait for it. Raises LibraryError with a remedy if it can't be opened."""
     global _server
     check()
     secret = job()
@@ -52,18 +52,18 @@ def open_rendezvous() -> tuple[str, bytes]:
 
 
 def _network() -> bytes:
-    """The network namespace: containers that share a folder may all have a MASTER_PORT 29500."""
+    """The network namespace, since containers that share a folder may use the same MASTER_PORT."""
     return str(Path("/proc/self/ns/net").stat().st_ino).encode()
 
 
 def on_several_hosts() -> bool:
-    """Whether the launcher says that some of its processes run on other hosts."""
+    """True if the launcher says that some of its processes run on other hosts."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     return here.isdecimal() and int(here) != TORCHRUN.size
 
 
 def remedy() -> str:
-    """What to do about ranks that do not come, for errors."""
+    """Remedy for ranks that do not come, for errors."""
     return (
         f"WORLD_SIZE says {TORCHRUN.size} processes, which must all be on this host (unless "
         "LOCAL_WORLD_SIZE says that fewer are), with the same MASTER_ADDR and MASTER_PORT; "
@@ -72,7 +72,7 @@ def remedy() -> str:
 
 
 def check() -> None:
-    """Raises LibraryError where the variables do not tell this process's place."""
+    """Raises LibraryError if the variables do not give this process's place."""
     size, rank = TORCHRUN.size, TORCHRUN.rank
     text = f"WORLD_SIZE says {size} processes, "
     if not 0 <= rank < size or not os.environ.get("MASTER_PORT"):

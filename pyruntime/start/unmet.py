@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that a launcher started as one of several, and that trains without meeting the others,
-says so: else N processes would train N models in silence. For the import of farandole, init() and
-the adapters."""
+"""Warns if a launcher has started several processes and one trains without init(): otherwise N
+processes would silently train N models. Used by the import of farandole, init() and the
+adapters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _REMEDY = (
     "that looks for RANK finds it under `farandole run`, or after `import farandole.torch`; "
     f"{launchers.ALONE}"
 )
-_open = False  # whether something may still be to be said
+_open = False  # a warning may still be due
 
 
 def watch() -> None:
-    """Begins, where a launcher tells this process that it is one of several."""
+    """Starts to watch if a launcher has started this process as one of several."""
     global _open
     found = launchers.launcher()
     alone = os.environ.get("FARANDOLE_RENDEZVOUS") == "none"
@@ -32,24 +32,24 @@ def watch() -> None:
 
 
 def is_open() -> bool:
-    """Whether this process is one of several and, as far as is known, has not met the others."""
+    """True if this process is one of several and, as far as known, has not met the others."""
     return _open
 
 
 def is_child() -> bool:
-    """Whether another process of the job has started this one, and not the launcher."""
+    """True if another process of the job, not the launcher, has started this one."""
     parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
     return parent() is not None or ancestry.is_of_rank()
 
 
 def mark_met() -> None:
-    """Notes that this process meets the others, or need not."""
+    """Notes that this process meets the others or need not, so that no warning is due."""
     global _open
     _open = False
 
 
 def warn_if_unmet() -> None:
-    """Called when a model has been trained for a step."""
+    """Prints the warning, once, after an optimizer step without init()."""
     if _open and not _met_by_mpi():
         found = launchers.launcher()
         text = (
@@ -61,7 +61,7 @@ def warn_if_unmet() -> None:
 
 
 def _met_by_mpi() -> bool:
-    """Whether the program uses MPI itself, whose start has met all; by whatever package."""
+    """True if the program has initialised MPI itself, by whatever package."""
     maps = Path("/proc/self/maps").read_text()
     answer = ctypes.c_int()
     for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):
