@@ -38,6 +38,7 @@ _MANY = 1000  # numbers kept
 _MOST_FORMS = 256  # prepared calls of one group
 # Ranks use them in different ways, though each is made of a call in which all do the same.
 _UNLIKE = ("gather", "reduce")
+Uses = tuple[list[Any], list[Any]]
 
 
 class FarandoleGroup(ProcessGroup):
@@ -112,11 +113,8 @@ class FarandoleGroup(ProcessGroup):
     ) -> Work | None:
         """Submits a call as an equal one was prepared; None if a tensor has another layout."""
         waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
-        results = [] if y is None else [y]
-        sends = kind == "broadcast" and options.rootRank == self.rank()
-        reads = [] if x is None or (x is y and not sends) else [x]
-        writes = [] if sends else results
-        under_way.wait_for_users(reads, writes)
+        if under_way.count():
+            under_way.wait_for_users(*self._uses(kind, x, y, options))
         try:
             number = known.start(x, y, waits)
         except Exception as reason:
@@ -124,14 +122,23 @@ class FarandoleGroup(ProcessGroup):
                 told(reason)
             raise
         if number is None or number == 0:
-            return None if number is None else DoneWork(results)
+            return None if number is None else DoneWork([] if y is None else [y])
         self._numbers.append(number)
         seconds = options.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
+        results = [] if y is None else [y]
         handle = OneHandle(number, results, self._text(kind), seconds)
         work = GroupWork(handle, results, self._futures, [])
-        under_way.add(work, reads, writes)  # also if the caller waits: that may time out
+        # Also if the caller waits: that may time out.
+        under_way.add(work, *self._uses(kind, x, y, options))
         return work
+
+    def _uses(self, kind: str, x: Tensor | None, y: Tensor | None, options: Any) -> Uses:
+        """The tensors that a repeated call reads, and those that it writes."""
+        if kind == "broadcast" and options.rootRank == self.rank():
+            return [x], []
+        reads = [] if x is None or x is y else [x]
+        return reads, [] if y is None else [y]
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
         """Returns what repeated() needs, too."""
