@@ -12,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram with power-of-two slots: `counts[i]` holds values in [2**(i-1), 2**i)."""
+    """Histogram in powers of two: `counts[i]` counts values below 2**i outside earlier slots."""
 
     count: int
     sum: int
@@ -26,7 +26,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Straggler:
-    """How often a rank was the last to be ready, and for how many seconds the first one waited."""
+    """Times that a rank was the last to be ready, and its total seconds after the first one."""
 
     times: int
     seconds: float
