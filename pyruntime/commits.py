@@ -284,8 +284,8 @@ def newest_commit(folder: Path) -> Commit:
         try:
             with _opened_file(each) as file:
                 header, _ = _header_of(file)
-            told = document_of(header[METADATA]).get("commit", [0, 1])
-            found = max(found, Commit(int(told[0]), int(told[1])))
+            number = document_of(header[METADATA]).get("commit", [0, 1])
+            found = max(found, Commit(int(number[0]), int(number[1])))
         except FileNotFoundError:
             continue
         except (KeyError, TypeError, ValueError, IndexError, struct.error) as reason:
@@ -314,10 +314,10 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBl
     end = os.fstat(file.fileno()).st_size
     document = document_of(header.pop(METADATA))
     found = {}
-    for name, told in header.items():
-        dtype, size = DTYPES[told["dtype"]]
-        shape = tuple(int(n) for n in told["shape"])
-        first, last = (begin + int(n) for n in told["data_offsets"])
+    for name, entry in header.items():
+        dtype, size = DTYPES[entry["dtype"]]
+        shape = tuple(int(n) for n in entry["shape"])
+        first, last = (begin + int(n) for n in entry["data_offsets"])
         if min(shape, default=0) < 0 or not begin <= first <= last <= end:
             raise ValueError(f"{name} is not in the file")
         if prod(shape) * size != last - first:

@@ -260,12 +260,12 @@ def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]
         except (CheckpointError, TypeError, ValueError) as reason:
             error = reason
     name = f"farandole.elastic.{what}"
-    told = np.array([error is not None, result is not None], np.uint8)
-    ops.broadcast_(told, 0, name=name)
-    if told[0]:
+    outcome = np.array([error is not None, result is not None], np.uint8)
+    ops.broadcast_(outcome, 0, name=name)
+    if outcome[0]:
         heard: Any = broadcast_object((type(error), str(error)), 0, name=f"{name}.error")
         raise error or heard[0](heard[1])
-    return bool(told[1]), result
+    return bool(outcome[1]), result
 
 
 class _TrainingCall:

@@ -232,7 +232,7 @@ def find(wanted: str = "auto") -> Launcher:
     """
     if wanted == "auto":
         srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
-        mpi = _told(srun, "--mpi=list") if srun else ""
+        mpi = _output_of(srun, "--mpi=list") if srun else ""
         if srun and (plugin := _loaded().plugin(mpi)):
             return Srun(srun, plugin)
         return _of_mpi(_first("mpirun", "mpiexec"))
@@ -254,7 +254,7 @@ def _loaded() -> Family:
 def _of_slurm(program: str) -> Launcher:
     """Returns srun for the MPI here; without MPI, ranks meet by TCP. Raises ValueError if Slurm
     can't start this MPI, since each rank would be a world of one."""
-    known, mpi = _told(program, "--mpi=list"), _loaded()
+    known, mpi = _output_of(program, "--mpi=list"), _loaded()
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:
         raise ValueError(
@@ -276,7 +276,7 @@ def _first(*names: str) -> str:
 
 
 def _of_mpi(program: str) -> Launcher:
-    text = _told(program, "--version")
+    text = _output_of(program, "--version")
     if match := re.search(r"Open MPI\)? (\d+(?:\.\d+)*)", text):
         return OpenMpi(program, tuple(map(int, match[1].split("."))))
     if "Intel(R) MPI" in text:
@@ -290,7 +290,7 @@ def _of_mpi(program: str) -> Launcher:
 
 
 @home_for_mpi()
-def _told(program: str, *question: str) -> str:
+def _output_of(program: str, *question: str) -> str:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print its version
     try:

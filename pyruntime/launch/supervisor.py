@@ -175,11 +175,11 @@ class _Supervisor:
 
     def _step(self, due: bool) -> None:
         try:
-            told = self._scheduler.step(time.monotonic())
+            assignments = self._scheduler.step(time.monotonic())
         except CheckpointError as reason:  # of the commit on the disk
             self._scheduler.ending.fail(str(reason))
             return
-        for agent, wanted in told.items():
+        for agent, wanted in assignments.items():
             new = wanted.workers, wanted.view
             if (due or self._sent.get(agent) != new) and agent in self._clients:
                 self._sent[agent] = new
@@ -210,7 +210,7 @@ class _Supervisor:
         """Tells a new agent about the job. The network may read this message, so it holds no
         secret: agents get the ranks' environment when they are started."""
         job, options = self._job, self._options
-        told = {
+        description = {
             "command": list(job.command),
             "folder": self._cwd,
             "lease": options.policy.lease,
@@ -219,7 +219,7 @@ class _Supervisor:
             "tag": job.tag,
             "timestamp": job.timestamp,
         }
-        self.listener.tell(client, ["job", told])
+        self.listener.tell(client, ["job", description])
 
     def hear(self, client: Client, status: AgentStatus) -> None:
         """Applies an agent's report."""

@@ -33,7 +33,7 @@ def _this_process() -> str:
     return f"{os.getpid()}@{found.start}"
 
 
-def _told() -> str:
+def _launcher_values() -> str:
     """The launcher's variables as text; "" without a launcher."""
     if not any(os.environ.get(name) for name in launchers.names("marks")):
         return ""
@@ -49,8 +49,8 @@ def _told() -> str:
 
 def claim() -> None:
     """Marks this process as a rank for its children. No-op without a launcher."""
-    if told := _told():
-        os.environ[RANK_PROCESS] = f"{_this_process()} {told}"
+    if values := _launcher_values():
+        os.environ[RANK_PROCESS] = f"{_this_process()} {values}"
 
 
 def renew() -> None:
@@ -69,8 +69,8 @@ def check() -> None:
     """Raises ShutdownError with a remedy in the child of a rank."""
     if _forked:
         check_count(lib.farandole_counters(ffi.NULL, 0))  # raises the core's error
-    parent, _, told = os.environ.get(RANK_PROCESS, "").partition(" ")
-    inherited = bool(parent) and parent != _this_process() and told == _told()
+    parent, _, values = os.environ.get(RANK_PROCESS, "").partition(" ")
+    inherited = bool(parent) and parent != _this_process() and values == _launcher_values()
     if not inherited:
         return
     rank = next((row.rank for row in launchers.LAUNCHERS if row.rank >= 0), "?")

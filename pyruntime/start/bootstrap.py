@@ -100,7 +100,7 @@ class Bootstrap(ABC):
     seconds: float
     number: int = 0  # of the world; 0: one more than the last
     _secret: bytes = b""  # see key()
-    _told: tuple[bytes, ...] = ()  # what each rank has sent in _introduce()
+    _introductions: tuple[bytes, ...] = ()  # what each rank has sent in _introduce()
 
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
         """Exchanges hosts, tasks and new random numbers, which make the world's key unique.
@@ -109,12 +109,12 @@ class Bootstrap(ABC):
         `secret`: the job's, or b"" if this rank has none. The key is secret only if all ranks have
         it. Raises LibraryError on all ranks if two have different secrets."""
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
-        told = self.allgather(own)
-        if told[self.rank] != own:
+        found = self.allgather(own)
+        if found[self.rank] != own:
             raise LibraryError("init(): somebody has changed what this rank told the others")
-        hosts, knows, tasks, _ = zip(*map(json.loads, told), strict=True)
+        hosts, knows, tasks, _ = zip(*map(json.loads, found), strict=True)
         self.node = [hosts.index(each) for each in hosts]
-        self._secret, self._told = secret if all(knows) else b"", tuple(told)
+        self._secret, self._introductions = secret if all(knows) else b"", tuple(found)
         if self._secret:
             self._compare_secrets()
         return list(tasks)
@@ -122,7 +122,7 @@ class Bootstrap(ABC):
     def _compare_secrets(self) -> None:
         """Compares MACs of all random numbers under the ranks' secrets, which reveal no more than
         the MACs of a connection."""
-        macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._told))
+        macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._introductions))
         if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
             raise LibraryError(
                 f"init(): {ranks_text(odd)} {'has' if len(odd) == 1 else 'have'} another secret "
@@ -135,7 +135,7 @@ class Bootstrap(ABC):
         """Derives the world's key, which connections between its ranks prove. It is never sent: it
         follows from the secret and from everything that the ranks have exchanged, such as random
         numbers and the addresses in the core's blobs."""
-        parts = (b"farandole world 1", str(number).encode(), *self._told, *blobs)
+        parts = (b"farandole world 1", str(number).encode(), *self._introductions, *blobs)
         return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
 
     @abstractmethod

@@ -124,9 +124,9 @@ def complete() -> None:
     if os.environ.get("FARANDOLE_RENDEZVOUS"):
         return
     place = {name: str(value) for name, value in found.place.items()}
-    told = {name: os.environ.get(name, "").strip() for name in place}
-    if all(told[name] in ("", place[name]) for name in ("RANK", "WORLD_SIZE")):
-        os.environ.update({name: value for name, value in place.items() if not told[name]})
+    values = {name: os.environ.get(name, "").strip() for name in place}
+    if all(values[name] in ("", place[name]) for name in ("RANK", "WORLD_SIZE")):
+        os.environ.update({name: value for name, value in place.items() if not values[name]})
 
 
 def launcher() -> LauncherVariables:

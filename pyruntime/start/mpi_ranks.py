@@ -189,10 +189,10 @@ class Mpi(Bootstrap):
 
     def abandon(self, reason: BaseException) -> None:
         """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
-        if not self._wait.told:
+        if not self._wait.reported:
             with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))
-        self._wait.told = True
+        self._wait.reported = True
 
     @classmethod
     def end_stranded(cls, mpi: Any, owner: int) -> None:

@@ -71,7 +71,7 @@ class Wait:
         self.notes = notes
         self._seconds = seconds
         self._check = check
-        self.told = False  # the others know that this rank has given up
+        self.reported = False  # the others know that this rank has given up
 
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
         """Waits for `done()`. Raises StallError after `seconds` or if others have given up,
@@ -91,13 +91,13 @@ class Wait:
         heard = self.notes.heard()
         for rank, (kind, text) in heard.items():
             if kind == "failed":
-                self.told = True
+                self.reported = True
                 raise PeerError(f"init(): rank {rank} failed there: {text}")
         if heard:
             self._give_up(f"as long as {ranks_text(heard)} waited")
 
     def _give_up(self, when: str) -> NoReturn:
-        self.told = True
+        self.reported = True
         missing = self.notes.silent_ranks()
         if missing:
             raise StallError(

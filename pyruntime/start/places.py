@@ -41,9 +41,9 @@ def _port() -> str:
     """Port that all ranks of one start derive alike; "" if the launcher does not identify the
     start."""
     for names in _STARTS:
-        told = [os.environ.get(name, "") for name in names]
-        if all(told):
-            digest = hashlib.sha256("\0".join(told).encode()).digest()
+        values = [os.environ.get(name, "") for name in names]
+        if all(values):
+            digest = hashlib.sha256("\0".join(values).encode()).digest()
             return str(_PORTS[int.from_bytes(digest[:4], "big") % len(_PORTS)])
     return ""
 
