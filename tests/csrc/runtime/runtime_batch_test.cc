@@ -69,17 +69,6 @@ class Gradients {
 
 }  // namespace
 
-// By some ranks in batches, by others one by one, in another order or in other batches.
-TEST(ranks_may_cut_a_step_into_different_batches) {
-  run_jobs({1, 2, 3}, [](TestRank& self) {
-    Gradients gradients(self, 20);
-    for (int step = 0; step < kSteps; ++step) {
-      const int batch = step < 4 ? 20 : 1 + (self.rank * 5 + step) % 11;
-      gradients.train(step, batch, step % 5 == self.rank);
-    }
-  });
-}
-
 // Within a batch a rank waits for one call, or asks whether it is done.
 TEST(a_wait_for_one_of_a_batch_gets_its_tensor) {
   run_jobs({2, 3}, [](TestRank& self) {
@@ -116,25 +105,6 @@ TEST(ranks_that_also_wait_for_each_other_elsewhere_go_on) {
       self.finish(first);
     }
     gradients.check(4, {0, 1, 2, 3, 4});
-  });
-}
-
-TEST(irregular_calls_do_not_break_a_batched_loop) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    Gradients gradients(self, 6);
-    for (int round = 0; round < 3; ++round) {
-      for (int step = 0; step < 3; ++step) gradients.train(step, 6);
-      // A changed shape on one rank fails on all, and only that call.
-      Floats odd = values_of(self.rank, 700 + (self.rank == 0 ? 1 : 0));
-      const Handle one = self.submit(allreduce(odd, "grad.4"));
-      self.finish(gradients.submit(round, {1, 2}));
-      gradients.check(round, {1, 2});
-      CHECK_EQ(self.wait({one}).code, ErrorCode::kMismatch);
-      for (int step = 0; step < 3; ++step) gradients.train(step, 3);
-      Ask join;
-      join.op = FARANDOLE_JOIN;
-      self.run(join);
-    }
   });
 }
 

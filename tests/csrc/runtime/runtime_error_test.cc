@@ -18,19 +18,6 @@ Ask wrong_dtype(Floats& data, std::string name) {
   return ask;
 }
 
-// Until no rank comes too late for the others' patience.
-void insist(TestRank& self, const std::string& name) {
-  Floats data;
-  for (Failure failure{ErrorCode::kStall, ""}; failure;) {
-    CHECK_EQ(failure.code, ErrorCode::kStall);
-    data = values_of(self.rank, 2000);
-    Handle handle = self.submit(allreduce(data, name));
-    failure = self.wait({handle});
-    self.runtime()->handles().release(handle);
-  }
-  CHECK(data == sum_over(self.size, data.size()));
-}
-
 }  // namespace
 
 // The refusing rank may be first or last, and tries again before its peers have heard of it.
@@ -167,25 +154,6 @@ TEST(what_does_not_go_together_is_refused) {
   });
 }
 
-TEST(ranks_that_disagree_about_the_size_of_a_group_fail_together) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    for (const std::string name : {"group", ""}) {
-      Floats data = values_of(self.rank, 500), other = data;
-      const std::vector<Ask> three(3, allreduce(data, name));
-      std::vector<Ask> mine(three.begin(), three.begin() + (self.rank == 0 ? 2 : 3));
-      const std::vector<Handle> failed = self.submit(mine);
-      for (Handle handle : failed) {
-        const Failure failure = self.wait({handle});
-        CHECK_EQ(failure.code, ErrorCode::kMismatch);
-        CHECK(contains(failure.text, "group size is 2 on rank 0, 3 on rank"));
-      }
-      const std::vector<Ask> two{allreduce(data, name), allreduce(other)};
-      self.finish(self.submit(two));
-      CHECK(data == sum_over(self.size, 500) && other == data);
-    }
-  });
-}
-
 // Small ones travel in the report, large ones in a bucket; any tensor of them may be missing here or everywhere.
 TEST(each_tensor_of_a_group_has_its_own_result) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
@@ -220,29 +188,6 @@ TEST(each_tensor_of_a_group_has_its_own_result) {
         }
       }
     }
-  });
-}
-
-// Refusals and calls under one name, without waiting for any answer in between.
-TEST(a_rank_reports_a_name_again_and_again) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    for (int round = 0; round < 5; ++round) {
-      Floats data = values_of(self.rank, 300);
-      if (self.rank == 1) {
-        for (int i = 0; i < 3; ++i) {
-          CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
-        }
-        const Handle good = self.submit(allreduce(data, "again"));
-        CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
-        self.finish(good);
-      } else {
-        for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "again"), ErrorCode::kWrongType);
-        self.run(allreduce(data, "again"));
-      }
-      CHECK(data == sum_over(self.size, data.size()));
-      if (self.rank != 1) self.fails(allreduce(data, "again"), ErrorCode::kWrongType);
-    }
-    self.check_usable();
   });
 }
 
@@ -419,22 +364,4 @@ TEST(a_call_after_its_set_was_removed_fails) {
     }
     self.check_usable();
   });
-}
-
-// The late rank's report and the news that the others gave up cross each other, now and then.
-TEST(a_report_that_crosses_a_stall_error_begins_a_new_call) {
-  constexpr int kNever = 31;
-  run_jobs(
-      {2, 3},
-      [](TestRank& self) {
-        Random random(static_cast<uint64_t>(self.rank + 1));
-        for (int round = 0; round < 15; ++round) {
-          const auto late =
-              std::chrono::microseconds(self.rank == 0 ? 0 : 99500 + random.below(1500));
-          self.bootstrap.await(kNever, 1, Deadline::in(late));
-          insist(self, "crossing");
-        }
-      },
-      // Also how long a bucket may take on a machine with other work.
-      [](Config& config) { config.stall_abort = 0.1; });
 }

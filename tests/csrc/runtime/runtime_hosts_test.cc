@@ -111,41 +111,6 @@ TEST(between_hosts_inputs_ride_along_with_others_under_way) {
   });
 }
 
-TEST(sets_within_a_host_move_large_tensors) {
-  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
-    std::vector<Handle> adds;
-    for (std::vector<int64_t> ranks : {std::vector<int64_t>{0, 1}, {2, 3}, {1, 2}}) {
-      Ask add;
-      add.op = FARANDOLE_ADD_SET;
-      add.shape = ranks;
-      adds.push_back(self.submit(add));
-    }
-    self.finish(adds);
-    for (int round = 0; round < 8; ++round) {
-      std::vector<Floats> data;
-      std::vector<Handle> handles;
-      for (int t = 0; t < 4; ++t) data.push_back(values_of(self.rank, 40'000));
-      for (int t = 0; t < 4; ++t) {
-        Ask ask = allreduce(data[static_cast<size_t>(t)], "grad" + std::to_string(t));
-        ask.set = self.rank < 2 ? 1 : 2;
-        handles.push_back(self.submit(ask));
-      }
-      self.finish(handles);
-      Floats sum = values_of(self.rank ^ 1, 40'000);
-      const Floats mine = values_of(self.rank, sum.size());
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += mine[i];
-      for (const Floats& got : data) CHECK(got == sum);
-    }
-    if (self.rank == 1 || self.rank == 2) {
-      Floats data = values_of(self.rank, 20);
-      Ask ask = allreduce(data, "across");
-      ask.set = 3;
-      self.run(ask);
-      CHECK_EQ(data[0], 5.0F);
-    }
-  });
-}
-
 TEST(large_tensors_move_between_hosts_without_mpi) {
   for (const Nodes& nodes : kLayouts) {
     run_hosts(nodes, [](TestRank& self) {
@@ -224,11 +189,6 @@ TEST(hosts_below_hosts_agree) {
     CHECK(contains(text, "ranks 0-34") && contains(text, "rank 35"));
     self.run(barrier());
   });
-}
-
-TEST(a_death_below_a_host_is_told_to_all) {
-  // Of the last host, its leader, and the leader above.
-  for (int victim : {36, 35, 1}) die_while_all_wait(more_hosts_than_link_to_the_root(), victim);
 }
 
 TEST(a_stall_names_the_rank_on_the_other_host) {

@@ -160,27 +160,6 @@ TEST(every_collective) {
   });
 }
 
-// Names come and go: with two places for ids nearly every call is defined anew, and forgotten in flight.
-TEST(names_beyond_the_capacity_of_ids_still_work) {
-  run_jobs(
-      {1, 2, 3},
-      [](TestRank& self) {
-        for (int round = 0; round < 10; ++round) {
-          std::vector<Floats> data;
-          std::vector<Handle> handles;
-          for (size_t i = 0; i < 7; ++i) data.push_back(values_of(self.rank, 1 + i * 300));
-          for (size_t i = 0; i < data.size(); ++i) {
-            size_t at = (i + static_cast<size_t>(self.rank)) % data.size();
-            handles.push_back(self.submit(allreduce(data[at], "name " + std::to_string(at))));
-          }
-          self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
-          self.finish(handles);
-          for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
-        }
-      },
-      [](Config& config) { config.cache_capacity = 2; });
-}
-
 // Reports beyond the ring wait in the writer's memory, in order. One submit() rings nobody before its end.
 TEST(a_full_ring_loses_nothing) {
   run_jobs({2, 3}, [](TestRank& self) {

@@ -119,19 +119,6 @@ TEST(a_rank_that_leaves_fails_its_messages_alone) {
              "rank 2 finished normally and left");
 }
 
-TEST(messages_of_a_set_end_with_it) {
-  Job job(3);
-  job.submit_all(add_set_of({0, 2}), no_input());
-  const SetId set = only<OpenSet>(job.publish()).set;
-  send(job, 0, 0, {.peer = 2});  // of the world: another message
-  receive(job, 2, 0, {.peer = 0, .set = set});
-  CHECK_EQ(kinds(job.publish()), "");
-  job.submit_all(remove_set_of(set), no_input());
-  check_fail(only<Fail>(job.publish()), 2, 0, ErrorCode::kInvalidArgument, "was removed");
-  send(job, 0, 1, {.peer = 2, .set = set});
-  check_fail(only<Fail>(job.publish()), 0, 1, ErrorCode::kInvalidArgument, "was removed");
-}
-
 TEST(pairs_are_no_process_sets_of_users) {
   auto settings = Job::settings(2);
   settings.max_sets = 2;

@@ -29,7 +29,6 @@ class Network {
   void open(Rank rank, std::function<void()> notify) { notify_[rank] = std::move(notify); }
   // Nobody hears from this rank any more. Hosts that are linked to it learn that after `patience_ns`.
   void lose(Rank rank, int64_t patience_ns);
-  // Cuts what `from` sends to `to`, unless `both`, in this direction only.
   bool lost(Rank rank) const { return lost_.contains(rank); }
 
  private:
@@ -48,14 +47,10 @@ class Network {
     int64_t due_ns;
     ByteString bytes;
   };
-  Segment create(SegmentSize size);
-  Segment map(Fd fd, uint64_t segment);
   void carry(Rank from, Rank to, ByteString message, bool end, int64_t least_ns);
 
   Kernel& kernel_;
   const std::vector<Rank> node_;
-  uint64_t segments_ = 1;
-  std::map<int, uint64_t> segment_of_;  // by descriptor
   std::map<Rank, Given> given_;
   std::map<Rank, std::tuple<Fd, Fd, Fd>> first_;  // by leader: control, staging, flight
   std::map<Rank, std::function<void()>> notify_;

@@ -161,6 +161,7 @@ bool SimulatedRank::make(int index, State& made) {
 
 void SimulatedRank::submit(int index, bool more) {
   const PlannedCall& call = planned(index);
+  state(index).begun_ns = now_ns();
   if (!known(call.set) || (call.removes >= 0 && !known(call.removes))) {
     end(index, kSkipped);
     if (!more) pass_batch();
@@ -202,7 +203,6 @@ void SimulatedRank::submit(int index, bool more) {
 void SimulatedRank::begin(int index) {
   State& made = state(index);
   PreparedSubmission one{&made.prepared, made.in, made.out, {}, made.handles};
-  made.begun_ns = now_ns();
   try {
     if (runtime_->call(one)) {
       ++direct_calls_;
@@ -221,7 +221,6 @@ void SimulatedRank::pass_batch() {
     std::vector<PreparedSubmission> all;
     for (int index : batch_) {
       State& made = state(index);
-      made.begun_ns = now_ns();
       all.push_back({&made.prepared, made.in, made.out, {}, made.handles});
     }
     uint8_t refused = 0;
