@@ -104,8 +104,8 @@ bool Engine::moving() const {
 
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
-  return std::min(lanes_.look_again(),
-                  setup_.leader ? setup_.leader->next_tick() : Deadline::never());
+  return std::min({lanes_.look_again(), gpu_.look_again(),
+                   setup_.leader ? setup_.leader->next_tick() : Deadline::never()});
 }
 
 void Engine::use_gpu(RankGpu& gpu) {

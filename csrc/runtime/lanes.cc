@@ -170,6 +170,11 @@ bool GpuBuckets::ready() const {
   return gpu && gpu->lane().ready(may_launch());
 }
 
+Deadline GpuBuckets::look_again() const {
+  RankGpu* gpu = gpu_;
+  return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
+}
+
 void GpuBuckets::close(SetId set, const Failure& failure) {
   RankGpu* gpu = gpu_;
   if (gpu) {

@@ -82,6 +82,7 @@ class GpuBuckets {
   void push(BegunRun run);
   bool step();
   bool ready() const;
+  Deadline look_again() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.
   void abort(const Failure& failure, bool together);

@@ -32,7 +32,7 @@ bool GpuLane::step(bool may_launch, std::shared_ptr<GpuEvent>& past) {
     backend.begin(bucket.parts);
     begun_ = true;
   }
-  if (!backend.ready()) return moved;
+  if (!backend.ready() && backend.look_again().is_never()) return moved;
   const nvtx::Range range(ranges_.get(), bucket.label);
   const Progress progress = backend.step();
   if (progress == Progress::kFinished) past = launched();
@@ -92,6 +92,11 @@ bool GpuLane::ready(bool may_launch) const {
   }
   if (!may_launch || !next_may_go()) return false;
   return !begun_ || backends_.at(waiting_.front().set)->ready();
+}
+
+Deadline GpuLane::look_again(bool may_launch) const {
+  if (!may_launch || !begun_) return Deadline::never();
+  return backends_.at(waiting_.front().set)->look_again();
 }
 
 void GpuLane::drain() {

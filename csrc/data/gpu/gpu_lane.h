@@ -46,6 +46,7 @@ class GpuLane {
   // Buckets ever that are done, in the order of their launch: nobody reads or writes their buffers again.
   uint64_t finished() const { return finished_; }
   bool ready(bool may_launch) const;
+  Deadline look_again(bool may_launch) const;  // as Backend's
   // Blocks until what was launched is done, or has failed, or for half a minute.
   void drain();
   // Gives up all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that

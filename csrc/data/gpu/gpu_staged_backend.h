@@ -26,6 +26,7 @@ class GpuStagedBackend final : public GpuBackend {
   void begin(std::span<const Part> parts) override;
   Progress step() override;
   bool ready() const override;
+  Deadline look_again() const override { return begun_ ? host_->look_again() : Deadline::never(); }
   void abort() override;
   void check() const override;
   bool failed() const override { return arrivals_->failed; }

@@ -39,6 +39,20 @@ TEST(gradients_through_host_memory_are_summed) {
       [](Config& config) { config.gpu_backend = "host"; });
 }
 
+// Between hosts, nobody wakes a rank whose messages have come: it looks again.
+TEST(gradients_through_host_memory_are_summed_over_hosts) {
+  for (const Nodes& nodes : {Nodes{0, 1}, Nodes{0, 0, 2}}) {
+    const auto through_hosts = [](Config& config) {
+      on_double(config);
+      config.gpu_backend = "host";
+    };
+    run_job(
+        Kind::kThreads, static_cast<int>(nodes.size()),
+        [](TestRank& self) { train(self, self.rank); }, through_hosts, nodes);
+    CHECK_EQ(gpu_library().alive(), 0);
+  }
+}
+
 TEST(ranks_without_nccl_go_through_host_memory) {
   run_gpu_jobs(
       {2}, [](TestRank& self) { train(self, self.rank); },

@@ -11,31 +11,12 @@
 namespace farandole::check {
 namespace {
 
-using Nodes = std::vector<Rank>;
-
 // Two hosts of two, one rank a host, unequal hosts, and ranks dealt out in turns.
 const std::vector<Nodes> kLayouts = {{0, 0, 2, 2}, {0, 1, 2}, {0, 0, 0, 3}, {0, 1, 0, 1}};
 
 void run_hosts(const Nodes& nodes, const Body& body, const Tune& tune = {}) {
-  const int ranks = static_cast<int>(nodes.size());
   for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
-    LocalBootstrap bootstrap(ranks);
-    auto run = [&](int rank) {
-      Config config = test_config();
-      if (tune) tune(config);
-      TestRank self(bootstrap, rank, config, nodes);
-      self.start();
-      body(self);
-      self.leave();
-      CHECK_EQ(rescued_wakeups(), 0);
-    };
-    if (kind == Kind::kProcesses) {
-      run_in_forks(ranks, run);
-      continue;
-    }
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
-    for (std::thread& thread : threads) thread.join();
+    run_job(kind, static_cast<int>(nodes.size()), body, tune, nodes);
   }
 }
 

@@ -288,10 +288,13 @@ enum class Kind { kThreads, kProcesses };
 using Tune = std::function<void(Config&)>;
 using Body = std::function<void(TestRank&)>;
 
-inline void run_rank(LocalBootstrap& bootstrap, int rank, const Tune& tune, const Body& body) {
+using Nodes = std::vector<Rank>;  // as TestRank takes them
+
+inline void run_rank(LocalBootstrap& bootstrap, int rank, const Nodes& nodes, const Tune& tune,
+                     const Body& body) {
   Config config = test_config();
   if (tune) tune(config);
-  TestRank self(bootstrap, rank, config);
+  TestRank self(bootstrap, rank, config, nodes);
   self.start();
   body(self);
   self.leave();
@@ -299,16 +302,13 @@ inline void run_rank(LocalBootstrap& bootstrap, int rank, const Tune& tune, cons
 }
 
 // Runs body on `ranks` ranks, from init to shutdown.
-inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {}) {
+inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {},
+                    const Nodes& nodes = {}) {
   LocalBootstrap bootstrap(ranks);
-  if (kind == Kind::kProcesses) {
-    run_in_forks(ranks, [&](int rank) { run_rank(bootstrap, rank, tune, body); });
-    return;
-  }
+  const auto run = [&](int rank) { run_rank(bootstrap, rank, nodes, tune, body); };
+  if (kind == Kind::kProcesses) return run_in_forks(ranks, run);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(bootstrap, rank, tune, body); });
-  }
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
 }
 
