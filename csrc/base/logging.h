@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace farandole {
 
@@ -47,5 +49,15 @@ void set_log(LogSettings settings);
 
 // Any thread. One write(2) per line, so that lines of several ranks don't mix.
 void log(LogLevel level, const std::string& text);
+
+// One step of an end that has to go on: its error is logged.
+template <class Step>
+void attempt(const std::string& what, Step&& step) {
+  try {
+    std::forward<Step>(step)();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, what + ": " + error.what());
+  }
+}
 
 }  // namespace farandole

@@ -118,19 +118,19 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// Asks rank 0 for a sign of life, through this host's leader, if no call has ended for a while: they can't report that
-// they are stopped.
+// Asks rank 0 for a sign of life, which is any entry of the log, if none has come for a while: a process that is
+// stopped can't report that.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
   std::lock_guard lock(probe_.mutex);
   const int64_t now = now_ns();
   if (now < probe_.next_ns) return;
   probe_.next_ns = now + patience.pause_ns;
-  const uint32_t ended = setup_.calls.handles.prepare();
-  if (std::exchange(probe_.ended, ended) != ended) {
-    probe_.question = 0;
-  } else if (probe_.question == 0 || setup_.calls.answer(probe_.question)) {
-    probe_.question = setup_.calls.ping();
+  const uint64_t heard = setup_.engine.log_position();
+  if (std::exchange(probe_.heard, heard) != heard) {
+    probe_.asked_ns = 0;
+  } else if (probe_.asked_ns == 0) {
+    setup_.calls.ping();
     probe_.asked_ns = now;
     probe_.warned = false;
     after_submit();
@@ -140,7 +140,6 @@ void Driver::probe() {
     if (patience.abort_ns > 0 && silent_ns >= patience.abort_ns) {
       const std::string limit = " (FARANDOLE_STALL_ABORT sets this limit)";
       setup_.calls.job.fail({ErrorCode::kStall, text + limit});
-      ring();
     } else if (patience.warn_ns > 0 && silent_ns >= patience.warn_ns &&
                !std::exchange(probe_.warned, true)) {
       log(LogLevel::kWarning, text);

@@ -61,7 +61,6 @@ class Driver {
   // Until done(): drives if nobody else does, else sleeps. False: a signal came, or `deadline` passed. done()
   // may throw, on unknown handles.
   bool await(const std::function<bool()>& done, Deadline deadline);
-  void ring() { setup_.wakeup.notify(); }
   uint64_t sleeps() const { return sleeps_; }
 
  private:
@@ -83,9 +82,8 @@ class Driver {
   struct {
     std::atomic<int64_t> next_ns{0};  // when a caller that waits has to look
     std::mutex mutex;                 // guards all below
-    uint32_t ended = 0;               // calls, by Handles::prepare()
-    uint64_t question = 0;            // to rank 0, which need only answer; 0: none
-    int64_t asked_ns = 0;
+    uint64_t heard = 0;               // entries of the log
+    int64_t asked_ns = 0;             // when rank 0 was asked for one; 0: it was not
     bool warned = false;
   } probe_;
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never

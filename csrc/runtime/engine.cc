@@ -186,12 +186,13 @@ void Engine::on(const Notice& notice) {
 void Engine::report_stacks() {
   const Handle before = main_waits_for;
   const bool waits = calls_.key_of(before).has_value();
-  setup_.watch.ask_for_stacks(waits, [this, before](StackReporter::Stacks stacks) {
+  const int64_t direct_ago_ns = calls_.direct_ago_ns();
+  setup_.watch.ask_for_stacks(waits, [=, this](StackReporter::Stacks stacks) {
     StackReport report{false, std::move(stacks.text)};
     const std::optional<CallKey> call = calls_.key_of(before);
     report.blocked = call && stacks.main_alone && main_waits_for == before;
     if (report.blocked) report.call = *call;
-    report.direct_ago_ns = calls_.direct_ago_ns();
+    report.direct_ago_ns = direct_ago_ns;
     calls_.report(report);
   });
 }
@@ -201,21 +202,20 @@ void Engine::give_up(const Failure& failure) {
   act_on(failure);
 }
 
-// The peers hear why, unless all have left: then the death of a peer only means that it ended first.
+// The peers hear why, unless all have left.
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
-  if (calls_.job.stopped())
-    return break_down({ErrorCode::kShutdown, "farandole has been shut down"});
-  if (found.code == ErrorCode::kPeer) log(LogLevel::kError, found.text);
+  found = calls_.job.verdict(std::move(found));
+  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // rank 0 logs it
+  if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
+  if (calls_.job.stopped()) return break_down(found);
   // New calls get this failure before the peers hear of it, and the peers before the lanes close their connections,
   // which takes seconds on GPUs: else they would blame the network.
   calls_.break_down(found);
-  try {
+  attempt("telling the other ranks", [&] {
     calls_.report(Leave{true, found.text});
     say();
-  } catch (const std::exception& error) {  // what waits here must end all the same
-    log(LogLevel::kError, std::string("telling the other ranks: ") + error.what());
-  }
+  });
   release(found);
 }
 

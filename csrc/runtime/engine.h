@@ -46,6 +46,8 @@ class Engine {
   Deadline next_tick() const;
   void use_gpu(RankGpu& gpu);
   GpuBuckets& gpu() { return gpu_; }
+  // Entries of the log that this rank has read. More of them: rank 0 runs, and who passes its words on.
+  uint64_t log_position() const { return log_position_; }
   // The last call that the main thread began to wait for without end; it may be over.
   std::atomic<Handle> main_waits_for{0};
 
@@ -70,7 +72,7 @@ class Engine {
   RankCalls& calls_;
   // Taken before the mutex of RankCalls. The driver holds it during a step; other threads to check for work.
   mutable std::mutex work_mutex_;
-  uint64_t log_position_ = 0;  // entries read; equal on all ranks
+  std::atomic<uint64_t> log_position_{0};
   Lanes lanes_;
   GpuBuckets gpu_;
 };

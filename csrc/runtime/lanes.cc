@@ -5,6 +5,8 @@
 #include <ranges>
 #include <utility>
 
+#include "base/logging.h"
+
 namespace farandole {
 
 void Lanes::open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend) {
@@ -81,14 +83,12 @@ Deadline Lanes::look_again() const {
   return soonest;
 }
 
-void Lanes::abort(Lane& lane, const Failure& failure) {
-  lane.backend->abort();
-  lane.begun = false;
-  for (BegunRun& run : std::exchange(lane.runs, {})) calls_.settle(run, &failure);
-}
-
 void Lanes::abort(const Failure& failure) {
-  for (auto& [id, lane] : lanes_) abort(lane, failure);
+  for (auto& [id, lane] : lanes_) {
+    attempt("giving up a lane", [&] { lane.backend->abort(); });
+    lane.begun = false;
+    for (BegunRun& run : std::exchange(lane.runs, {})) calls_.settle(run, &failure);
+  }
 }
 
 void Lanes::close(SetId id) {
@@ -193,8 +193,10 @@ void GpuBuckets::close(SetId set, const Failure& failure) {
 void GpuBuckets::abort(const Failure& failure, bool together) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;
-  if (failure.code == ErrorCode::kShutdown) gpu->lane().drain();
-  settle_finished();
+  attempt("the last buckets on the GPU", [&] {
+    if (failure.code == ErrorCode::kShutdown) gpu->lane().drain();
+    settle_finished();
+  });
   gpu->lane().abort(together);
   for (BegunRun& run : std::exchange(runs_, {})) calls_.settle(run, &failure);
   launched_ = 0;

@@ -49,7 +49,6 @@ class Lanes {
   // Between messages, this rank's pairs keep so much memory together.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   bool step(Lane& lane);
-  void abort(Lane& lane, const Failure& failure);
   void drop_closed();
   void use_pair(Lane& lane);
   void free_pairs();

@@ -36,7 +36,6 @@ RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fab
       topology_(topology),
       fabric_(fabric),
       pids_(pids_in_sight(peer_infos)),
-      job_leader_("rank 0 on " + peer_infos[0].host),
       patience_(patience_of(config, topology)),
       stack_reporter_(std::make_unique<StackReporter>(stacks)) {
   open_recorder(began_ns);
@@ -59,18 +58,25 @@ void RankWatch::stop() {
 }
 
 std::string RankWatch::why_standing() const {
-  for (Rank leader : {topology_.leader(), 0}) {
-    const pid_t pid = pids_[static_cast<size_t>(leader)];
-    if (pid == 0 || !is_stopped(pid)) continue;
-    return "rank " + std::to_string(leader) + " (pid " + std::to_string(pid) +
-           "), which leads the " + (leader == 0 ? "job" : "ranks of this host") +
-           ", is stopped by a signal or a debugger; `kill -CONT " + std::to_string(pid) +
-           "` lets it go on";
+  const std::vector<Rank> above = HostTree::above(topology_.node);
+  std::string unseen;
+  for (Rank leader = above[static_cast<size_t>(topology_.rank)]; leader >= 0;
+       leader = above[static_cast<size_t>(leader)]) {
+    const std::string pid = std::to_string(pids_[static_cast<size_t>(leader)]);
+    if (pid == "0") {
+      const std::string its_host = " on " + fabric_.host_names()[static_cast<size_t>(leader)];
+      unseen += (unseen.empty() ? "rank " : ", or rank ") + std::to_string(leader) + its_host;
+    } else if (is_stopped(pids_[static_cast<size_t>(leader)])) {
+      return "rank " + std::to_string(leader) + " (pid " + pid + "), which leads the " +
+             (leader == 0 ? "job" : "ranks of this host") +
+             ", is stopped by a signal or a debugger; `kill -CONT " + pid + "` lets it go on";
+    }
   }
-  if (pids_[0] != 0) return {};
-  return job_leader_ +
-         ", which leads the job, does not answer: its process is stopped by a signal or a debugger "
-         "(`kill -CONT` there resumes it), or gets no time on that machine";
+  if (unseen.empty()) return {};
+  return unseen +
+         ", through which this rank hears of the others, does not answer: its process is stopped "
+         "by a signal or a debugger (`kill -CONT` there resumes it), or gets no time on that "
+         "machine";
 }
 
 std::string RankWatch::why_silent() const {

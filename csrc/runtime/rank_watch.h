@@ -35,8 +35,8 @@ class RankWatch {
     int64_t pause_ns;  // between two questions; 0: there are none
   };
   const Patience& patience() const { return patience_; }
-  // Why rank 0 does not answer: it, or the leader of this host, is seen to be stopped, or it is out of sight. Empty: it
-  // is seen to run.
+  // Why rank 0 does not answer: it, or a leader through which this rank hears of it, is seen to be stopped, or is out of
+  // sight. Empty: all are seen to run.
   std::string why_standing() const;
   std::string why_silent() const;  // the same, never empty
   // Process numbers by rank; 0: on another host, or not visible.
@@ -60,7 +60,6 @@ class RankWatch {
   const Topology& topology_;
   Fabric& fabric_;
   const std::vector<pid_t> pids_;
-  const std::string job_leader_;  // rank 0 and its host
   const Patience patience_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<StackReporter> stack_reporter_;

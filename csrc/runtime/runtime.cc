@@ -26,6 +26,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = nanoseconds(config.stall_warn).count();
   settings.stall_abort_ns = nanoseconds(config.stall_abort).count();
+  settings.above = HostTree::above(topology.node);
   return settings;
 }
 
@@ -115,19 +116,19 @@ void Runtime::open_leader() {
 void Runtime::lose(Rank rank, Failure failure) {
   if (leader_) {
     leader_->lose(rank, std::move(failure));
+    fabric_->wakeup().notify();
   } else if (rank == topology_.leader()) {
     calls_->job.fail(std::move(failure));
   }
-  driver_->ring();
 }
 
 void Runtime::open_engine(int cores) {
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
   // Rank 0's host has no relay that batches reports.
-  calls_ = std::make_unique<RankCalls>(
-      RankCalls::Setup{topology_.rank, *channel_, topology_.leader() != 0,
-                       topology_.local_size() == topology_.size, watch_->recorder()});
+  calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
+      topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
+      watch_->recorder(), fabric_->wakeup()});
   auto spin = [&](Spin::Who who) {
     return Spin(who, config_.spin_us, cores, topology_.local_size());
   };
@@ -173,7 +174,6 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
   job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  driver_->ring();
   // The driver fails everything that still waits; signals don't interrupt this wait.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }

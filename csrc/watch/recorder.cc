@@ -199,7 +199,7 @@ void Recorder::dump(std::span<const int> locals, const std::string& reason) {
   if (folder_.empty()) return;
   try {
     dump_flights(memory_, locals, folder_, reason);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
   }
 }

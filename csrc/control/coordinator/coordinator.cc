@@ -130,6 +130,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                  [&](const Leave& r) { leave(from, r); },
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
+                   if (r.number == 0) return shared_.outbox.write_something();
                    SetState* set = shared_.sets.of(r.key.set, from);
                    shared_.outbox.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
@@ -344,10 +345,11 @@ void Coordinator::leave(Rank from, const Leave& leave) {
 
 void Coordinator::lose(Rank rank, Failure failure) {
   shared_.sets.leave(rank);
-  if (!broken_ && !stopped_) abort(std::move(failure));
+  fail_job(std::move(failure));
 }
 
-void Coordinator::abort(Failure failure) {
+void Coordinator::fail_job(Failure failure) {
+  if (broken_ || stopped_) return;
   broken_ = true;
   shared_.outbox.write(Abort{std::move(failure)});
 }
@@ -372,7 +374,7 @@ int64_t Coordinator::next_tick() const {
 void Coordinator::tick(int64_t now_ns) {
   if (now_ns < next_tick() || broken_ || stopped_) return;
   now_ns_ = now_ns;
-  if (Failure failure = stalls_.tick(now_ns)) abort(std::move(failure));
+  if (Failure failure = stalls_.tick(now_ns)) fail_job(std::move(failure));
   take_due(now_ns);
 }
 

@@ -36,6 +36,7 @@ class Coordinator {
   void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or can't go on: the job fails with this.
   void lose(Rank rank, Failure failure);
+  void fail_job(Failure failure);
   // Call when next_tick() has come: checks for stalls.
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
@@ -67,8 +68,6 @@ class Coordinator {
   void join(Rank from, const Join& join);
   void done(Rank from, const Done& done, int64_t now_ns);
   void leave(Rank from, const Leave& leave);
-  void abort(Failure failure);
-
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
 

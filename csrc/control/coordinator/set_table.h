@@ -31,6 +31,10 @@ class Outbox {
 
   // Adds a log entry, for all ranks.
   void write(Entry entry) { log_.push_back(std::move(entry)); }
+  // Makes sure that ranks hear from here.
+  void write_something() {
+    if (log_.empty()) write(Inform{});
+  }
   // Fails a call that a rank reports too late. An entry serves all ranks, and answers one report of each: so a batch
   // has as many as the rank with most.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
@@ -80,6 +84,7 @@ struct CoordinatorSettings {
   int max_sets = 64;                         // process sets alive at once, the world included
   int64_t stall_warn_ns = 10'000'000'000;    // 0: never
   int64_t stall_abort_ns = 300'000'000'000;  // 0: never
+  std::vector<Rank> above = {};              // HostTree::above(); empty: one host
 };
 
 // A set's calls on one kind of memory, which its members' lane moves in buckets.

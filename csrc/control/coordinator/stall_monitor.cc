@@ -102,6 +102,19 @@ bool StallMonitor::is_stopped(Rank rank) const {
   return state.answered_ns > state.heard_ns && state.answer.stopped;
 }
 
+Rank StallMonitor::above(Rank rank) const {
+  const std::vector<Rank>& above = shared_.settings.above;
+  return above.empty() || rank == 0 ? 0 : above[static_cast<size_t>(rank)];
+}
+
+Rank StallMonitor::first_silent(Rank rank, int64_t now_ns) const {
+  Rank first = rank;
+  while ((rank = above(rank)) != 0) {
+    if (is_silent(rank, now_ns)) first = rank;
+  }
+  return first;
+}
+
 bool StallMonitor::all_answered() const {
   return std::ranges::none_of(ranks_, &RankState::owes_answer);
 }
@@ -123,6 +136,11 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
            ", which holds for that set alone: let it join the set of this call first";
   }
   if (call.moving || is_silent(rank, now_ns)) {
+    const Rank first = first_silent(rank, now_ns);
+    if (first != rank) {
+      return "can't be heard: rank " + std::to_string(first) +
+             ", which passes its reports on, does not answer: it is stopped, swaps, or has no core";
+    }
     return "does not answer, and neither does its background thread: it is frozen, swaps, or has "
            "no core";
   }
@@ -132,11 +150,13 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
            ": let all ranks make the same calls, under the same names and tags, and blocking ones "
            "in the same order";
   }
-  const int64_t heard_ns = state_of(rank).heard_ns;
+  const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
+  const bool heard_since = heard_ns > call.since_ns;
+  if (!heard_since && answered_ns < call.since_ns) return {};  // what it does in cells is not known
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
-  if (heard_ns > call.since_ns) {
+  if (heard_since) {
     return "has made other calls since, the last " + tenths(now_ns - heard_ns) +
            " ago: it does not make this one (a condition in the model?)";
   }
@@ -157,6 +177,7 @@ std::vector<StallMonitor::Part> StallMonitor::missing_from(std::span<const Waiti
       std::string stack = answered ? state.answer.text : "";
       if (answered && state.answer.blocked) stack = frames_of(stack);
       const std::string facts = standing_of(rank, call, all, now_ns);
+      if (facts.empty()) continue;
       const std::string who = "\n  rank " + std::to_string(rank) + " ";
       parts.push_back({who + facts + indented(stack), who + kept_of(facts, stack)});
     }
@@ -213,9 +234,11 @@ WaitingCall StallMonitor::view_of_bucket(const SetState& set, int64_t now_ns) co
       "bucket " + std::to_string(set.host.done + 1) + " of process set " + std::to_string(set.id);
   view.moving = true;
   view.since_ns = set.host.moving_since_ns;
+  std::set<Rank> stuck;
   for (Rank rank : set.ranks) {
-    if (is_stopped(rank) || is_silent(rank, now_ns)) view.missing.push_back(rank);
+    if (is_stopped(rank) || is_silent(rank, now_ns)) stuck.insert(first_silent(rank, now_ns));
   }
+  view.missing.assign(stuck.begin(), stuck.end());
   return view;
 }
 
@@ -308,6 +331,9 @@ void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   for (auto& [id, set] : shared_.sets) {
     if (set->host.moving()) asked.insert(set->ranks.begin(), set->ranks.end());
   }
+  for (const Rank rank : std::vector<Rank>(asked.begin(), asked.end())) {
+    for (Rank leader = above(rank); leader != 0; leader = above(leader)) asked.insert(leader);
+  }
   for (Rank rank : asked) {
     RankState& state = ranks_[static_cast<size_t>(rank)];
     if (!state.owes_answer()) state.asked_ns = now_ns;
@@ -325,7 +351,8 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    state.heard_ns = std::max(state.heard_ns, now_ns - ago);
+    // It was asked before it looked at its clock, so this is no later than its call.
+    state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
   }
   if (question_open_ && all_answered()) conclude(now_ns);
 }

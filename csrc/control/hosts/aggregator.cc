@@ -69,6 +69,9 @@ void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now
 }
 
 void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
+  const auto* question = std::get_if<Inquire>(&report);
+  const bool sign_of_life = question && question->number == 0;
+  if (sign_of_life && std::exchange(asked_, true)) return;  // the answer is for all
   const auto* ready = std::get_if<Ready>(&report);
   const Known* call = ready ? known(ready->id) : nullptr;
   const std::vector<Rank>& who = members_of(source, call);
@@ -213,6 +216,7 @@ ByteString Aggregator::take(int64_t now_ns) {
 }
 
 void Aggregator::read(const Entry& entry) {
+  asked_ = false;
   if (auto* define = std::get_if<Define>(&entry)) {
     ids_[define->id] = {define->request.set, !define->request.name.empty()};
   }

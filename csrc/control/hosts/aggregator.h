@@ -111,6 +111,7 @@ class Aggregator {
   std::map<std::vector<Rank>, IdRuns> ready_;  // more of them, one for each row
 
   const bool gathers_above_;
+  bool asked_ = false;         // rank 0, for a sign of life; no entry has come since
   bool urgent_ = false;        // out_ holds other reports than readiness
   std::set<Rank> expediting_;  // ranks whose users wait
   bool expedite_told_ = true;  // the host above has been told, if it batches

@@ -134,8 +134,8 @@ void RootController::publish_all() {
         coordinator_.receive(rank, answer, now_ns());
       });
     }
+    if (!prepare(entry)) return publish_all();  // what has come instead of the rest
     encoded_.clear();
-    prepare(entry);
     encode(entry, encoded_);
     publish(encoded_);
   }
@@ -167,18 +167,22 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Without memory, turns the opening of a set into a failure.
-void RootController::prepare(Entry& entry) {
+// Without memory, turns the opening of a set into a failure. Calls of a pair follow its opening at once, so that ends
+// the job: false.
+bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
   } catch (const Error& error) {
     const auto* open = std::get_if<OpenSet>(&entry);
     if (!open) throw;
-    // Calls of a pair follow its opening at once.
-    if (is_pair(open->set)) return void(entry = Abort{{error.code(), error.what()}});
+    if (is_pair(open->set)) {
+      coordinator_.fail_job({error.code(), error.what()});
+      return false;
+    }
     coordinator_.withdraw_set(open->set);
     entry = Fail{CallKey(open->key), {error.code(), error.what()}};
   }
+  return true;
 }
 
 // ---- On the leaders of other hosts

@@ -113,7 +113,7 @@ class RootController final : public HostController {
   void receive(Rank from, ByteView message, Receive&& receive);
   void hear(Rank child, ByteView message);
   void publish_all();
-  void prepare(Entry& entry);
+  bool prepare(Entry& entry);
 
   Coordinator coordinator_;
   std::map<Rank, int> groups_;  // by child leader

@@ -18,6 +18,8 @@ struct HostTree {
   Rank parent = -1;  // leader of the host above; -1: this is the root, or no leader
   std::vector<Branch> children;
 
+  // By rank, who passes its reports on: the leader of its host; for a leader, that of the host above; for rank 0: -1.
+  static std::vector<Rank> above(const std::vector<Rank>& node, int fan_out = kFanOut);
   // `node`: by rank, the lowest rank of its host; `own`: a leader.
   static HostTree of(Rank own, const std::vector<Rank>& node, int fan_out = kFanOut);
 };

@@ -133,8 +133,10 @@ struct StackReport {     // answer to CollectStacks: what this process is doing,
   // Since its last call that the coordinator does not know; -1: it has made none.
   int64_t direct_ago_ns = -1;
 };
-struct Inquire {        // asks whom this call waits for; answered by Inform
-  uint64_t number = 0;  // of the question; each rank counts its own
+struct Inquire {  // asks whom this call waits for; answered by Inform
+  // Of the question; each rank counts its own. 0: asks whether rank 0 is alive, which any entry of the log answers, to
+  // all ranks at once.
+  uint64_t number = 0;
   CallKey key;
   bool join = false;  // about this set's join; the key then has no name
 };
@@ -252,7 +254,7 @@ struct CollectStacks {  // others wait for these ranks, which answer with a Stac
   std::vector<Rank> ranks;
 };
 struct Inform {  // the answer to one rank's Inquire
-  Rank to = 0;
+  Rank to = -1;  // -1: only a sign of life
   uint64_t number = 0;
   std::string text;
 };

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/logging.h"
+
 namespace farandole {
 namespace {
 
@@ -127,7 +129,9 @@ void GpuLane::close(SetId set) {
 void GpuLane::abort(bool together) {
   const bool calm = together && in_flight_.empty() && waiting_.empty();
   if (!calm) {
-    for (auto& [set, backend] : backends_) backend->abort();
+    for (auto& [set, backend] : backends_) {
+      attempt("giving up buckets on the GPU", [&] { backend->abort(); });
+    }
     if (!backends_.empty()) backends_.begin()->second->synchronize();  // one stream for all
   }
   begun_ = false;

@@ -169,7 +169,7 @@ void HierarchicalBackend::wait_for_wire() {
   throw Error(ErrorCode::kStall, "no message between the hosts for " +
                                      std::to_string(patience_.silence_ns() / 1'000'000'000) +
                                      " s in the middle of a bucket: " + awaited() +
-                                     "; the network is down, or that rank is stopped");
+                                     "; the network is down, or a rank of that host is stopped");
 }
 
 // The first member that owes us a message or does not take ours, for the error text.

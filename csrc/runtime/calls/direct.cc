@@ -49,26 +49,18 @@ bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& m
   return true;
 }
 
-bool DirectCalls::leave(const Request& request, const Submission& mine, bool met) {
+DirectCalls::Next DirectCalls::leave(const Request& request, const Submission& mine, bool met) {
   ProcessSet* set = setup_.sets.find(request.set);
   if (set) set->meeting = false;
   left_.notify_all();  // they go on when this thread has given the mutex back
-  if (!met && setup_.job.broken()) return true;  // RankCalls::clear() fails all handles
-  if (!met && set) return false;
+  if (!met && setup_.job.broken()) return Next::kEnded;  // RankCalls::clear() fails all handles
+  if (!met) return set ? Next::kReport : Next::kFails;
   setup_.pending.finish(mine);
-  if (met) {
-    if (set && !mine.named) ++set->unnamed_in_cell;
-    const int64_t now = now_ns();
-    last_ns_ = now;
-    setup_.recorder.done(mine.recorded, now);
-    setup_.handles.cancel(mine.handle);
-    return true;
-  }
-  Outcome removed;
-  removed.failure = gone(request.set);
-  setup_.recorder.failed(mine.recorded, removed.failure);
-  setup_.handles.finish_all([&](auto&& end) { end(mine.handle, std::move(removed)); });
-  return true;
+  if (set && !mine.named) ++set->unnamed_in_cell;
+  last_ns_ = mine.recorded.submitted_ns;
+  setup_.recorder.done(mine.recorded, now_ns());
+  setup_.handles.cancel(mine.handle);
+  return Next::kEnded;
 }
 
 void DirectCalls::clear(std::unique_lock<std::mutex>& lock, SetId id) {

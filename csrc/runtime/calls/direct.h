@@ -49,13 +49,19 @@ class DirectCalls {
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
   // True: all members have met, and this rank's output is written. The submission has its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
-  // Ends the visit. True: the call has ended too, completed or failed; else it goes through the coordinator.
-  bool leave(const Request& request, const Submission& mine, bool met);
+  enum class Next {
+    kEnded,   // it is completed, or fails with the job
+    kReport,  // it goes through the coordinator
+    kFails,   // its set was removed; who calls leave() fails it, without the mutex
+  };
+  // Ends the visit.
+  Next leave(const Request& request, const Submission& mine, bool met);
   // Waits until no thread is in the set's cell; it reports first, because it came first.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
   // The same for all sets.
   void clear(std::unique_lock<std::mutex>& lock);
-  // Any thread: how long ago the last call was completed here; -1: none was.
+  // Any thread: how long ago the last call that was completed here began; -1: none was. It began before peers could go
+  // on to their next one.
   int64_t ago_ns() const {
     const int64_t last = last_ns_;
     return last < 0 ? -1 : now_ns() - last;

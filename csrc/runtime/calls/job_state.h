@@ -8,12 +8,15 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "lib/ipc/event_count.h"
 
 namespace farandole {
 
 // Running, leaving, broken or stopped. It only goes on in this order, and from stopped to broken when this rank ends.
 class JobState {
  public:
+  explicit JobState(EventCount& driver) : driver_(driver) {}
+
   // ---- Any thread
   bool left() const { return left_; }                         // by leave(), whatever came since
   bool leaving() const { return phase_ != Phase::kRunning; }  // no more calls
@@ -36,11 +39,14 @@ class JobState {
     std::lock_guard lock(mutex_);
     return limit_;
   }
-  // Makes the driver end the job with this, unless the log brings an earlier reason. Then wake the driver.
+  // Makes the driver end the job with this, unless the log brings an earlier reason.
   void fail(Failure failure) {
-    std::lock_guard lock(mutex_);
-    if (!found_) found_ = std::move(failure);
-    failing_ = true;
+    {
+      std::lock_guard lock(mutex_);
+      if (!found_) found_ = std::move(failure);
+      failing_ = true;
+    }
+    driver_.notify();
   }
   bool failing() const { return failing_; }
 
@@ -52,7 +58,15 @@ class JobState {
     failure = found_;
     return true;
   }
-  void stop() { phase_ = Phase::kStopped; }
+  // How the job ends after this was found: once all have left, the death of a peer means only that it ended first.
+  Failure verdict(Failure found) const {
+    if (!stopped() || found.code != ErrorCode::kPeer) return found;
+    return {ErrorCode::kShutdown, "farandole has been shut down"};
+  }
+  void stop() {
+    std::lock_guard lock(mutex_);
+    phase_ = Phase::kStopped;
+  }
   void break_down(const Failure& failure) {
     std::lock_guard lock(mutex_);
     failure_ = failure;
@@ -61,6 +75,7 @@ class JobState {
 
  private:
   enum class Phase { kRunning, kLeaving, kFailing, kBroken, kStopped, kEnded };
+  EventCount& driver_;
   mutable std::mutex mutex_;
   Failure found_;
   Failure failure_;

@@ -13,10 +13,9 @@
 namespace farandole {
 namespace {
 
-// A bucket takes two round trips where a report with its input takes one, and costs less than many of these. Many,
-// or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order. On one
-// host, calls `under_way` count too. Which these are depends on timing, so between hosts, where buckets add in
-// another order, they don't.
+// True if inputs may travel in the reports: one round trip where a bucket takes two, but dearer for many calls. All do or
+// none, so that all ranks add in one order. Calls `under_way` depend on timing: between hosts, where buckets add in
+// another order, the caller does not count them.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   constexpr size_t kMany = 8;
   auto small = [](const PreparedSubmission& one) {
@@ -36,8 +35,6 @@ void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
     if (i == 0 || set != batch[i - 1].call->request.set) visit(set);
   }
 }
-
-constexpr size_t kMaxAnswers = 64;
 
 Outcome valued(int64_t value) {
   Outcome outcome;
@@ -149,17 +146,21 @@ bool RankCalls::call(PreparedSubmission& prepared) {
     const bool met = direct_.meet(*visit, request, mine);
     lock.lock();
     memory_.remove(mine);
-    if (direct_.leave(request, mine, met)) return met;
+    const DirectCalls::Next next = direct_.leave(request, mine, met);
+    if (next == DirectCalls::Next::kEnded) return met;
+    if (next == DirectCalls::Next::kFails) {
+      lock.unlock();
+      Ending ending{std::move(mine), {}};
+      const Failure removed = gone(request.set);
+      settle({&ending, 1}, &removed);
+      return false;
+    }
   }
-  pass_one(prepared, std::move(mine));
-  return false;
-}
-
-void RankCalls::pass_one(PreparedSubmission& prepared, Submission mine) {
   const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
-  enter(prepared.call->request, std::move(mine), rides);
-  DirectCalls::tell(sets_.find(prepared.call->request.set));
+  enter(request, std::move(mine), rides);
+  DirectCalls::tell(sets_.find(request.set));
   reporter_.pass_batch();
+  return false;
 }
 
 void RankCalls::prepare(CheckedCall& call) {
@@ -315,10 +316,9 @@ uint64_t RankCalls::ask(Handle handle) {
   return number;
 }
 
-uint64_t RankCalls::ping() {
+void RankCalls::ping() {
   std::lock_guard lock(mutex_);
-  reporter_.pass(Inquire{++asked_, {}});
-  return asked_;
+  reporter_.pass(Inquire{});
 }
 
 std::optional<std::string> RankCalls::answer(uint64_t number) {
@@ -491,8 +491,8 @@ void RankCalls::on(const Inform& inform) {
   {
     std::lock_guard lock(mutex_);
     answers_[inform.number] = inform.text;
-    // The asking thread may have given up, so old answers are dropped.
-    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
+    constexpr size_t kMost = 64;  // threads that asked may have given up
+    if (answers_.size() > kMost) answers_.erase(answers_.begin());
   }
   handles.announce();
 }

@@ -65,9 +65,13 @@ class RankCalls {
     bool gathered;  // see Reporter
     bool one_host;  // the whole job
     Recorder& recorder;
+    EventCount& driver;
   };
   explicit RankCalls(Setup setup)
-      : setup_(std::move(setup)), sets_(setup_.own), reporter_(setup_.channel, setup_.gathered) {}
+      : job(setup.driver),
+        setup_(std::move(setup)),
+        sets_(setup_.own),
+        reporter_(setup_.channel, setup_.gathered) {}
 
   // These have locks of their own.
   Handles handles;
@@ -98,8 +102,8 @@ class RankCalls {
   void close();
   // Asks the coordinator whom the call waits for; the number of the question. 0: all ranks have submitted it.
   uint64_t ask(Handle handle);
-  // Asks it for an answer only.
-  uint64_t ping();
+  // Asks it for any entry of the log.
+  void ping();
   // The call that others may lack; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   // nullopt: no answer yet.
@@ -153,7 +157,6 @@ class RankCalls {
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
   void note(const Request& request, Submission& submission, std::span<Handle> made);
-  void pass_one(PreparedSubmission& prepared, Submission mine);
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- The driver

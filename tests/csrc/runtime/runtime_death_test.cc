@@ -116,7 +116,7 @@ TEST(a_death_is_told_in_one_line) {
         children.push_back(fork_bound());
         if (children.back() > 0) continue;
         try {
-          run_rank(bootstrap, rank, loud, [&](TestRank& self) {
+          run_rank(bootstrap, rank, {}, loud, [&](TestRank& self) {
             self.check_usable();
             self.bootstrap.barrier();
             if (self.rank == victim) raise(SIGKILL);

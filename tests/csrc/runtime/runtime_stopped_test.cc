@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kRefilled = 0;  // events
 constexpr int kOver = 1;
+constexpr int kStopped = 2;
 constexpr float kMark = 7654321.0F;
 
 // What this rank's part of one big call ended with; its buffer is refilled then, and must stay so until
@@ -113,9 +114,11 @@ TEST(all_others_learn_that_a_member_stopped_in_mid_bucket) {
 // It can't tell: its waiters look themselves.
 TEST(the_others_learn_that_a_leader_stopped) { CHECK(worst_of_some(2, 0, 1) > 0); }
 
-// On another host nobody sees its process, and its kernel keeps the connections alive.
-TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
-  const std::vector<Rank> nodes = {0, 1, 1};
+namespace {
+
+// Stops `victim` while the others wait for it in a call; they check what it fails with.
+void stop_a_leader(const Nodes& nodes, Rank victim, double limit,
+                   const std::function<void(Rank, const std::string&)>& check) {
   const int ranks = static_cast<int>(nodes.size());
   LocalBootstrap bootstrap(ranks);
   Children children;
@@ -124,32 +127,52 @@ TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
     if (children.back() > 0) continue;
     try {
       Config config = test_config();
-      config.stall_abort = 0.5;
+      config.stall_abort = limit;
       TestRank self(bootstrap, rank, config, nodes);
       self.start();
       self.check_usable();
       self.bootstrap.barrier();
-      if (rank == 0) {
+      if (rank == victim) {
         raise(SIGSTOP);
         _exit(0);
       }
+      self.bootstrap.await(kStopped, 1);
       Floats data = values_of(rank, 10);
       const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
       self.bootstrap.tell(kOver);
       CHECK_EQ(failure.code, ErrorCode::kStall);
-      CHECK(contains(failure.text, "rank 0 on "));
-      CHECK(contains(failure.text, "kill -CONT"));
-      self.bootstrap.await(kOver, 2);  // else its end is what the other one hears of
+      check(rank, failure.text);
+      self.bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));  // else others hear of its end
       _exit(0);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
     }
     _exit(1);
   }
+  const pid_t stopped = children[static_cast<size_t>(victim)];
   int status = 0;
-  CHECK_EQ(waitpid(children[0], &status, WUNTRACED), children[0]);
+  CHECK_EQ(waitpid(stopped, &status, WUNTRACED), stopped);
   CHECK(WIFSTOPPED(status));
+  bootstrap.tell(kStopped);
   bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));
-  kill(children[0], SIGCONT);
+  kill(stopped, SIGCONT);
   children.end_well();
+}
+
+}  // namespace
+
+// On another host nobody sees its process, and its kernel keeps the connections alive.
+TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
+  stop_a_leader({0, 1, 1}, 0, 0.5, [](Rank, const std::string& text) {
+    CHECK(contains(text, "rank 0 on ") && contains(text, "kill -CONT"));
+  });
+}
+
+// 34 hosts: the last one is below rank 1's, and hears of rank 0 through it only. Ranks that are asked have 1.5 s to answer,
+// which they get from this limit on.
+TEST(a_leader_that_stops_on_the_way_to_rank_0_is_named) {
+  stop_a_leader(numbers_below(34), 1, 6.5, [](Rank rank, const std::string& text) {
+    const std::string behind = "rank 33 can't be heard: rank 1, which passes its reports on";
+    if (!contains(text, rank == 33 ? "rank 1 on " : behind)) fail(text);
+  });
 }

@@ -168,6 +168,75 @@ TEST(a_notice_counts_calls_without_the_coordinator) {
   contains(notice, "rank 2 has made other calls since, the last 4.0 s ago");
 }
 
+// Rank 1 has completed its last call with rank 0, which makes its next one at once. Its answer takes a while.
+TEST(an_answer_that_travels_does_not_make_a_call_later) {
+  Job job(watchful(2));
+  job.at(10);
+  job.submit(0, tensor("x"));
+  job.at(20);
+  CHECK_EQ(kinds(job.tick()), "where");
+  StackReport answer{};
+  answer.direct_ago_ns = 10'500'000'000;
+  job.at(21);
+  job.report(1, answer);
+  contains(job.coordinator().take_notices().at(0), "rank 1 has made no call for 11.5 s");
+}
+
+namespace {
+
+// Ranks 1 and 2, which leads, share a host; rank 3 leads the host below it.
+Coordinator::Settings on_hosts() {
+  auto settings = watchful(4);
+  settings.above = {-1, 2, 0, 2};
+  return settings;
+}
+
+}  // namespace
+
+// Rank 2 has submitted the call, and stands still. Nobody hears the others of its host, and of the host below.
+TEST(a_leader_that_stands_still_is_named_instead_of_the_ranks_behind_it) {
+  Job job(on_hosts());
+  for (Rank r : {0, 2}) job.submit(r, tensor("x"));
+  job.at(10);
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2, 3}));
+  job.at(12);
+  job.tick();
+  const std::string notice = job.coordinator().take_notices().at(0);
+  for (const char* rank : {"rank 1", "rank 3"}) {
+    contains(notice, std::string(rank) + " can't be heard: rank 2, which passes its reports on");
+  }
+  CHECK(notice.find("neither does its background thread") == std::string::npos);
+}
+
+TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
+  Job job(on_hosts());
+  job.submit_all(tensor("x"));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(0, StackReport{});
+  job.at(12);
+  job.tick();
+  contains(job.coordinator().take_notices().at(0), "nothing has moved for 12 s; rank 2 stuck");
+}
+
+// Those of its cells are not known before it is asked.
+TEST(a_rank_that_was_not_asked_is_not_said_to_make_no_calls) {
+  Job job(2);
+  job.submit(0, tensor("x"));
+  job.report(0, Inquire{7, {kWorldSet, "x", 0}});
+  CHECK_EQ(only<Inform>(job.publish()).text,
+           "'x' (allreduce): rank 0 waiting for 0 s, rank 1 missing");
+}
+
+TEST(questions_for_a_sign_of_life_have_one_answer) {
+  Job job(3);
+  for (Rank r : {0, 1, 2}) job.report(r, Inquire{});
+  CHECK_EQ(only<Inform>(job.publish()).to, -1);
+  job.report(1, Inquire{});
+  CHECK_EQ(kinds(job.publish()), "inform");
+}
+
 TEST(a_notice_says_that_a_rank_is_out_of_data) {
   Job job(watchful(2));
   job.submit_all(tensor("x"));

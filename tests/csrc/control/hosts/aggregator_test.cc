@@ -74,6 +74,20 @@ TEST(a_report_after_a_pause_is_sent_at_once) {
   }
 }
 
+// Every rank that waits asks; any entry of the log answers all.
+TEST(one_question_for_a_sign_of_life_is_on_its_way) {
+  Leader leader;
+  for (int64_t now : {0 * kMs, 100 * kMs}) {
+    for (Rank r : {2, 3, 3}) leader.report(r, Inquire{}, now);
+    CHECK_EQ(leader.take(now), 1);
+    leader.report(2, Inquire{}, now + kMs);
+    CHECK_EQ(leader.take(now + kMs), 0);
+    leader.read(Inform{});
+  }
+  for (Rank r : {2, 3}) leader.report(r, Inquire{7, {}}, 200 * kMs);  // about their calls
+  CHECK_EQ(leader.take(200 * kMs), 2);
+}
+
 TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
   for (int tensors : {100, 161, 1000, 2000}) {
     Leader leader;

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The leader of a host that has no memory left.
+#include "control/hosts/host_controller.h"
+
+#include <memory>
+
+#include "check.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+Post post(Op op, Rank peer) {
+  Post made;
+  made.request.signature.op = op;
+  made.request.signature.shape = {3};
+  made.request.signature.root = 0;  // the sender
+  made.request.peer = peer;
+  made.contribution.has_input = op == Op::kSend;
+  return made;
+}
+
+void report(MemberChannel& channel, const Report& report) {
+  ByteString bytes;
+  encode(report, bytes);
+  channel.report(bytes);
+}
+
+Ready ready(const std::string& name) {
+  Ready made;
+  made.request.name = name;
+  made.request.signature.shape = {1000};
+  made.contribution.has_input = true;
+  return made;
+}
+
+}  // namespace
+
+// The coordinator hears of it: it decides nothing more, and tells nobody of calls that wait.
+TEST(a_pair_without_memory_ends_the_job) {
+  const Segment memory = Segment::create("control", ShmLayout::bytes_needed(2), true);
+  const ShmLayout layout(memory.data(), 2);
+  const Topology topology = Topology::of(0, {0, 0});
+  SocketLinks links;
+  Coordinator::Settings settings;
+  settings.size = 2;
+  const auto no_memory = [](SetId, const std::vector<Rank>&) -> SegmentSize {
+    throw Error(ErrorCode::kLibrary, "no memory for the pair");
+  };
+  RootController root(settings, {LeaderChannel(layout, topology.local),
+                                 nullptr,
+                                 {},
+                                 links,
+                                 topology,
+                                 {"a", "a"},
+                                 no_memory,
+                                 {0, 0}});
+  MemberChannel zero(layout, 0), one(layout, 1);
+  report(zero, ready("waits"));
+  CHECK(root.step());
+  CHECK(!root.next_tick().is_never());
+  report(zero, post(Op::kSend, 1));
+  report(one, post(Op::kReceive, 0));
+  CHECK(root.step());
+  const auto last = one.next_entry();
+  CHECK(last.has_value());
+  CHECK_EQ(std::get<Abort>(decode_entry(*last)).failure.text, "no memory for the pair");
+  CHECK(!one.next_entry());
+  CHECK(root.next_tick().is_never());
+}
