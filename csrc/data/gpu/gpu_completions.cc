@@ -14,8 +14,8 @@ constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace
 
-GpuCompletions::GpuCompletions()
-    : queue_(std::make_shared<Queue>()),
+GpuCompletions::GpuCompletions(std::function<void()> ring)
+    : queue_(std::make_shared<Queue>(std::move(ring))),
       thread_("farandole-gpu", [queue = queue_] { run(*queue); }) {}
 
 GpuCompletions::~GpuCompletions() {
@@ -28,12 +28,18 @@ GpuCompletions::~GpuCompletions() {
   thread_.join_or_leave(Deadline::in(kPatience));
 }
 
-void GpuCompletions::watch(std::shared_ptr<GpuEvent> event, std::function<void(Failure)> then) {
+void GpuCompletions::watch(std::shared_ptr<GpuEvent> event) {
   {
     std::lock_guard lock(queue_->mutex);
-    queue_->waiting.push_back({std::move(event), std::move(then)});
+    queue_->waiting.push_back(std::move(event));
   }
   queue_->wake.notify_all();
+}
+
+void GpuCompletions::check() const {
+  if (!failed()) return;
+  std::lock_guard lock(queue_->mutex);
+  throw Error(queue_->failure.code, queue_->failure.text);
 }
 
 void GpuCompletions::run(Queue& queue) {
@@ -41,20 +47,26 @@ void GpuCompletions::run(Queue& queue) {
   for (;;) {
     queue.wake.wait(lock, [&] { return queue.quit || !queue.waiting.empty(); });
     if (queue.quit) return;
-    Watched next = std::move(queue.waiting.front());
+    std::shared_ptr<GpuEvent> next = std::move(queue.waiting.front());
     queue.waiting.pop_front();
     lock.unlock();
     Failure failure;
     try {
-      next.event->wait();
+      next->wait();
     } catch (const Error& error) {
       failure = {error.code(), error.what()};
     }
+    next.reset();
     lock.lock();
-    if (queue.quit) return;  // whom `then` would tell may be gone
+    if (queue.quit) return;  // whom ring() would wake may be gone
+    if (failure) {
+      queue.failure = std::move(failure);
+      queue.failed = true;
+    } else {
+      ++queue.past;
+    }
     lock.unlock();
-    next.then(std::move(failure));
-    next = {};
+    queue.ring();
     lock.lock();
   }
 }

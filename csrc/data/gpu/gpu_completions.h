@@ -2,11 +2,14 @@
 // The thread that sleeps on a GPU's events, in the order in which they were handed over.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "lib/gpu/gpu_device.h"
@@ -16,25 +19,30 @@ namespace farandole {
 
 class GpuCompletions {
  public:
-  GpuCompletions();
+  // `ring`: wakes the driver; called on our thread after each event.
+  explicit GpuCompletions(std::function<void()> ring);
   // Waits until the event that it sleeps on has fired, for a few seconds at most; those behind it are dropped.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
 
-  // Any thread. `then` runs on our thread; its failure is set if the device reported one.
-  void watch(std::shared_ptr<GpuEvent> event, std::function<void(Failure)> then);
+  // ---- Any thread
+  void watch(std::shared_ptr<GpuEvent> event);
+  uint64_t past() const { return queue_->past; }  // events that have fired
+  bool failed() const { return queue_->failed; }  // the device reported a failure
+  void check() const;                             // throws it
 
  private:
-  struct Watched {
-    std::shared_ptr<GpuEvent> event;
-    std::function<void(Failure)> then;
-  };
   struct Queue {
+    explicit Queue(std::function<void()> its_ring) : ring(std::move(its_ring)) {}
+    const std::function<void()> ring;
     std::mutex mutex;
     std::condition_variable wake;
-    std::deque<Watched> waiting;
+    std::deque<std::shared_ptr<GpuEvent>> waiting;
     bool quit = false;
+    Failure failure;
+    std::atomic<uint64_t> past{0};
+    std::atomic<bool> failed{false};
   };
   static void run(Queue& queue);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_lane.h. Used by runtime/lanes; the driver only, but for what the completion thread counts.
+// See gpu_lane.h. Used by runtime/lanes; the driver only.
 #include "data/gpu/gpu_lane.h"
 
 #include <algorithm>
@@ -46,16 +46,7 @@ std::shared_ptr<GpuEvent> GpuLane::launched() {
   const SetId set = waiting_.front().set;
   waiting_.pop_front();
   GpuWork work = backends_.at(set)->take_work();
-  completions_.watch(work.past, [state = state_](Failure failure) {
-    if (failure) {
-      std::lock_guard lock(state->mutex);
-      state->failure = std::move(failure);
-      state->failed = true;
-    } else {
-      state->past.fetch_add(1);
-    }
-    state->ring();
-  });
+  completions_.watch(work.past);
   std::shared_ptr<GpuEvent> past = work.past;
   in_flight_.push_back({set, std::move(work)});
   return past;
@@ -63,7 +54,7 @@ std::shared_ptr<GpuEvent> GpuLane::launched() {
 
 bool GpuLane::retire() {
   bool moved = false;
-  while (finished_ < state_->past.load()) {
+  while (finished_ < completions_.past()) {
     ++finished_;
     const InFlight oldest = std::move(in_flight_.front());
     in_flight_.pop_front();
@@ -75,10 +66,7 @@ bool GpuLane::retire() {
 }
 
 void GpuLane::check() const {
-  if (state_->failed) {
-    std::lock_guard lock(state_->mutex);
-    throw Error(state_->failure.code, state_->failure.text);
-  }
+  completions_.check();
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
@@ -88,7 +76,7 @@ bool GpuLane::next_may_go() const {
 }
 
 bool GpuLane::ready(bool may_launch) const {
-  if (finished_ < state_->past.load() || state_->failed) return true;
+  if (finished_ < completions_.past() || completions_.failed()) return true;
   for (const auto& [set, backend] : backends_) {
     if (backend->failed()) return true;
   }
@@ -104,7 +92,7 @@ Deadline GpuLane::look_again(bool may_launch) const {
 void GpuLane::drain() {
   const Deadline deadline = Deadline::in(kDrainTimeout);
   const auto failed = [this] {
-    return state_->failed ||
+    return completions_.failed() ||
            std::ranges::any_of(backends_, [](const auto& one) { return one.second->failed(); });
   };
   while (!in_flight_.empty() && !failed() && !deadline.expired()) {

@@ -3,7 +3,6 @@
 // needs one order over all communicators of a device. The driver only.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -26,9 +25,7 @@ class GpuLane {
  public:
   // `ring`: wakes the driver; from other threads. `ranges`: nullptr: no profiler listens.
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
-      : state_(std::make_shared<State>()), ranges_(std::move(ranges)) {
-    state_->ring = std::move(ring);
-  }
+      : ranges_(std::move(ranges)), completions_(std::move(ring)) {}
 
   // Buckets of this set may come from here on.
   void open(SetId set, std::unique_ptr<GpuBackend> backend) { backends_[set] = std::move(backend); }
@@ -54,14 +51,6 @@ class GpuLane {
   void abort(bool together);
 
  private:
-  // Shared with the completion thread, which may outlive a closed lane's last bucket.
-  struct State {
-    std::function<void()> ring;
-    std::atomic<uint64_t> past{0};  // launched buckets that are done
-    std::atomic<bool> failed{false};
-    std::mutex mutex;
-    Failure failure;
-  };
   struct InFlight {
     SetId set;
     GpuWork work;
@@ -71,14 +60,13 @@ class GpuLane {
   std::shared_ptr<GpuEvent> launched();
   void check() const;
 
-  std::shared_ptr<State> state_;
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<GpuBucket> waiting_;
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
-  GpuCompletions completions_;
+  GpuCompletions completions_;  // of launched buckets
 };
 
 }  // namespace farandole

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_staged_backend.h. Used by the launch lane; the driver, and the completion thread, which counts arrived
-// copies.
+// See gpu_staged_backend.h. Used by the launch lane; the driver only.
 #include "data/gpu/gpu_staged_backend.h"
 
 #include <algorithm>
@@ -16,9 +15,7 @@ GpuStagedBackend::GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::uniqu
       host_(std::move(host)),
       member_(member),
       members_(members),
-      arrivals_(std::make_shared<Arrivals>()) {
-  arrivals_->ring = std::move(ring);
-}
+      completions_(std::move(ring)) {}
 
 void GpuStagedBackend::begin(std::span<const Part> parts) {
   parts_ = parts;
@@ -73,22 +70,13 @@ bool GpuStagedBackend::fetch_next() {
   }
   if (part.output) staged.output = device_->pinned(out);
   staged.arrival = ++fetched_;
-  completions_.watch(device_->recorded(device_->stream()), [arrivals = arrivals_](Failure failure) {
-    if (failure) {
-      std::lock_guard lock(arrivals->mutex);
-      arrivals->failure = std::move(failure);
-      arrivals->failed = true;
-    } else {
-      arrivals->count.fetch_add(1);
-    }
-    arrivals->ring();
-  });
+  completions_.watch(device_->recorded(device_->stream()));
   staged_.push_back(std::move(staged));
   return true;
 }
 
 bool GpuStagedBackend::has_arrived() const {
-  return !staged_.empty() && staged_.front().arrival <= arrivals_->count;
+  return !staged_.empty() && staged_.front().arrival <= completions_.past();
 }
 
 // Moves a block of the oldest piece.
@@ -136,12 +124,6 @@ void GpuStagedBackend::copy(std::byte* target, const std::byte* source, size_t b
       device_->api().copy_async(reinterpret_cast<uintptr_t>(target),
                                 reinterpret_cast<uintptr_t>(source), bytes, device_->stream()),
       "cuMemcpyAsync between a GPU and pinned memory");
-}
-
-void GpuStagedBackend::check() const {
-  if (!failed()) return;
-  std::lock_guard lock(arrivals_->mutex);
-  throw Error(arrivals_->failure.code, arrivals_->failure.text);
 }
 
 void GpuStagedBackend::abort() {

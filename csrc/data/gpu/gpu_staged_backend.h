@@ -3,7 +3,6 @@
 // reductions and broadcasts travel in pieces, so that the copies and the host's work overlap.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -28,8 +27,8 @@ class GpuStagedBackend final : public GpuBackend {
   bool ready() const override;
   Deadline look_again() const override { return begun_ ? host_->look_again() : Deadline::never(); }
   void abort() override;
-  void check() const override;
-  bool failed() const override { return arrivals_->failed; }
+  void check() const override { completions_.check(); }
+  bool failed() const override { return completions_.failed(); }
   void finished() override {}
 
  private:
@@ -44,13 +43,6 @@ class GpuStagedBackend final : public GpuBackend {
     std::shared_ptr<PinnedMemory> input, output;
     uint64_t arrival = 0;  // number of its copy to the host
   };
-  struct Arrivals {  // shared with the completion thread
-    std::function<void()> ring;
-    std::atomic<uint64_t> count{0};
-    std::atomic<bool> failed{false};
-    std::mutex mutex;
-    Failure failure;
-  };
 
   void cut(const Part& part, size_t index);
   bool fetch_next();
@@ -63,13 +55,12 @@ class GpuStagedBackend final : public GpuBackend {
   const std::unique_ptr<Backend> host_;
   const int member_;
   const int members_;
-  const std::shared_ptr<Arrivals> arrivals_;
-  std::deque<Piece> pieces_;   // not yet fetched
-  std::deque<Staged> staged_;  // fetched, not yet delivered
-  uint64_t fetched_ = 0;       // copies to the host, ever
-  Part moving_;                // what the host moves of the oldest of staged_
-  bool begun_ = false;         // it does
-  GpuCompletions completions_;
+  std::deque<Piece> pieces_;    // not yet fetched
+  std::deque<Staged> staged_;   // fetched, not yet delivered
+  uint64_t fetched_ = 0;        // copies to the host, ever
+  Part moving_;                 // what the host moves of the oldest of staged_
+  bool begun_ = false;          // it does
+  GpuCompletions completions_;  // of copies to the host
 };
 
 }  // namespace farandole
