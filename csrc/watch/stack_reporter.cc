@@ -98,11 +98,11 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
   return text;
 }
 
-// Threads of libraries that make no calls of ours, by a file in their stacks: they feed and pin a DataLoader's batches,
-// and show progress.
+// Threads that make no calls of ours, by a file in their stacks: they feed and pin a DataLoader's batches, show progress,
+// or listen to the agent of an elastic job.
 constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
-    "/tensorboard/summary/writer/event_file_writer.py"};
+    "/tensorboard/summary/writer/event_file_writer.py", "/start/agency.py"};
 
 // True if no thread but the main one has Python frames, except the quiet ones.
 bool main_is_alone(const std::string& stacks) {

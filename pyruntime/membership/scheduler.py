@@ -51,7 +51,7 @@ class Policy:
     silence: float = 5.0  # without a report: an agent's processes are not waited for
     lease: float = 30.0  # without an answer: an agent kills its processes
     late: float = 300.0  # until a rank that does not join the waiting ones is killed
-    stalled: float = 0.3  # the same, once a rank has reported that another one hangs
+    stalled: float = 2.0  # the same, once a rank has reported that another one hangs
     gather: float = 2.0  # to wait for more agents before the first world
     patience: float = 600.0  # without a world, until the job fails
     restarts: int = 3  # losses of all ranks without a commit in between
@@ -103,8 +103,9 @@ class Scheduler:
 
     def _apply(self, news: Change, now: float) -> None:
         worker = news.now
+        # To receive the state that a world starts with is no progress.
         known = max(self._record.world.start, news.before.state.commit)
-        if worker.state.commit > known:
+        if worker.state.commit.number > known.number:
             self._idle = 0
         if ended_well(worker, self._record):
             self.ending.well = True
@@ -277,14 +278,14 @@ class Scheduler:
 
     def _enter(self, here: list[Worker], newest: bool) -> None:
         before = self._record.world
-        failed = not (newest or all(worker.state.met for worker in here))
+        failed = not all(worker.state.met for worker in here)
         # Before the first world the disk may hold the commit of an earlier command.
         disk = NOTHING if newest else self._disk()
         world = next_world(before, here, disk, self._policy.most)
         self._record = Record(world, self._record.done if newest else 0)
         self._late_at = float("inf")
         if failed and {worker.name for worker in here}.issuperset(before.members):
-            self._idle += len(before.members)  # the world failed before its first commit
+            self._idle += len(before.members)  # nobody was lost, so no death was counted
         self.worlds += 1
         begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
         state = f"commit {world.start.number}" + " on the disk" * world.from_disk

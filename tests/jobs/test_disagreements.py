@@ -14,6 +14,7 @@ import pytest
 
 from harness.mpirun import MpiJob, mpirun
 from harness.process import PATIENCE
+from harness.supervised import SupervisedJob
 
 QUICK = {"FARANDOLE_STALL_WARN": "1", "OMP_NUM_THREADS": "1"}
 HEAD = """\
@@ -67,6 +68,35 @@ def test_uneven_data_is_named_first(tmp_path: Path) -> None:
     assert diagnosis in first, told
     assert "for 200 gradients of optimizer.0; rank 1 never submitted them" in told, told
     assert len(told.splitlines()) < 12, told
+
+
+ELASTIC = """\
+import torch
+import farandole.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+@hvd.elastic.run
+def train(state):
+    for batch in range(4 - hvd.rank()):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    hvd.allreduce(torch.tensor(float(hvd.rank())))
+train(hvd.elastic.TorchState(model, optimizer))
+"""
+
+
+def test_uneven_data_ends_an_elastic_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ELASTIC)
+    options = ["-np", "2", "--restarts", "1"]
+    argv = [sys.executable, str(tmp_path / "train.py")]
+    with SupervisedJob(options, argv, QUICK) as job:
+        result = job.finish()
+    diagnosis = "rank 1 left the training loop (train.py:12) while rank 0 is in backward"
+    assert result.returncode != 0
+    assert f"farandole warning: {diagnosis}" in result.out, result.out
+    assert "without a commit: that is enough" in result.out, result.out
 
 
 GO_ON = {
