@@ -332,14 +332,21 @@ def _writer() -> None:
 def kill_predecessor(folder: str, host: str) -> None:
     """Kills an earlier agent of this job on this host: it may be stopped, its ssh may have ended,
     or its supervisor may have been killed."""
-    identity = {*map(os.fsencode, (MODULE, folder, *filter(None, [host])))}
+    place = os.path.realpath(folder)
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             one = os.pidfd_open(int(process.name))
             try:
-                if identity <= {*(process / "cmdline").read_bytes().split(b"\0")}:
+                words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+                # As programs.own() orders them: srun has the same words, but elsewhere.
+                if (
+                    words[1:2] == ["-c"]
+                    and words[3:4] == [MODULE]
+                    and os.path.realpath(words[4]) == place
+                    and (not host or host in words[5:])
+                ):
                     signal.pidfd_send_signal(one, signal.SIGKILL)
                     select.select([one], [], [], _LAST_WORDS)
             finally:

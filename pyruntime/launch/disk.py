@@ -4,7 +4,9 @@ if the disk hung the supervisor, the agents would kill their ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +26,15 @@ class JobFolder:
     """The folder of one job. For the supervisor's thread."""
 
     def __init__(
-        self, folder: Folder, say: Callable[[str], object], wake: Callable[[], object]
+        self,
+        folder: Folder,
+        host: str,
+        say: Callable[[str], object],
+        wake: Callable[[], object],
     ) -> None:
         """Makes the folder, and locks it against other supervisors while this process lives.
+        `host`: the name of this host if all ranks run here, else "". `orphans` is true if processes
+        of a killed supervisor may live where this one's agents do not find them.
 
         `say` prints once that the disk fails, and once that it works again. `wake` is called on
         another thread when newest_commit() has an answer. Raises CheckpointError if other users
@@ -48,6 +56,16 @@ class JobFolder:
             ) from None
         except OSError:
             pass  # this file system has no locks
+        running = f"running {host}".encode()
+        before = os.pread(self._lock, 1024, 0)
+        self.orphans = before != b"" and (before != running or not host)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, running, 0)
+
+    def close(self) -> None:
+        """Notes that all processes of this job have ended."""
+        with contextlib.suppress(OSError):  # the next command waits longer than it must
+            os.ftruncate(self._lock, 0)
 
     def newest_commit(self) -> Commit:
         """The newest commit. Raises NotReady until the disk has answered: call again later. Raises

@@ -10,6 +10,7 @@ import json
 import queue
 import secrets
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -82,9 +83,15 @@ def supervise(job: Job, options: ElasticOptions) -> int:
     """Runs the job to its end; returns the exit code. Main thread only, because of signals."""
     own = Folder(options.folder.absolute()) if options.folder else _new_folder(job.here)
     folder = own.path
-    supervisor = _Supervisor(job, options, own)
-    with _signals(supervisor), supervisor.listener:
-        code = supervisor.run()
+    try:
+        supervisor = _Supervisor(job, options, own)
+        with _signals(supervisor), supervisor.listener:
+            code = supervisor.run()
+    except BaseException:
+        if options.folder is None and not _has_commit(folder):
+            with contextlib.suppress(OSError):
+                own.remove()
+        raise
     kept = _has_commit(folder)
     if options.folder is None and (code == 0 or not kept):
         with contextlib.suppress(OSError):
@@ -123,8 +130,18 @@ class _Supervisor:
 
     def __init__(self, job: Job, options: ElasticOptions, folder: Folder) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
-        disk = JobFolder(folder, say, lambda: self.events.put(lambda: None))
-        self.listener = _AgentListener(job.here and not options.script, self)
+        here = job.here and not options.script
+        host = socket.gethostname() if here else ""
+        disk = JobFolder(folder, host, say, lambda: self.events.put(lambda: None))
+        self._begin = time.monotonic()  # no agent is started before
+        if disk.orphans:  # they may train, and write commits, until then
+            self._begin += options.policy.gone
+            say(
+                f"an earlier command was killed: this one begins in {options.policy.gone:g} s, "
+                "when the ranks of that one have ended"
+            )
+        self._disk = disk
+        self.listener = _AgentListener(here, self)
         self._job, self._options, self._folder = job, options, folder.path
         self._cwd = str(Path.cwd())  # now: the folder may be removed later
         self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
@@ -156,12 +173,14 @@ class _Supervisor:
             for client in self._clients.values():
                 self.listener.tell(client, ["over"])
             agents.wait()
+        self._disk.close()
         return self._code(self._scheduler.outcome)
 
     def _look(self, host_list: HostList, agents: AgentProcesses) -> None:
         if host_list.scripted or host_list.hosts:
             self._scheduler.workers.set_slots({host.name: host.slots for host in host_list.hosts})
-        agents.tend(host_list.hosts, host_list.scripted, self._scheduler.workers)
+        if time.monotonic() >= self._begin:
+            agents.tend(host_list.hosts, host_list.scripted, self._scheduler.workers)
         self._give_up(host_list, agents.failing())
         if time.monotonic() > self._deadline:
             self._scheduler.ending.fail("ranks have not left in time: they are ended")

@@ -105,7 +105,10 @@ class Agent:
         return now - self._since > self._lease
 
     def report(self, name: str, state: WorkerState) -> list[Action]:
-        """Takes the state of a process; the answer is the present view."""
+        """Takes the state of a process; the answer is the present view. A child of a process that
+        was forgotten may still report."""
+        if name not in self._workers:
+            return []
         self._workers[name] = self._workers[name]._replace(state=state)
         return [Tell(name, self._view)]
 

@@ -85,8 +85,7 @@ class Scheduler:
         self._sent = 0
         self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
-        self._awaited: set[str] = set()  # names of processes for which others wait
-        self._late_at = float("inf")  # when they are killed
+        self._late_at: dict[str, float] = {}  # when processes for which others wait are killed
         self.ending = Ending()
         self.worlds = 0  # number of worlds so far
         self.log: list[str] = []  # lines for the user; the caller clears it
@@ -214,7 +213,7 @@ class Scheduler:
         """Decides the next world, or that a call of training is done, or waits."""
         world = self._record.world
         if not self._is_over():
-            self._worldless_since, self._late_at = now, float("inf")
+            self._worldless_since, self._late_at = now, {}
             return
         near = self.workers.reachable(now)
         here = [worker for worker in near if is_here(worker, self._record)]
@@ -249,20 +248,14 @@ class Scheduler:
         members = [worker for worker in others if worker.name in self._record.world.members]
         joining = [worker for worker in others if worker.state.away]
         needed = members if newest else others
-        awaited = {worker.name for worker in (*needed, *joining)}
-        if awaited != self._awaited:  # each gets its whole time: one may have started just now
-            self._awaited, self._late_at = awaited, float("inf")
-        if not awaited:
-            return True
         noticed = any(worker.state.stalled for worker in here)
         short = not needed or (noticed and bool(members))
-        limit = self._policy.stalled if short else self._policy.late
-        self._late_at = min(self._late_at, now + limit)
-        if now < self._late_at:
-            return False
-        self._late_at = float("inf")
-        self._kill_late([worker.name for worker in members or needed], now)
-        return True
+        limit = now + (self._policy.stalled if short else self._policy.late)
+        awaited = [worker.name for worker in (*needed, *joining)]
+        self._late_at = {name: min(self._late_at.get(name, limit), limit) for name in awaited}
+        late = [x.name for x in members or needed if self._late_at[x.name] <= now]
+        self._kill_late(late, now)
+        return all(at <= now for at in self._late_at.values())
 
     def _all_known(self, here: list[Worker]) -> bool:
         """True if every process that may have the newest commit waits or has ended."""
@@ -283,7 +276,7 @@ class Scheduler:
         disk = NOTHING if newest else self._disk()
         world = next_world(before, here, disk, self._policy.most)
         self._record = Record(world, self._record.done if newest else 0)
-        self._late_at = float("inf")
+        self._late_at = {}
         if failed and {worker.name for worker in here}.issuperset(before.members):
             self._idle += len(before.members)  # nobody was lost, so no death was counted
         self.worlds += 1

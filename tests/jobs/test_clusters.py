@@ -141,7 +141,7 @@ class Batch:
         )
         self.fake("scontrol", f'echo "$@" >> {folder}/scontrol.log')
         # It has no pmix: mpirun is taken. Agents it starts.
-        agent = 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"'
+        agent = 'while [ "${1#-}" != "$1" ]; do shift; done; "$@"; exit'
         self.fake("srun", f'[ "$1" = --mpi=list ] && exit 1; echo "$@" >> srun.log; {agent}')
 
     def fake(self, name: str, text: str) -> None:

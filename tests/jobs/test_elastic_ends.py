@@ -202,7 +202,7 @@ def test_an_agent_that_is_lost(
 def test_an_agent_that_is_stopped_when_the_next_supervisor_comes(
     elastic_ranks: Start, tmp_path: Path
 ) -> None:
-    """It keeps its place, until the next agent takes it away."""
+    """The next agent kills it."""
     limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
     options = ("--checkpoint-dir", str(tmp_path / "kept"))
     job = elastic_ranks(holding(), 2, *options, **limits)

@@ -42,7 +42,7 @@ def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
 
 def supervised(folder: Path) -> JobFolder:
     """The folder as a supervisor opens it."""
-    return JobFolder(Folder(folder), print, lambda: None)
+    return JobFolder(Folder(folder), "a", print, lambda: None)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_folder_that_a_member_of_the_group_exchanges(tmp_path: Path, who: str)
     before = (other / "call-1" / FILE).read_bytes()
     writer = commits.Writer(kept / "call-1")
     answered = threading.Event()
-    supervisor = JobFolder(Folder(kept), print, answered.set)
+    supervisor = JobFolder(Folder(kept), "a", print, answered.set)
     writer.write(Saved({"step": 1}), Commit(1, 1))
     kept.rename(project / "gone")
     other.rename(kept)
@@ -412,3 +412,23 @@ def test_links_that_lead_to_each_other(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(fd.CheckpointError, match="Too many levels of symbolic links"):
         read_commit(tmp_path / "a" / "kept" / "call-1", {})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "orphans"),
+    [("a", "a", False), ("a", "b", True), ("a", "", True), ("", "a", True), ("", "", True)],
+)
+def test_processes_of_a_killed_supervisor(
+    tmp_path: Path, first: str, second: str, orphans: bool
+) -> None:
+    def supervisor(host: str) -> JobFolder:
+        return JobFolder(Folder(tmp_path / "kept"), host, print, lambda: None)
+
+    killed = supervisor(first)
+    assert not killed.orphans
+    os.close(killed._lock)
+    ended = supervisor(second)
+    assert ended.orphans == orphans
+    ended.close()
+    os.close(ended._lock)
+    assert not supervisor(second).orphans
