@@ -137,7 +137,7 @@ class _Supervisor:
         if disk.orphans:  # they may train, and write commits, until then
             self._begin += options.policy.gone
             say(
-                f"an earlier command was killed: this one begins in {options.policy.gone:g} s, "
+                f"an earlier command was killed: this one starts in {options.policy.gone:g} s, "
                 "when the ranks of that one have ended"
             )
         self._disk = disk
