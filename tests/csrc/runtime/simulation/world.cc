@@ -130,7 +130,7 @@ Statistics World::run() {
       ++turns_;
       let_die();
     }
-    if (!kernel_.step()) give_up("nothing happens any more");
+    if (!kernel_.step() && !all_done()) give_up("nothing happens any more");
     if (kernel_.now_ns() > kLongest) give_up("the world does not end");
     if (turns_ > kMostTurns) give_up("the world does not come to rest");
   }
