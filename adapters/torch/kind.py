@@ -165,7 +165,7 @@ def in_order(x: Tensor) -> Tensor:
 
 def check_unused(x: Tensor, writes: bool = False) -> None:
     """Raises ValueError if an earlier call that has not ended writes to the elements of `x`, or,
-    with `writes`, reads them. Call this before you copy `x`. On a GPU the stream orders copies."""
+    with `writes`, reads them. Call this before you copy `x`. It does not judge GPU memory."""
     if x.layout is torch.sparse_coo:
         check_unused(x._indices(), writes)
         check_unused(x._values(), writes)

@@ -93,8 +93,10 @@ bool Driver::drive(Predicate&& done, Deadline deadline) {
     uint32_t ticket = setup_.wakeup.prepare();
     bool moved = step();
     if (done()) return true;
-    if (moved || setup_.caller_spin(setup_.engine.moving(), has_work)) continue;
     if (deadline.expired()) return true;
+    const Deadline tick = setup_.engine.next_tick();
+    auto has_reason = [&] { return has_work() || tick.expired(); };
+    if (moved || setup_.caller_spin(setup_.engine.moving(), has_reason)) continue;
     sleeps_.fetch_add(1, std::memory_order_relaxed);
     Deadline until = std::min(deadline, setup_.engine.next_tick());
     if (!setup_.wakeup.wait(Sleeper::kCaller, ticket, has_work, until)) return false;

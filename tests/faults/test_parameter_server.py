@@ -107,7 +107,7 @@ NO_MEMORY = """
     def scarce(*_, **__):
         raise MemoryError("no memory for a push")
     if rank == 1:
-        shard.Server._body = scarce
+        shard.ShardServer._body = scarce
     with fd.ParameterServer((size,), staleness=0) as server:
         if rank == 0:
             server.push([1], [1.0])

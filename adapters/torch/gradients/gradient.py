@@ -103,6 +103,7 @@ class Gradient:
             with torch.no_grad():
                 grad, encoded = self.grad, None
                 if grad is None and (grad := self.parameter.grad) is not None:
+                    self._refuse_shared(grad)
                     check_unused(grad, writes=True)  # by a call that the user has started
                     self.grad, self.parameter.grad = grad, None
                 if grad is not None:
@@ -129,19 +130,22 @@ class Gradient:
             elif grad._base is None and not _have_own_memory([grad.untyped_storage()]):
                 grad = grad.detach().clone()  # the memory may be another parameter's too
             address = address_of(grad)  # raises if it has no memory
-            memory = self.reducer.round.memory
+            self._refuse_shared(grad)
             if self.encoding.view is None and grad.numel() > 0:
-                if address in memory:
-                    raise RuntimeError(
-                        "another parameter has its gradient in the same memory; give each its own "
-                        ".grad"
-                    )
-                memory.add(address)
+                self.reducer.round.memory.add(address)
             self.grad = grad
         encoded = self.encoding.encode(grad)
         if not self.parameter.is_contiguous():
             self.encoding.batch_limit = 0  # a batch's gradients must keep their strides
         return encoded
+
+    def _refuse_shared(self, grad: Tensor) -> None:
+        """Raises RuntimeError if another gradient of this round has the same memory."""
+        memory = self.reducer.round.memory
+        if memory and grad.layout is torch.strided and address_of(grad) in memory:
+            raise RuntimeError(
+                "another parameter has its gradient in the same memory; give each its own .grad"
+            )
 
     def _send_data(self, encoded: Tensor) -> int:
         view, sent = self.encoding.view, encoded

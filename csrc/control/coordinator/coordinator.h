@@ -36,7 +36,8 @@ class Coordinator {
   void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or can't go on: the job fails with this.
   void lose(Rank rank, Failure failure);
-  void fail_job(Failure failure);
+  // The caller has published an Abort: nothing may follow it.
+  void stop_deciding() { broken_ = true; }
   // Call when next_tick() has come: checks for stalls.
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
@@ -55,6 +56,7 @@ class Coordinator {
   size_t definitions() const { return shared_.calls.registry().size(); }
 
  private:
+  void fail_job(Failure failure);
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);

@@ -171,13 +171,14 @@ std::vector<StallMonitor::Part> StallMonitor::missing_from(std::span<const Waiti
   std::set<Rank> told;
   for (const WaitingCall& call : calls) {
     for (Rank rank : call.missing) {
-      if (told.size() >= kMaxRanks || !told.insert(rank).second) continue;
+      if (told.size() >= kMaxRanks || told.contains(rank)) continue;
       const RankState& state = state_of(rank);
       const bool answered = state.answered_ns > state.heard_ns;
       std::string stack = answered ? state.answer.text : "";
       if (answered && state.answer.blocked) stack = frames_of(stack);
       const std::string facts = standing_of(rank, call, all, now_ns);
       if (facts.empty()) continue;
+      told.insert(rank);
       const std::string who = "\n  rank " + std::to_string(rank) + " ";
       parts.push_back({who + facts + indented(stack), who + kept_of(facts, stack)});
     }

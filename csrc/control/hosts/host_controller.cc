@@ -128,16 +128,17 @@ bool RootController::step() {
 void RootController::publish_all() {
   coordinator_.publish(entries_);
   for (Entry& entry : entries_) {
+    const bool goes_on = prepare(entry);
     if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
     if (auto* where = std::get_if<CollectStacks>(&entry)) {
       answer_for_stopped(where->ranks, [this](Rank rank, const StackReport& answer) {
         coordinator_.receive(rank, answer, now_ns());
       });
     }
-    if (!prepare(entry)) return publish_all();  // what has come instead of the rest
     encoded_.clear();
     encode(entry, encoded_);
     publish(encoded_);
+    if (!goes_on) break;  // the rest belongs to a job that has failed
   }
   entries_.clear();
   send_down();
@@ -168,7 +169,7 @@ void RootController::hear(Rank child, ByteView message) {
 }
 
 // Without memory, turns the opening of a set into a failure. Calls of a pair follow its opening at once, so that ends
-// the job: false.
+// the job: false, and the entry is the Abort.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
@@ -176,7 +177,8 @@ bool RootController::prepare(Entry& entry) {
     const auto* open = std::get_if<OpenSet>(&entry);
     if (!open) throw;
     if (is_pair(open->set)) {
-      coordinator_.fail_job({error.code(), error.what()});
+      coordinator_.stop_deciding();
+      entry = Abort{{error.code(), error.what()}};
       return false;
     }
     coordinator_.withdraw_set(open->set);

@@ -29,8 +29,8 @@ class Spin {
     const int wanted = who == Who::kCaller ? local_ranks : 2 * local_ranks;
     waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? kLongest : 0);
     moving_ns_ = crowded ? waiting_ns_ : std::max(kLongest, waiting_ns_);
-    if (crowded && who == Who::kCaller && setting_us < 0) {
-      waiting_ns_ = moving_ns_ = kLongestCrowded;
+    if (crowded && who == Who::kCaller) {
+      if (setting_us < 0) waiting_ns_ = moving_ns_ = kLongestCrowded;
       looks_ = 1;
       long_yield_ns_ = kLongYieldCrowded;
     }

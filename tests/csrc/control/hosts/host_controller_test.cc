@@ -62,6 +62,7 @@ TEST(a_pair_without_memory_ends_the_job) {
   CHECK(!root.next_tick().is_never());
   report(zero, post(Op::kSend, 1));
   report(one, post(Op::kReceive, 0));
+  report(one, Leave{true, "an error"});  // its Abort is in the same batch
   CHECK(root.step());
   const auto last = one.next_entry();
   CHECK(last.has_value());
