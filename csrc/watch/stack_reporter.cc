@@ -102,7 +102,7 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
 // or listen to the agent of an elastic job.
 constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
-    "/tensorboard/summary/writer/event_file_writer.py", "/start/agency.py"};
+    "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
 // True if no thread but the main one has Python frames, except the quiet ones.
 bool main_is_alone(const std::string& stacks) {
