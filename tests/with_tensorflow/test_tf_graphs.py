@@ -126,8 +126,8 @@ def test_ranks_that_retrace_at_other_times(name):
 @pytest.fixture
 def first():
     """The next collective is as the first one of a process; other tests' functions stay usable."""
-    made = graph._made_token()
-    graph._made_token.cache_clear()
+    made = graph._new_token()
+    graph._new_token.cache_clear()
     yield
     del made
 
