@@ -244,7 +244,7 @@ class RecordedCall:
 
     @property
     def state(self) -> str:
-        """How far the call has got: submitted, negotiated, moving, done or failed."""
+        """The state of the call: submitted, negotiated, moving, done or failed."""
         if self.error:
             return "failed"
         if self.done:

@@ -37,7 +37,7 @@ REMEDY = (
 
 
 class Rejoin(Enum):
-    """Whether a rank that leaves takes part in the next init()."""
+    """A rank that leaves says by it if it takes part in the next init()."""
 
     NOW = "a"  # at once, as elastic training restarts
     MAYBE = "p"  # if its program calls init() again

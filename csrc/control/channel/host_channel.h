@@ -58,7 +58,7 @@ class FrameReader {
   uint64_t number_ = 0;
 };
 
-// What a leader and its tree need of the links between hosts.
+// The links between hosts, as a leader and its tree use them.
 class HostChannel {
  public:
   virtual ~HostChannel() = default;

@@ -47,7 +47,7 @@ class StallMonitor {
   bool is_silent(Rank rank, int64_t now_ns) const;
   bool is_stopped(Rank rank) const;  // by a signal or a debugger
   Rank above(Rank rank) const;       // who passes its reports on; 0: nobody, or rank 0 itself
-  // Of a rank that does not answer, and those through which it would: the silent one next to rank 0.
+  // A rank does not answer: returns the silent one next to rank 0 on the way to it.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
   SetId joined_by(Rank rank) const;  // the set in whose join() it waits; -1: none

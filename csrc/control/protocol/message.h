@@ -134,8 +134,8 @@ struct StackReport {     // answer to CollectStacks: what this process is doing,
   int64_t direct_ago_ns = -1;
 };
 struct Inquire {  // asks whom this call waits for; answered by Inform
-  // Of the question; each rank counts its own. 0: asks whether rank 0 is alive, which any entry of the log answers, to
-  // all ranks at once.
+  // The question's number; each rank counts its own. 0: asks whether rank 0 is alive, which any entry of the log
+  // answers, to all ranks at once.
   uint64_t number = 0;
   CallKey key;
   bool join = false;  // about this set's join; the key then has no name

@@ -58,7 +58,7 @@ class JobState {
     failure = found_;
     return true;
   }
-  // How the job ends after this was found: once all have left, the death of a peer means only that it ended first.
+  // The job's end after this was found: once all have left, the death of a peer means only that it ended first.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What connects the ranks of a simulated world: memory inside a host, messages and bytes between hosts. A rank that is gone
-// has no part in it any more, and the others hear of that.
+// The connections between the ranks of a simulated world: memory inside a host, messages and bytes between hosts. A
+// rank that is gone has no part in it any more, and the others hear of that.
 #pragma once
 
 #include <deque>
@@ -23,7 +23,7 @@ class Network {
   // `node`: by rank, the lowest rank of its host.
   Network(Kernel& kernel, std::vector<Rank> node) : kernel_(kernel), node_(std::move(node)) {}
 
-  // What rank `own` is given at init.
+  // Rank `own` gets this at init.
   Fabric::Parts connect(const Topology& topology, SegmentSize staging, int fan_out);
   // `notify`: wakes the rank when a message has come.
   void open(Rank rank, std::function<void()> notify) { notify_[rank] = std::move(notify); }
@@ -35,7 +35,7 @@ class Network {
   class Links;
   class Channel;
   class Line;
-  // What comes from one leader.
+  // Messages from one leader.
   struct Arrival {
     Rank from;
     ByteString message;

@@ -85,7 +85,8 @@ void use_names_once(Program& program) {
   }
 }
 
-// Sets change without the leaver. Only a set of which it would be a member is not made, so there may be room for another.
+// Sets change without the leaver. Only a set of which it would be a member is not made, so there may be room for
+// another.
 void foresee_change(PlannedCall& call, Rank leaver, bool was_in) {
   const Signature& s = call.request.signature;
   const bool names_it = s.op == Op::kAddSet && std::ranges::count(s.shape, leaver) > 0;
@@ -172,7 +173,7 @@ int64_t rows_sent(int call, int member, Op op, int to) {
   return op == Op::kAllgather ? (call + member) % 4 : (call + member + 2 * to) % 3;
 }
 
-// Of a reducescatter's rows, these are the member's: the first members get one more.
+// The member's rows of a reducescatter: the first members get one more.
 std::pair<int64_t, int64_t> kept_by(int member, int members, int64_t rows) {
   const int64_t each = rows / members, more = rows % members;
   const int64_t first = member * each + std::min<int64_t>(member, more);

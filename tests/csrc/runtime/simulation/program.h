@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one simulated world do, and how each of their calls may end.
+// The program of the ranks of one simulated world, and how each of their calls may end.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +80,7 @@ struct Program {
   std::vector<PlannedCall> calls;
   std::vector<std::vector<Action>> actions;  // by rank
   bool deaths = false;                       // any rank may die at any moment
-  // What reductions come to, by call and tensor; each is computed once.
+  // The results of reductions, by call and tensor; each is computed once.
   mutable std::map<std::pair<int, size_t>, std::vector<int32_t>> sums;
 };
 
@@ -91,13 +91,13 @@ Program plan(uint64_t seed, int size, bool deaths = false);
 
 // Fills PlannedCall::allowed.
 void foresee(Program& program);
-// What a member puts into a tensor of a call, and how many rows of it are for whom; nullopt: it has no buffer.
+// A member's input to a tensor of a call, and how many rows of it are for whom; nullopt: it has no buffer.
 std::optional<std::vector<int32_t>> input_of(const Program& program, int call, int member,
                                              size_t part);
 std::vector<int64_t> splits_of(const Program& program, int call, int member);
 // The shape of that input, and of a buffer for what the member is to get; the same for all, but for the rows.
 Dimensions shape_of(const Program& program, int call, int member, size_t part);
-// What the member must find in its output once the call is done; nullopt: it gets nothing.
+// The output that the member must find once the call is done; nullopt: it gets nothing.
 std::optional<std::vector<int32_t>> result_of(const Program& program, int call, int member,
                                               size_t part);
 
