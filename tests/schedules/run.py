@@ -106,10 +106,12 @@ class _Injector:
             self._at(time.monotonic() + (fault.lasts or 0.0), self._plug_in)
         elif pid := self._pid(fault.whom):
             number = _SIGNALS[fault.act]
-            if self._signal(pid, number, f"{fault} ({pid})") and fault.ends_ranks:
+            arrived = self._signal(pid, number, f"{fault} ({pid})")
+            if arrived and fault.ends_ranks:
                 self._outcome.victims.add(pid)
             if fault.lasts is not None and fault.act is Act.KILL:
-                self._at(time.monotonic() + fault.lasts, self._start_next)
+                if arrived:  # else the next supervisor is on its way already, and only one may run
+                    self._at(time.monotonic() + fault.lasts, self._start_next)
             elif fault.lasts is not None:
                 self._at(time.monotonic() + fault.lasts, lambda: self._go_on(pid, fault))
         else:
