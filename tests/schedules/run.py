@@ -160,11 +160,19 @@ class _Injector:
         outcome = self._outcome
         begun = {told.pid for told in outcome.told}
         if self._schedule.kind.elastic:
-            # After its last step a rank may work on for hours, as others can see: only a person
-            # knows that it hangs.
-            done = {told.pid for told in outcome.told if told.what == "done"}
-            if all(pid in done or not _command(pid) for pid in begun - outcome.victims) and done:
-                self.end_victims("all others have finished")
+            # A rank may work for hours after its last step, or alone in its world, and nobody else
+            # can tell that it hangs: only a person knows.
+            last_words = {told.pid: told.what for told in outcome.told}
+            others = {pid for pid in begun - outcome.victims if _command(pid)}
+            victims = {pid for pid in outcome.victims if _command(pid)}
+            finished = "done" in last_words.values() and all(
+                last_words[pid] in ("done", "end") for pid in others
+            )
+            alone = all(last_words[pid] == "begin" for pid in others) and all(
+                last_words.get(pid) == "step" for pid in victims
+            )
+            if victims and (finished or (alone and others)):
+                self.end_victims("all others have finished, or wait to join")
             return
         last = [outcome.of(rank, "end", "error") for rank in range(self._schedule.ranks)]
         if all(last) and self._job.hosts and not self._healed:
