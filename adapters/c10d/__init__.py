@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend `farandole` of torch.distributed: `init_process_group("farandole")`.
 
-Importing farandole.torch, or asking for the backend, registers it, and completes what a launcher
-tells: scripts that look for RANK then find it, and ranks that train without having met each other
-say so. `import torch` alone registers the backend's name (farandole_autoload), from 2.5 on.
+`import farandole.torch`, or the first use of the backend, calls register(). From torch 2.5 on,
+`import torch` alone registers the backend's name (farandole_autoload).
 """
 
 from __future__ import annotations
@@ -25,7 +24,11 @@ _watches = False
 
 
 def register() -> None:
-    """Makes torch.distributed know the backend; does nothing where torch was built without it."""
+    """Registers the backend; does nothing if torch was built without torch.distributed.
+
+    Also sets RANK and the like from the launcher's variables, and warns at the first optimizer step
+    if the ranks have not met.
+    """
     global _watches
     if not dist.is_available():
         return
@@ -39,6 +42,6 @@ def register() -> None:
 
 
 def _stepped(*_: Any) -> None:
-    """Called after every step of every optimizer; the first one tells."""
+    """torch calls it after every step of every optimizer; only the first call acts."""
     if unmet.is_open():
         unmet.mark_met() if dist.is_initialized() else unmet.warn_if_unmet()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each collective of c10d means as one call of the core. Used by group.py, in any thread.
+"""Translates each collective of c10d into one call of the core. Used by group.py, in any thread.
 
-A plan function takes the group, c10d's arguments and its options. It checks what the core can't
-know. Tensors that are not contiguous are sent from copies, and written by `finish`.
+A plan function takes the group, c10d's arguments and its options, and checks what the core can't.
+Tensors that are not contiguous are sent from copies; `finish` writes their results back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from farandole.torch.collectives.sparse import elements_of, sum_of
 from farandole.torch.kind import check, in_order, is_lazy
 from farandole.torch.strides import check_apart
 
-__all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "room_of"]
+__all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "output_for"]
 
 Tensors = Sequence[Tensor]
 Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
-# The core's memory for the outputs that have none, and the rows received from each member.
+# For each output without memory of its own: the core's memory, and the rows from each member.
 Received = Sequence[tuple[Tensor, tuple[int, ...]]]
 Finish = Callable[[Received], None]
 
@@ -49,7 +49,7 @@ _BITWISE = {
 
 @dataclass
 class Options:
-    """c10d's options that matter here. `root` is a rank of the group; timeout in seconds."""
+    """c10d's options that matter here. `root` is a rank of the group; timeout is in seconds."""
 
     op: Any = ReduceOp.SUM
     root: int = 0
@@ -58,28 +58,28 @@ class Options:
 
 @dataclass
 class Plan:
-    """One call. `outputs`: memory to write, None: the core's own, or, in a reduction, nowhere."""
+    """One call. An output of None lies in the core's memory; in a reduction it is dropped."""
 
     op: Op
     inputs: Tensors
     outputs: Sequence[Tensor | None]
-    results: Tensors  # c10d's, complete after `finish`
+    results: Tensors  # c10d's outputs, complete after `finish`
     finish: Finish
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
     def writes(self) -> list[Tensor]:
-        """All tensors that it writes, by the core or by `finish`."""
-        if self.finish is _write_nothing:  # as at the root of a broadcast
+        """All tensors that the core or `finish` writes."""
+        if self.finish is _write_nothing:  # e.g. at the root of a broadcast
             return []
         return [*(y for y in self.outputs if y is not None), *self.results]
 
 
 def one(x: Tensor | Tensors) -> Tensor:
-    """c10d's lists of tensors are of one each: it had several GPUs in a process once."""
+    """The only tensor of a list. c10d takes lists since processes once had several GPUs."""
     if isinstance(x, Tensor):
         return x
     if len(x) != 1:
-        raise ValueError(f"a rank brings one tensor, not a list of {len(x)}")
+        raise ValueError(f"each rank passes one tensor, not a list of {len(x)}")
     return x[0]
 
 
@@ -88,25 +88,25 @@ def _many(xs: Nested | Tensor) -> list[Tensor]:
         return [xs]
     nested = [x for x in xs if not isinstance(x, Tensor)]
     if len(nested) > 1:
-        raise ValueError(f"a rank brings one list of tensors, not {len(nested)}")
+        raise ValueError(f"each rank passes one list of tensors, not {len(nested)}")
     return list(nested[0] if nested else xs)  # type: ignore[arg-type]
 
 
-def _dense(x: Tensor) -> Tensor:
-    """`x`, or a copy if its elements don't lie in order."""
+def _contiguous(x: Tensor) -> Tensor:
+    """`x`, or a copy if it is not contiguous."""
     check(x)
     return in_order(x.detach())
 
 
-def room_of(x: Tensor) -> Tensor:
-    """`x`, or memory for its values if its elements don't lie in order."""
+def output_for(x: Tensor) -> Tensor:
+    """`x`, or uninitialized memory of its shape if it is not contiguous."""
     check(x)
     dense = x.is_contiguous() and not is_lazy(x)
     return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
-    """`x`, or, if it shares memory with others, new memory; `copy`: with its values."""
+    """`x`, or new memory if it overlaps `others`; `copy`: with the values of `x`."""
     begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
     if not any(y.data_ptr() < end and begin < y.data_ptr() + y.nbytes for y in others):
         return x
@@ -114,20 +114,20 @@ def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
 
 
 def check_writable(plan: Plan) -> None:
-    """Raises ValueError if a tensor that it writes has elements that share memory."""
+    """Raises ValueError if elements of a result share memory."""
     for x in () if plan.finish is _write_nothing else plan.results:
         if x.layout is torch.strided:
             check_apart(x)
 
 
-def _write(results: Tensors, wires: Tensors, _: Received = ()) -> None:
-    for x, wire in zip(results, wires, strict=True):
-        if x.data_ptr() != wire.data_ptr() or not x.is_contiguous():
-            x.copy_(wire.view(x.shape))
+def _write(results: Tensors, buffers: Tensors, _: Received = ()) -> None:
+    for x, buffer in zip(results, buffers, strict=True):
+        if x.data_ptr() != buffer.data_ptr() or not x.is_contiguous():
+            x.copy_(buffer.view(x.shape))
 
 
 def _kind(op: Any) -> Any:
-    """A reduction without its factor."""
+    """The kind of reduction, without its factor."""
     return getattr(op, "op", op)
 
 
@@ -140,7 +140,7 @@ def _terms(op: Any) -> dict[str, Any]:
             "prescale": float(op.__getstate__()[1] if factor is None else factor),
         }
     if kind not in _OPS:
-        raise TypeError(f"{kind} is taken by all_reduce and reduce only")
+        raise TypeError(f"only all_reduce and reduce support {kind}")
     return {"reduce_op": _OPS[kind]}
 
 
@@ -160,8 +160,8 @@ def _alike(what: str, tensors: Tensors, count: int, like: Tensor) -> None:
     for i, x in enumerate(tensors):
         if x.shape != like.shape or x.dtype != like.dtype:
             raise ValueError(
-                f"{what}[{i}] has shape {tuple(x.shape)} and dtype {x.dtype}, this rank's other "
-                f"tensor {tuple(like.shape)} and {like.dtype}; they must be alike"
+                f"{what}[{i}] has shape {tuple(x.shape)} and dtype {x.dtype}; it must have "
+                f"{tuple(like.shape)} and {like.dtype}, as this rank's other tensor"
             )
 
 
@@ -191,16 +191,16 @@ def _allreduce_coalesced(group: Any, tensors: Tensors, options: Options) -> Plan
 
 
 def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Plan:
-    """`keep`: whether this rank takes the result."""
+    """Plans a reduction. `keep`: this rank gets the result."""
     if _is_bitwise(options):
         return _combined(group, xs, options, keep)
-    wires = [_dense(x) for x in xs]
-    for i, wire in enumerate(wires):  # a tensor may be listed twice
-        if any(wire.data_ptr() == other.data_ptr() for other in wires[:i]):
-            wires[i] = wire.clone()
-    finish = partial(_write, xs, wires) if keep else _write_nothing
-    outputs = wires if keep else [None] * len(wires)
-    return Plan(Op.ALLREDUCE, wires, outputs, xs, finish, _terms(options.op))
+    buffers = [_contiguous(x) for x in xs]
+    for i, buffer in enumerate(buffers):  # a tensor may be listed twice
+        if any(buffer.data_ptr() == other.data_ptr() for other in buffers[:i]):
+            buffers[i] = buffer.clone()
+    finish = partial(_write, xs, buffers) if keep else _write_nothing
+    outputs = buffers if keep else [None] * len(buffers)
+    return Plan(Op.ALLREDUCE, buffers, outputs, xs, finish, _terms(options.op))
 
 
 def _write_nothing(_: Received) -> None:
@@ -208,7 +208,7 @@ def _write_nothing(_: Received) -> None:
 
 
 def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
-    """A bitwise reduction, which the core has not: of all ranks' values, by each rank."""
+    """Plans a bitwise reduction. The core has none, so every rank gathers and combines values."""
     wholes = [torch.empty((group.size(), *x.shape), dtype=x.dtype, device=x.device) for x in xs]
     combine = _BITWISE[_kind(options.op)]
     if any(x.is_floating_point() or x.is_complex() for x in xs):
@@ -236,7 +236,7 @@ def _reduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
 def _reduce_scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan:
     y, xs = one(outputs), _many(inputs)
     _alike("input_list", xs, group.size(), y)
-    return _scattered(group, [y], [torch.stack([_dense(x) for x in xs])], options)
+    return _scattered(group, [y], [torch.stack([_contiguous(x) for x in xs])], options)
 
 
 def _reduce_scatter_single(group: Any, output: Any, input: Any, options: Options) -> Plan:
@@ -244,46 +244,48 @@ def _reduce_scatter_single(group: Any, output: Any, input: Any, options: Options
 
 
 def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Plan:
-    wires = [_parted("input", whole, y, group.size()) for y, whole in zip(ys, wholes, strict=True)]
-    targets = [_apart(room_of(y), wires) for y in ys]
+    buffers = [
+        _parted("input", whole, y, group.size()) for y, whole in zip(ys, wholes, strict=True)
+    ]
+    targets = [_apart(output_for(y), buffers) for y in ys]
     finish = partial(_write, ys, targets)
-    return Plan(Op.REDUCESCATTER, wires, targets, ys, finish, _terms(options.op))
+    return Plan(Op.REDUCESCATTER, buffers, targets, ys, finish, _terms(options.op))
 
 
 def _parted(what: str, whole: Tensor, part: Tensor, size: int) -> Tensor:
-    """`whole` as one row for each rank; a row is like `part`."""
+    """Views `whole` as one row per rank, each of the shape of `part`."""
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise ValueError(
             f"{what} has shape {tuple(whole.shape)} and dtype {whole.dtype}: for {size} ranks and "
             f"a part of shape {tuple(part.shape)} it needs {size * part.numel()} elements of "
             f"{part.dtype}"
         )
-    return _dense(whole).view(size, *part.shape)
+    return _contiguous(whole).view(size, *part.shape)
 
 
-# ---- what is sent to all, or collected
+# ---- broadcasts, gathers, scatters, alltoalls
 
 
 def _broadcast(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
     xs = [one(tensors)]
-    wires = [_dense(x) for x in xs]
+    buffers = [_contiguous(x) for x in xs]
     root = {"root": _root_of(group, options.root)}
     sends = options.root == group.rank()
-    finish = _write_nothing if sends else partial(_write, xs, wires)
-    return Plan(Op.BROADCAST, wires, wires, xs, finish, root)
+    finish = _write_nothing if sends else partial(_write, xs, buffers)
+    return Plan(Op.BROADCAST, buffers, buffers, xs, finish, root)
 
 
 def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
-    """Each rank brings one row, so that ranks with other sizes get an error, not other rows."""
-    rooms = [room_of(whole) for whole in wholes]
-    for room, part in zip(rooms, parts, strict=True):
-        _parted("output", room, part, group.size())
-    rows = [_dense(x).unsqueeze(0) for x in parts]
-    for i, row in enumerate(rows):  # it may lie at its place in the result, and nowhere else there
-        own = rooms[i].data_ptr() + group.rank() * row.nbytes
+    """Plans an allgather. Each rank passes one row, so different sizes are an error."""
+    targets = [output_for(whole) for whole in wholes]
+    for target, part in zip(targets, parts, strict=True):
+        _parted("output", target, part, group.size())
+    rows = [_contiguous(x).unsqueeze(0) for x in parts]
+    for i, row in enumerate(rows):  # a row may lie in the output only at its own place
+        own = targets[i].data_ptr() + group.rank() * row.nbytes
         if row.data_ptr() != own:
-            rows[i] = _apart(row, rooms, copy=True)
-    return Plan(Op.ALLGATHER, rows, rooms, wholes, partial(_write, wholes, rooms))
+            rows[i] = _apart(row, targets, copy=True)
+    return Plan(Op.ALLGATHER, rows, targets, wholes, partial(_write, wholes, targets))
 
 
 def _all_gather_single(group: Any, output: Any, input: Any, options: Options) -> Plan:
@@ -291,14 +293,14 @@ def _all_gather_single(group: Any, output: Any, input: Any, options: Options) ->
 
 
 def _allgather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Options) -> Plan:
-    return _listed(group, [_many(outputs)], [one(tensors)])
+    return _into_lists(group, [_many(outputs)], [one(tensors)])
 
 
 def _allgather_coalesced(group: Any, outputs: Any, tensors: Tensors, options: Options) -> Plan:
-    return _listed(group, [[ys[i] for ys in outputs] for i in range(len(tensors))], tensors)
+    return _into_lists(group, [[ys[i] for ys in outputs] for i in range(len(tensors))], tensors)
 
 
-def _listed(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
+def _into_lists(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
     wholes = []
     for ys, x in zip(lists, tensors, strict=True):
         _alike("output_list", ys, group.size(), x)
@@ -314,13 +316,13 @@ def _listed(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
 
 
 def _gather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Options) -> Plan:
-    """An alltoall in which all rows go to the root; one more dimension tells it from others."""
+    """An alltoall in which all rows go to the root. An extra dimension marks it as a gather."""
     x, size, root = one(tensors), group.size(), options.root
     _root_of(group, root)
     ys = _many(outputs) if root == group.rank() else []
     if root == group.rank():
         _alike("gather_list", ys, size, x)
-    row = _dense(x).reshape(1, *x.shape, 1)
+    row = _contiguous(x).reshape(1, *x.shape, 1)
 
     def finish(received: Received) -> None:
         ((whole, counts),) = received
@@ -339,17 +341,15 @@ def _scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan
     if options.root == group.rank():
         xs = _many(inputs)
         _alike("scatter_list", xs, group.size(), y)
-        whole = torch.stack([_dense(x) for x in xs])
-    target = room_of(y)
+        whole = torch.stack([_contiguous(x) for x in xs])
+    target = output_for(y)
     return Plan(Op.SCATTER, [whole], [target], [y], partial(_write, [y], [target]), {"root": root})
 
 
 def _check_counts(group: Any, what: str, counts: Sequence[int], wanted: Sequence[int]) -> None:
     wrong = [i for i, (n, m) in enumerate(zip(counts, wanted, strict=True)) if n != m]
     if wrong:
-        sent = ", ".join(
-            f"rank {group.ranks[i]} has sent {counts[i]}, not {wanted[i]}" for i in wrong
-        )
+        sent = ", ".join(f"rank {group.ranks[i]} sent {counts[i]}, not {wanted[i]}" for i in wrong)
         raise MismatchError(f"{what} in {group.label}: on rank {group.ranks[group.rank()]}: {sent}")
 
 
@@ -357,7 +357,7 @@ def _alltoall(group: Any, outputs: Tensors, inputs: Tensors, options: Options) -
     for what, tensors in (("input_list", inputs), ("output_list", outputs)):
         if len(tensors) != group.size():
             raise ValueError(f"{what}: a list of {len(tensors)} tensors for {group.size()} ranks")
-    wire = torch.cat([_dense(x).view(-1) for x in inputs])
+    buffer = torch.cat([_contiguous(x).view(-1) for x in inputs])
 
     def finish(received: Received) -> None:
         ((flat, counts),) = received
@@ -366,7 +366,7 @@ def _alltoall(group: Any, outputs: Tensors, inputs: Tensors, options: Options) -
             y.copy_(part.view(y.shape))
 
     splits = {"splits": tuple(x.numel() for x in inputs)}
-    return Plan(Op.ALLTOALL, [wire], [None], outputs, finish, splits)
+    return Plan(Op.ALLTOALL, [buffer], [None], outputs, finish, splits)
 
 
 def _all_to_all_single(
@@ -379,7 +379,7 @@ def _all_to_all_single(
         _check_counts(group, "all_to_all_single, rows", counts, wanted)
         output.copy_(whole.view(output.shape))
 
-    return Plan(Op.ALLTOALL, [_dense(input)], [None], [output], finish, {"splits": splits})
+    return Plan(Op.ALLTOALL, [_contiguous(input)], [None], [output], finish, {"splits": splits})
 
 
 def _rows(x: Tensor, splits: Any, size: int) -> tuple[int, ...]:
@@ -398,8 +398,8 @@ def _barrier(group: Any, options: Options) -> Plan:
     return Plan(Op.BARRIER, [], [], [], _write_nothing)
 
 
-# By c10d's name of the method: the function, and the names of its options that may be given by
-# position in place of an options object.
+# By c10d's name of the method: the core's operation, the plan function, and the names of options
+# that may be passed by position instead of an options object.
 PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "allreduce": (Op.ALLREDUCE, _allreduce, ("op", "timeout")),
     "allreduce_coalesced": (Op.ALLREDUCE, _allreduce_coalesced, ("op", "timeout")),
@@ -418,7 +418,7 @@ PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "all_to_all_single": (Op.ALLTOALL, _all_to_all_single, ("timeout",)),
     "barrier": (Op.BARRIER, _barrier, ("timeout",)),
 }
-# Names that c10d uses or has used for the same.
+# Other names of the same methods, in this or older versions of c10d.
 PLANS |= {
     "_allgather_base": PLANS["all_gather_single"],
     "allgather_into_tensor_coalesced": PLANS["all_gather_single_coalesced"],

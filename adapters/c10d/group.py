@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group that torch.distributed's users call. Any thread may call it.
+"""The process group of torch.distributed. Any thread may call it.
 
-Its calls have no names: they are matched by their order in the group, which has its own process
-set. torch asks for one order on all ranks, whichever threads call.
+Calls have no names: the core matches them by their order in the group's process set. torch requires
+the same order on all ranks, whichever threads call.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.distributed import ProcessGroup, Work
 
 from farandole._library import is_from_core
 from farandole.arrays.buffers import Buffer, check_apart
-from farandole.c10d import messages, under_way
-from farandole.c10d.again import RepeatedPlan, form_of, repeated
+from farandole.c10d import memory_in_use, messages
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
+from farandole.c10d.prepared import PreparedPlan, key_of, prepare
 from farandole.c10d.work import DoneWork, Futures, GroupWork
 from farandole.calls import part
 from farandole.calls.handles import OneHandle, take, wait_until
@@ -34,15 +34,15 @@ from farandole.torch.strides import write
 
 __all__ = ["FarandoleGroup"]
 
-_MANY = 1000  # numbers kept
-_MOST_FORMS = 256  # prepared calls of one group
-# Ranks use them in different ways, though each is made of a call in which all do the same.
+_MANY = 1000  # handles kept before those that have ended are dropped
+_MOST_PREPARED = 256  # prepared calls of one group
+# Asymmetric collectives: ranks may call them from different lines of the program.
 _UNLIKE = ("gather", "reduce")
 Uses = tuple[list[Any], list[Any]]
 
 
 class FarandoleGroup(ProcessGroup):
-    """A group of ranks. Its collectives are those of c10d, each by a row of PLANS."""
+    """A group of ranks, with c10d's collectives: one for each row of PLANS."""
 
     supports_splitting = True
     supports_coalescing = False
@@ -50,9 +50,9 @@ class FarandoleGroup(ProcessGroup):
     options = None
 
     def __init__(self, members: ProcessSet, label: str, timeout: timedelta, store: Any) -> None:
-        """`members`: a set that this group alone uses; `label`: its name in errors."""
+        """`members`: a process set that only this group uses; `label`: its name in errors."""
         self.ranks: list[int] = members.ranks or []
-        place: Any = (members.rank(), len(self.ranks))  # an __init__ that has no stub
+        place: Any = (members.rank(), len(self.ranks))  # torch has no stub of this __init__
         super().__init__(*place)
         self.label = label
         self._set = members
@@ -60,8 +60,8 @@ class FarandoleGroup(ProcessGroup):
         self._timeout = timeout
         self._futures = Futures()
         self._calls = 0
-        self._numbers: list[int] = []  # the core's, of calls that may be under way
-        self._prepared: dict[Hashable, RepeatedPlan] = {}  # by form_of()
+        self._numbers: list[int] = []  # the core's handles of calls that may be under way
+        self._prepared: dict[Hashable, PreparedPlan] = {}  # by key_of()
         self._name = self._description = ""
         self._end = weakref.finalize(self, _end, members, label, self._futures)
         self._end.atexit = False
@@ -69,36 +69,34 @@ class FarandoleGroup(ProcessGroup):
     # ---- calls
 
     def start(self, kind: str, *args: Any, **kwargs: Any) -> Work:
-        """Begins the collective of that name in c10d. An error is told to the others, too."""
+        """Starts the collective that c10d calls `kind`; reports an error to the other ranks."""
         op, plan_of, names = PLANS[kind]
         number = self._number_of_set(kind)
         self._calls += 1
         if len(self._numbers) > _MANY:
             self._in_flight()
-        form, x, y, given = form_of(kind, args, kwargs)
+        key, x, y, given = key_of(kind, args, kwargs)
         try:
-            known = self._prepared.get(form)
-            if known and kind == "barrier" and self._numbers and self._in_flight():
-                known = None  # it waits for them, too
-            if known and (work := self._again(known, kind, x, y, given)) is not None:
+            plan = self._prepared.get(key)
+            if plan and kind == "barrier" and self._numbers and self._in_flight():
+                plan = None  # a barrier waits for these calls, too
+            if plan and (work := self._start_prepared(plan, kind, x, y, given)) is not None:
                 return work
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
-            under_way.wait_for_users(_tensors(args), ())  # a plan may copy them
+            memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy them
             for tensor in _tensors(args):
                 check_unused(tensor)
-            plan = plan_of(self, *args, options)
-            check_writable(plan)
-            under_way.wait_for_users((), plan.writes())
-            for tensor in plan.writes():  # perhaps from a copy
+            new = plan_of(self, *args, options)
+            check_writable(new)
+            memory_in_use.wait_for_users((), new.writes())
+            for tensor in new.writes():  # the core does not see those that `finish` writes
                 check_unused(tensor, writes=True)
-            work, call, buffer = self._submit(kind, plan, options)
-            if form is not None and (
-                again := repeated(kind, self.rank(), plan, call, buffer, x, y)
-            ):
-                if len(self._prepared) >= _MOST_FORMS:
+            work, call, buffer = self._submit(kind, new, options)
+            if key is not None and (plan := prepare(kind, self.rank(), new, call, buffer, x, y)):
+                if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
-                self._prepared[form] = again
+                self._prepared[key] = plan
             return work
         except Exception as reason:
             if not is_told(reason):
@@ -108,17 +106,17 @@ class FarandoleGroup(ProcessGroup):
             part.end(reason)
             raise
 
-    def _again(
-        self, known: RepeatedPlan, kind: str, x: Tensor | None, y: Tensor | None, options: Any
+    def _start_prepared(
+        self, plan: PreparedPlan, kind: str, x: Tensor | None, y: Tensor | None, options: Any
     ) -> Work | None:
-        """Submits a call as an equal one was prepared; None if a tensor has another layout."""
-        waits = not getattr(options, "asyncOp", True)  # torch's caller waits at once
-        if under_way.count():
-            under_way.wait_for_users(*self._uses(kind, x, y, options))
+        """Submits a prepared call; returns None if a tensor has another layout."""
+        waits = not getattr(options, "asyncOp", True)
+        if memory_in_use.count():
+            memory_in_use.wait_for_users(*self._uses(kind, x, y, options))
         try:
-            number = known.start(x, y, waits)
+            number = plan.start(x, y, waits)
         except Exception as reason:
-            if is_from_core(reason):  # the core has told the peers
+            if is_from_core(reason):  # the core has reported it to the peers
                 told(reason)
             raise
         if number is None or number == 0:
@@ -129,31 +127,31 @@ class FarandoleGroup(ProcessGroup):
         results = [] if y is None else [y]
         handle = OneHandle(number, results, self._text(kind), seconds)
         work = GroupWork(handle, results, self._futures, [])
-        # Also if the caller waits: that may time out.
-        under_way.add(work, *self._uses(kind, x, y, options))
+        # Recorded even if the caller waits, because that wait may time out.
+        memory_in_use.add(work, *self._uses(kind, x, y, options))
         return work
 
     def _uses(self, kind: str, x: Tensor | None, y: Tensor | None, options: Any) -> Uses:
-        """The tensors that a repeated call reads, and those that it writes."""
+        """The tensors that a prepared call reads, and those that it writes."""
         if kind == "broadcast" and options.rootRank == self.rank():
             return [x], []
         reads = [] if x is None or x is y else [x]
         return reads, [] if y is None else [y]
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
-        """Returns what repeated() needs, too."""
+        """Submits a planned call; returns its work, and two arguments of prepare()."""
         call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        # Called by start(), that by a method of c10d's name, and that by torch.
+        # own=3: submit()'s callers in farandole are this, start() and a method of c10d's name.
         numbers = submit(call, inputs or [NOTHING], outputs, own=3, alike=kind not in _UNLIKE)
         self._numbers.extend(numbers)
 
         def collect(handles: Any) -> None:
-            for number in earlier:  # dropped ones, too
+            for number in earlier:  # includes calls whose work was dropped
                 wait_until((number,), None)
             received = []
             if call.op in (Op.ALLTOALL, Op.ALLGATHER) and plan.outputs[0] is None:
@@ -167,11 +165,11 @@ class FarandoleGroup(ProcessGroup):
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
         work = GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
-        under_way.add(work, plan.inputs, plan.writes())
+        memory_in_use.add(work, plan.inputs, plan.writes())
         return work, call, (inputs or [NOTHING])[0]
 
     def _text(self, kind: str) -> str:
-        """The present call's, for errors."""
+        """Names the newest call in errors."""
         return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
@@ -184,7 +182,7 @@ class FarandoleGroup(ProcessGroup):
         return messages.receive(tensors, source, **self._terms("recv", tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """Starts to receive a tensor from any rank; the work's source_rank() tells which."""
+        """Starts to receive a tensor from any rank; the work's source_rank() says which."""
         return messages.receive(tensors, None, **self._terms("recv", tag))
 
     def _terms(self, kind: str, tag: int) -> dict[str, Any]:
@@ -198,19 +196,21 @@ class FarandoleGroup(ProcessGroup):
         return self._set.process_set_id
 
     def _in_flight(self) -> list[int]:
-        """The group's calls that have not ended; whatever becomes of them, c10d's barrier waits."""
+        """Handles of the group's unfinished calls. c10d's barrier waits for them, failed or not."""
         self._numbers = sorted({number for number, _ in in_flight()}.intersection(self._numbers))
         return self._numbers
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier whose time-out names every rank that is missing, whatever `wait_all_ranks`;
-        one of 0 does not wait."""
+        """A barrier. Its time-out always names every missing rank; `wait_all_ranks` is ignored.
+
+        A `timeout` of 0 does not wait.
+        """
         least = None if timeout is None else max(timeout, timedelta(microseconds=1))
         self.start("barrier", timeout=least).wait()
 
-    # ---- what c10d asks of a group
+    # ---- methods that c10d requires
 
     def split_group(
         self,
@@ -221,7 +221,7 @@ class FarandoleGroup(ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """A group of these ranks of this one, made by them alone; None on others."""
+        """A group of some ranks of this one, which alone call this; None on other ranks."""
         from farandole.c10d.world import split
 
         name = group_name or f"{self._name}:{ranks}"
@@ -232,13 +232,13 @@ class FarandoleGroup(ProcessGroup):
         return group
 
     def shutdown(self) -> None:
-        """Ends this rank's part; what is under way goes on."""
+        """Ends this rank's part in the group. Calls under way continue."""
         self._end()
 
     abort = shutdown
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For calls from now on."""
+        """Sets the default time-out of later calls."""
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
@@ -278,7 +278,7 @@ class FarandoleGroup(ProcessGroup):
         return self._description
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: the core counts."""
+        """No-op: the core counts calls."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
@@ -290,7 +290,8 @@ class FarandoleGroup(ProcessGroup):
 def _options(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], Options]:
-    """`count` arguments of a call, and the rest as options: c10d's object, or one by one."""
+    """Splits a call's arguments: the first `count`, and the options after them, which are c10d's
+    object or separate values."""
     args, rest = args[:count], args[count:]
     given: Any = kwargs.pop("opts", None)
     if rest and hasattr(rest[0], "timeout"):
@@ -320,7 +321,7 @@ def _tensors(args: Any) -> Iterator[Tensor]:
 def _end(members: ProcessSet, label: str, futures: Futures) -> None:
     futures.close()
     disband_process_set(members, f"end of {label}")
-    under_way.sweep()
+    memory_in_use.sweep()
 
 
 def _method(kind: str) -> Callable[..., Work]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch.distributed and of farandole find each other, each by the other's means.
+"""Lets ranks of torch.distributed and of farandole find each other.
 
-`env://`, c10d's default, needs variables that torchrun sets and mpirun does not: where they are
-missing, farandole's ranks agree on a store. Ranks that have a store and no launcher, such as those
-of torch.multiprocessing, start farandole by it (StoreBootstrap).
+`env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
+missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
+those of torch.multiprocessing, start farandole over that store (StoreBootstrap).
 """
 
 from __future__ import annotations
@@ -52,28 +52,32 @@ from farandole.start.sockets import shared_host
 
 __all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 
-Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many there are
+Met = Iterator[tuple[Store, int, int]]  # what c10d expects: store, rank, world size
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
-_STORE = "torch.distributed store"  # the name of its address's broadcast
-_PUBLIC = b"whoever reaches the network knows this"  # the secret under FARANDOLE_TRUST_NETWORK=1
+_STORE = "torch.distributed store"  # name of the broadcast of its address
+_PUBLIC = b"whoever reaches the network knows this"  # the secret with FARANDOLE_TRUST_NETWORK=1
 _TRUSTED = (
-    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys follow from what any process can read "
-    "that reaches this network"
+    "farandole: FARANDOLE_TRUST_NETWORK=1: any process that reaches this network can derive the "
+    "job's keys"
 )
 
 
 def has_launcher() -> bool:
-    """Whether farandole.init() can know this process's place among others. By WORLD_SIZE alone,
-    without RANK, it can't: torch.multiprocessing's users set it for their own scripts."""
+    """True if farandole.init() can find this process's rank.
+
+    WORLD_SIZE without RANK does not count: users of torch.multiprocessing set it for their scripts.
+    """
     named = os.environ.get("FARANDOLE_RENDEZVOUS", "") not in ("", "none")
     found = launchers.launcher()
     return named or (found.size > 0 and not (found is TORCHRUN and found.rank < 0))
 
 
 def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
-    """What env:// gives where farandole's ranks find each other; None where nothing says who they
-    are. Collective. Raises ValueError where `asked`, a "rank" or "world_size", is not theirs."""
+    """Finds a store for env:// over farandole's ranks; None if nothing says which ranks there are.
+
+    Collective. Raises ValueError if `asked`, a "rank" or "world_size", contradicts farandole's.
+    """
     unmet.mark_met()
     if not (topology.is_initialized() or has_launcher()):
         return None
@@ -81,8 +85,8 @@ def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
     own = {"rank": topology.rank(), "world_size": topology.size()}
     if asked | own != own | asked:
         reason = ValueError(
-            f"init_process_group(rank=, world_size=) says {asked}, but farandole's job, by its "
-            f"launcher, says {own}; leave both out"
+            f"init_process_group(rank=, world_size=) was given {asked}, but farandole's launcher "
+            f"says {own}; leave both out"
         )
         refuse(Call(Op.BROADCAST, f"{_STORE}.length"), reason)
         raise reason
@@ -90,12 +94,12 @@ def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
 
 
 def _open_store(timeout: timedelta) -> TCPStore:
-    """A store that rank 0 serves at a free port; collective."""
+    """Opens a store that rank 0 serves at a free port. Collective."""
     root, server = topology.rank() == 0, None
     alone = topology.size() == topology.local_size()
     host = "127.0.0.1" if alone else socket.gethostname()
     how: dict[str, Any] = {"wait_for_workers": False}
-    if root and alone:  # else torch opens it to all networks
+    if root and alone:  # a socket of ours, because torch would listen on all networks
         with socket.create_server((host, 0)) as here:
             port, how["master_listen_fd"] = here.getsockname()[1], here.detach()
         server = TCPStore(host, port, None, True, timeout, **how)
@@ -106,32 +110,32 @@ def _open_store(timeout: timedelta) -> TCPStore:
 
 
 class StoreBootstrap(SocketBootstrap):
-    """Ranks that have a c10d store in common, and no MPI; between hosts their data go by TCP.
+    """Bootstrap of ranks that share a c10d store and have no MPI; between hosts they use TCP.
 
-    By the store they learn where rank 0 listens, and no more: whoever reaches the store can read it
-    and write to it. At rank 0 all prove that they know the job's secret, and that they are of this
-    job. Without a secret rank 0 listens only where processes of its host and user can call.
+    The store says where rank 0 listens, and no more, because any process that reaches it can read
+    and write it. Every rank proves to rank 0 that it belongs to this job and knows the job's
+    secret. Without a secret, rank 0 listens only for processes of its host and user.
 
-    The store remembers what ranks of earlier attempts wrote, which may have died or given up. So a
-    rank that reaches nobody, or is left while the ranks meet, looks into the store again.
+    The store keeps entries of earlier attempts, whose ranks may have died or given up. So a rank
+    that reaches nobody, or loses rank 0 during the meeting, reads the store again.
     """
 
     def __init__(
         self, store: Store, rank: int, size: int, seconds: float, job: bytes = b""
     ) -> None:
-        """Collective; ranks may meet several times in one store, also after some gave up. `job`:
-        what else the ranks know of their job, to tell it from others.
+        """Meets the other ranks. Collective; may be repeated with one store, also after a failure.
 
-        Raises StallError, naming the ranks that do not come, and LibraryError where ranks of
-        several hosts have no secret.
+        `seconds`: time limit; `job`: more bytes that all ranks of this job, and no other, know.
+        Raises StallError, naming the missing ranks, and LibraryError if ranks of several hosts have
+        no secret.
         """
         self._store, self._key = PrefixStore("farandole", store), f"rank 0 of {size}"
         secret, self._wrong = _own_secret()
         self._knows, self._host = bool(secret), shared_host()
         self._proof = mac(secret, job, _name_of(store), str(size).encode())
-        self._own = b""  # what rank 0 has written into the store
-        self._seen = b""  # what was there
-        self._noted = ""  # the key of notes why this meeting fails; "": no meeting is under way
+        self._own = b""  # rank 0's entry; empty on other ranks
+        self._seen = b""  # rank 0's entry as read
+        self._noted = ""  # key of the note that says why this meeting fails; "" outside a meeting
         self._server: finalize[..., StoreBootstrap] | None = None
         if rank == 0:
             self._serve(size)
@@ -139,10 +143,10 @@ class StoreBootstrap(SocketBootstrap):
             super().__init__(self._look, rank, size, seconds, seconds)
         except Refused as reason:
             raise self._note(
-                f"who listens where torch.distributed's store says that rank 0 does has not proved "
-                f"to be rank 0 of this job, or this rank has not ({reason}): MASTER_ADDR, "
-                f"MASTER_PORT, torchrun's run id or the store differs there, or {SECRET} differs "
-                f"there, or a stranger writes to the store; {remedy()}"
+                f"this rank and the process that torch.distributed's store names as rank 0 could "
+                f"not prove to each other that they are of one job ({reason}): MASTER_ADDR, "
+                f"MASTER_PORT, torchrun's run id, the store or {SECRET} differs there, or a "
+                f"stranger writes to the store; {remedy()}"
             ) from reason
         except OSError as reason:
             raise StallError(
@@ -155,10 +159,10 @@ class StoreBootstrap(SocketBootstrap):
             if secret == _PUBLIC and len(set(self.node)) > 1:
                 print(_TRUSTED, file=sys.stderr, flush=True)
             if set(self.tasks) == {self.tasks[0]}:
-                _tell_of_jobs(size)
+                _warn_of_separate_jobs(size)
 
     def _serve(self, size: int) -> None:
-        """Rank 0 listens, as long as it lives, and says where."""
+        """Rank 0 listens until it closes, and writes its address into the store."""
         server = RendezvousServer(size, self._proof, here=not self._knows)
         self._server = finalize(self, server.close)
         self._server.atexit = False
@@ -168,8 +172,10 @@ class StoreBootstrap(SocketBootstrap):
             self._store.set(self._key, text)
 
     def _look(self) -> tuple[str, bytes] | None:
-        """Returns where rank 0 listens now, and what is proved there. None: it has not said so yet.
-        Raises LibraryError where they can't meet."""
+        """Returns rank 0's address and the proof for it; None if the store has no entry yet.
+
+        Raises LibraryError if the ranks can't meet.
+        """
         self._seen = self._own or self._read(self._key)
         if not self._seen:
             return None
@@ -187,28 +193,31 @@ class StoreBootstrap(SocketBootstrap):
         return address, self._proof
 
     def _check(self) -> None:
-        """Raises LibraryError if another rank says that this meeting fails, Left if rank 0 has
-        opened another one."""
+        """Raises LibraryError if another rank reports that this meeting fails, and Left if rank 0
+        has started another one."""
         super()._check()
         if not self._noted:
             return
         if (told := self._read(self._key)) != self._seen:
             if self._own:
                 raise LibraryError(f"init(): {_written(told)}")
-            raise Left("rank 0 meets the ranks elsewhere")
+            raise Left("rank 0 listens at another address now")
         if note := self._read(self._noted):
             text = note[:_LONGEST_NOTE].decode(errors="replace")
             raise LibraryError(f"init(): {printable(text)}")
 
     def _note(self, text: str) -> LibraryError:
-        """The error to raise; the others hear of it."""
+        """Writes why the meeting fails, for the other ranks; returns the error to raise."""
         with _store_answers():
             self._store.set(self._noted, f"rank {self.rank}: {text}")
         return LibraryError(f"init(): {text}")
 
     def _read(self, key: str) -> bytes:
-        """Returns what is there; b"" for nothing. Never waits, as get() does if a stranger has
-        removed it, unless the store is a class of the user's without compare_set()."""
+        """Returns the value, b"" if there is none.
+
+        Uses compare_set(), which does not wait; get() waits forever if a stranger removes the key.
+        A store class of the user's may lack it.
+        """
         with _store_answers():
             try:
                 return self._store.compare_set(key, "", "")
@@ -218,20 +227,20 @@ class StoreBootstrap(SocketBootstrap):
             return self._store.get(key) if self._store.check([key]) else b""
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Leaves without a goodbye, since the same ranks may meet again."""
+        """Leaves without a goodbye, because the same ranks may meet again."""
         self.hang_up()
-        return Goodbyes(goodbye, lambda: None)  # the store may have ended with rank 0
+        return Goodbyes(goodbye, lambda: None)  # rank 0 may have taken the store along
 
     def hang_up(self) -> None:
-        """Leaves without a word; the others notice."""
+        """Closes the connection; the other ranks notice."""
         super().hang_up()
         if self._server is not None:
             self._server()
 
 
 def of_torchrun(seconds: float) -> Bootstrap:
-    """The ranks of several hosts that torchrun or its variables name, by torchrun's store or, where
-    there is none, that of rank 0."""
+    """Bootstrap for ranks of several hosts with torchrun's variables: by torchrun's store, or by
+    one that rank 0 opens."""
     address = [os.environ.get(name, "") for name in _ADDRESS]
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
@@ -251,7 +260,7 @@ def of_torchrun(seconds: float) -> Bootstrap:
     )
 
 
-@cache  # rank 0 serves it for its process's life; torch opens its own at the same port beside it
+@cache  # rank 0 serves it until its process ends; multi_tenant lets torch share the port
 def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
     limit = timedelta(seconds=seconds)
     return TCPStore(host, int(port), None, serves, limit, wait_for_workers=False, multi_tenant=True)
@@ -259,7 +268,7 @@ def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
 
 @contextmanager
 def _store_answers() -> Iterator[None]:
-    """A context in which an error of the store is one of the rank or agent that serves it."""
+    """Turns an error of the store into a PeerError about the rank or agent that serves it."""
     try:
         yield
     except FarandoleError:
@@ -272,11 +281,11 @@ def _store_answers() -> Iterator[None]:
 
 
 def _read_record(told: bytes) -> tuple[str, str]:
-    """Rank 0's host, and where it listens, by the store, where anybody may change it."""
+    """Decodes rank 0's host and address. Checks them, because anybody may write to the store."""
     try:
         host, address = map(str, json.loads(told[:_LONGEST_RECORD]))
         if not (address.isascii() and address.isprintable()):
-            raise ValueError("no server of rank 0 has such an address")
+            raise ValueError("not an address of rank 0")
         return host, address
     except (ValueError, TypeError, RecursionError) as reason:
         raise LibraryError(f"init(): {_written(told)}") from reason
@@ -287,27 +296,27 @@ def _written(told: bytes) -> str:
 
 
 def _name_of(store: Store) -> bytes:
-    """Tells the store from others, where that is alike for all ranks."""
+    """Bytes that identify the store and are equal on all ranks: its port or the end of its path."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    path = PurePath(getattr(store, "path", ""))  # hosts may have mounted it at different places
+    path = PurePath(getattr(store, "path", ""))  # hosts may mount it at different places
     return f"{getattr(store, 'port', '')} {'/'.join(path.parts[-2:])}".encode()
 
 
-def _tell_of_jobs(size: int) -> None:
-    """Says so if each process of a launcher has started its own job. It does not raise, since a
-    search may want that."""
+def _warn_of_separate_jobs(size: int) -> None:
+    """Warns if each process of a launcher has started its own job. A parameter search may want
+    that."""
     if (found := launchers.launcher()).size > 1:
         text = (
-            f"farandole: {found} started {found.size} processes, but the {size} ranks of this job "
-            f"are children of number {found.rank} alone: each trains its own model. Remedy: for "
+            f"farandole: {found} started {found.size} processes, but all {size} ranks of this job "
+            f"are children of process {found.rank}: each process trains its own model. Remedy: for "
             f"one job, give init_process_group world_size={found.size * size} and one address"
         )
         print(text, file=sys.stderr, flush=True)
 
 
 def _own_secret() -> tuple[bytes, LibraryError | None]:
-    """This rank's, b"" for none; or why it can't be used: the others must hear of it first."""
+    """This rank's secret, b"" if it has none, and the error to raise once the others know of it."""
     try:
         trusts = setting("FARANDOLE_TRUST_NETWORK") == "1"
         return job_secret() or _PUBLIC * trusts, None

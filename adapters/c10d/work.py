@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""c10d's work objects over handles of the core, and the threads that complete their futures."""
+"""c10d's work objects, over handles of the core, and the threads that complete their futures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from farandole.c10d import under_way
+from farandole.c10d import memory_in_use
 from farandole.calls.handles import Handle
 
 __all__ = ["DoneWork", "Futures", "GroupWork"]
 
-_NONE = timedelta(0)  # c10d's word for no time-out of its own
+_NONE = timedelta(0)  # in c10d: use the group's time-out
 
-# Before 2.10 (seen in 2.1 to 2.6), torch's C++, such as DDP's constructor, keeps its own half of a
-# work only, and once Python's half is gone, waits for ever. So a work that nobody has waited for
-# lives on, as long as there are not too many.
+# Before torch 2.10 (seen in 2.1 to 2.6), C++ callers such as DDP's constructor keep only the C++
+# half of a work and wait forever once the Python half is freed. So farandole keeps works that
+# nobody has waited for.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
 _kept: dict[int, GroupWork] = {}
@@ -35,10 +35,9 @@ def _keep(work: GroupWork) -> None:
 
 
 class _Failed:
-    """The value of a failed future.
+    """The value of a failed future, because torch's futures take no Python exception.
 
-    Futures of torch take no Python exception. Python's waits unwrap it; C++, such as DDP's, looks
-    for tensors in the value by pickling it.
+    Waits in Python unwrap it. C++ callers such as DDP pickle it to find tensors, which raises.
     """
 
     def __init__(self, reason: BaseException) -> None:
@@ -54,30 +53,30 @@ def _unwrap(value: Any) -> Any:
 
 
 class Futures:
-    """Completes the futures of one group's works, in their order.
+    """Completes the futures of a group's works, in order.
 
-    One thread at a time waits. While it completes a future, and so runs what the user has chained
-    to that, another one takes its turn: a callback may wait for later work.
+    One thread at a time waits. While it runs a future's callbacks, another thread takes over,
+    because a callback may wait for a later work.
     """
 
     def __init__(self) -> None:
-        self._under_way: SimpleQueue[tuple[GroupWork, Future[list[Tensor]]] | None] = SimpleQueue()
-        self._turn = threading.Lock()  # to wait
-        self._count = threading.Lock()
-        self._free = 0  # threads that are in no callback
+        self._pending: SimpleQueue[tuple[GroupWork, Future[list[Tensor]]] | None] = SimpleQueue()
+        self._turn = threading.Lock()  # held by the thread that waits
+        self._count = threading.Lock()  # guards _free
+        self._free = 0  # threads that run no callback
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> None:
         """Completes `future` when `work` is done or has failed."""
-        self._under_way.put((work, future))
-        self._call_up()
+        self._pending.put((work, future))
+        self._start_thread()
 
     def close(self) -> None:
-        """Ends the threads, after what is under way."""
-        self._under_way.put(None)
+        """Ends the threads once the pending futures are complete."""
+        self._pending.put(None)
 
-    def _call_up(self) -> None:
+    def _start_thread(self) -> None:
         with self._count:
-            if self._free > 0 or self._under_way.empty():
+            if self._free > 0 or self._pending.empty():
                 return
             self._free += 1
         threading.Thread(target=self._serve, name="farandole.futures", daemon=True).start()
@@ -85,23 +84,23 @@ class Futures:
     def _serve(self) -> None:
         while True:
             with self._turn:
-                pair = self._under_way.get()
+                pair = self._pending.get()
                 if pair is None:
-                    self._under_way.put(None)  # for the others
+                    self._pending.put(None)  # ends the other threads
                     return
                 work, future = pair
                 failure = work.outcome()
             with self._count:
                 self._free -= 1
-            self._call_up()
+            self._start_thread()
             complete(future, work, failure)
             with self._count:
                 self._free += 1
-            del pair, work, future, failure  # they would live until the next call
+            del pair, work, future, failure  # else the locals keep them alive until the next item
 
 
 def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception | None) -> None:
-    """Sets the result of a work that has ended, or its failure; runs the future's callbacks."""
+    """Sets the result or failure of an ended work, which runs the future's callbacks."""
     if failure is None:
         future.set_result(work.result())
         return
@@ -110,12 +109,12 @@ def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception |
 
 
 class GroupWork(Work):
-    """One call under way. Any thread may wait; errors are those of farandole."""
+    """A call under way. Any thread may wait. Errors are farandole's."""
 
     def __init__(
         self, handle: Handle[Any], results: list[Tensor], futures: Futures, devices: list[Any]
     ) -> None:
-        """`results` are complete when the handle is done; `devices`: GPUs that they are on."""
+        """`results` are complete once the handle is done; `devices` lists the GPUs they are on."""
         super().__init__()
         self._handle = handle
         self._results = results
@@ -137,40 +136,40 @@ class GroupWork(Work):
         try:
             self._handle.wait(seconds)
         finally:
-            if self._handle.numbers is None:  # not after a time-out
-                under_way.remove(self)
+            if self._handle.numbers is None:  # it has ended; after a time-out it has not
+                memory_in_use.remove(self)
 
     @property
     def devices(self) -> list[Any]:
-        """GPUs that its results are on."""
+        """The GPUs that its results are on."""
         return self._devices
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The core's numbers of its calls; none once it has ended."""
+        """The core's handles of its calls; empty once it has ended."""
         return tuple(self._handle.numbers or ())
 
     def synchronize(self) -> None:
-        """Blocks until done; raises the call's error. The same as wait() without a time-out."""
+        """Blocks until done; raises the call's error. Equal to wait() without a time-out."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done or has failed; then its results are there."""
+        """True once it is done or has failed; its results are then complete."""
         if not self._handle.poll():
             return False
         self.outcome()
         return True
 
     def is_success(self) -> bool:
-        """Whether it is done without error."""
+        """True once it is done without error."""
         return self._handle.poll() and self.outcome() is None
 
     def exception(self) -> Exception | None:
-        """Its error; None while it is under way."""
+        """The call's error; None while it is under way or if it succeeded."""
         return self.outcome() if self._handle.poll() else None
 
     def outcome(self) -> Exception | None:
-        """Waits for the end; the error, or None."""
+        """Blocks until done; returns the error, or None."""
         try:
             self._end()
         except Exception as reason:
@@ -178,7 +177,7 @@ class GroupWork(Work):
         return None
 
     def result(self) -> list[Tensor]:
-        """The output tensors; waits for them."""
+        """Blocks until done; returns the output tensors."""
         self._end()
         return self._results
 
@@ -198,10 +197,10 @@ class GroupWork(Work):
 
 
 class DoneWork(Work):
-    """A call that has succeeded before its caller, which only waits, has seen its work."""
+    """The work of a blocking call that has already succeeded."""
 
     def __init__(self, results: list[Tensor]) -> None:
-        """`results`: the output tensors."""
+        """Takes the output tensors."""
         super().__init__()
         self._results = results
 
@@ -219,14 +218,14 @@ class DoneWork(Work):
     is_success = is_completed
 
     def exception(self) -> None:
-        """None: it has succeeded."""
+        """None, because it has succeeded."""
 
     def result(self) -> list[Tensor]:
         """The output tensors."""
         return self._results
 
     def get_future(self) -> Future[list[Tensor]]:
-        """A future of the output tensors, which is done."""
+        """A completed future of the output tensors."""
         future: Future[list[Tensor]] = Future()
         future.set_result(self._results)
         return future

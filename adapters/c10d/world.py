@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the process groups of torch.distributed: a process set for each."""
+"""Creates the process groups of torch.distributed, each over its own process set."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["create", "split"]
 _LONGEST_START = 600.0  # seconds; c10d's own limit is half an hour
 
 _WORLDS = "init_process_group"
-_made: Counter[str] = Counter()  # groups of each name, and how many worlds, since init()
+_made: Counter[str] = Counter()  # groups per label, and worlds (_WORLDS), since init()
 on_restart(_made.clear)
-_first = 0  # c10d's number of the world: higher where init_process_group has failed before
+_first = 0  # c10d's number of the world group; above 0 if init_process_group has failed before
 
 
 def create(options: Any) -> FarandoleGroup:
-    """What init_process_group and new_group call, on the members; `options` are c10d's.
+    """Creates a group. init_process_group and new_group call it on every member.
 
-    Raises ValueError where c10d's ranks are not farandole's, MismatchError where members differ
-    about who the others are, StallError naming those that do not come before the timeout.
+    Raises ValueError if c10d's ranks are not farandole's, MismatchError if members disagree about
+    the membership, and StallError, naming the missing ranks, after the timeout.
     """
     ranks = list(options.global_ranks_in_group)
     if not ranks:
@@ -59,23 +59,22 @@ def create(options: Any) -> FarandoleGroup:
 
 
 def _warn_of_ignite() -> None:
-    """It lists backends by name; a model that it leaves as it is would train alone, in silence."""
     warn(
-        "ignite's auto_model() wraps models for the backends nccl, gloo and mpi only, and returns "
-        "others as they are: each rank would train its own model. Remedy: wrap it in "
-        "torch.nn.parallel.DistributedDataParallel, not by auto_model()",
+        "ignite's auto_model() wraps models for the backends nccl, gloo and mpi only. Over "
+        "farandole it returns the model unwrapped, so each rank would train its own. Remedy: wrap "
+        "it in torch.nn.parallel.DistributedDataParallel instead of auto_model()",
         RuntimeWarning,
     )
 
 
 def form(ranks: list[int], label: str, timeout: timedelta, store: Any) -> FarandoleGroup:
-    """A group of these ranks of the world; all of them make it, under its own label."""
+    """Creates a group of these ranks of the world; all of them call it, with an unused label."""
     members = form_process_set(ranks, label, timeout.total_seconds())
     return FarandoleGroup(members, label, timeout, store)
 
 
 def split(group: FarandoleGroup, ranks: list[int], name: str, timeout: timedelta) -> Any:
-    """A group of these ranks of `group`; None on the others."""
+    """Creates a group of some ranks of `group`; returns None on the others."""
     world = sorted(group.ranks[rank] for rank in ranks)
     if topology.rank() not in world:
         return None
@@ -83,23 +82,23 @@ def split(group: FarandoleGroup, ranks: list[int], name: str, timeout: timedelta
 
 
 def _label(name: str, ranks: list[int], whole: bool = False) -> str:
-    """How errors name a group, and the core: equal on its members, and never used twice."""
+    """The group's name in errors and in the core: equal on all members, and never used twice."""
     global _first
     if whole:
         _first = int(name) if name.isdecimal() else 0
-    if not name.isdecimal():  # c10d's hash depends on how many groups a member has
+    if not name.isdecimal():  # a hash of c10d's that may differ between members
         label = f"torch.distributed group of ranks {ranks}"
-    else:  # groups without a common rank may have the same name
+    else:  # groups without a common rank may have the same number
         label = f"torch.distributed group '{int(name) - _first}'"
         label += f" led by rank {ranks[0]}" * (ranks[0] > 0)
     if _made[_WORLDS] > 1:
         label += f" of init_process_group number {_made[_WORLDS]}"
-    _made[label] += 1  # c10d's own names come again for groups that were destroyed
+    _made[label] += 1  # c10d reuses names after a group was destroyed
     return label if _made[label] == 1 else f"{label}, again {_made[label]}"
 
 
 def _enter(options: Any) -> None:
-    """Starts farandole, unless it runs already, by a launcher or by c10d's store."""
+    """Calls init() if farandole does not run: over the launcher, or over c10d's store."""
     if topology.is_initialized():
         return
     meeting = None
@@ -111,8 +110,8 @@ def _enter(options: Any) -> None:
 
 
 def _meets_in_store(size: int) -> bool:
-    """Whether ranks meet in the store that init_process_group was given: no launcher has started
-    them, or it has started one process that starts them, as `srun -n1` does."""
+    """True if ranks meet by the store that init_process_group got: no launcher has started them, or
+    it has started only their parent, as `srun -n1` does."""
     if not has_launcher():
         return size > 1
     if os.environ.get("FARANDOLE_RENDEZVOUS") or AGENT in os.environ:
@@ -120,25 +119,28 @@ def _meets_in_store(size: int) -> bool:
     known = launchers.launcher().size
     if parent_process() is None:
         return known == 1 < size
-    return known == 1 or known != size  # the launcher may know this child's parent only
+    return known == 1 or known != size  # the launcher may have started only this process's parent
 
 
 def _without_names_of_attempts(store: Any) -> Any:
-    """The store that init_process_group was given. c10d has put the device and the group's number
-    before all keys; that number differs where one rank alone has failed and tries again."""
+    """Removes c10d's two prefixes, device and group number, from the store's keys. The number
+    differs between ranks if only one of them failed and tries again."""
     for _ in range(2):
         store = getattr(store, "underlying_store", store)
     return store
 
 
 def _check(ranks: list[int], place: int, whole: bool) -> None:
-    """`place`: this rank's among them; `whole`: they have to be all of farandole's."""
+    """Raises ValueError if c10d's ranks are not farandole's.
+
+    `place`: this rank's index in `ranks`; `whole`: the group must have all ranks of the job.
+    """
     own, size = topology.rank(), topology.size()
     if ranks != sorted(ranks):
-        raise ValueError(f"farandole's groups have their ranks in ascending order, not {ranks}")
+        raise ValueError(f"a farandole group needs its ranks in ascending order, not {ranks}")
     if ranks[-1] >= size or ranks[place] != own or (whole and len(ranks) != size):
         raise ValueError(
             f"torch.distributed makes this process rank {ranks[place]} of a group of {ranks}, but "
-            f"farandole's job has {size} ranks, and this is number {own}: let one launcher start "
-            "them, or call farandole.shutdown() before init_process_group"
+            f"in farandole it is rank {own} of {size}. Remedy: start all ranks by one launcher, or "
+            "call farandole.shutdown() before init_process_group"
         )

@@ -73,7 +73,7 @@ def test_rank_1_of_two_jobs_of_one_user(
         assert ends == ["met"] * 4
         return
     assert "met" not in ends, f"two jobs were mixed: {ends}"
-    assert all("has not proved to be rank 0 of this job" in end for end in ends), ends
+    assert all("not prove to each other that they are of one job" in end for end in ends), ends
 
 
 def outcome(job: Future[StoreBootstrap]) -> str:

@@ -151,7 +151,7 @@ def test_children_of_several_tasks_say_that_they_are_several_jobs(
     done = ended([double, "--ntasks", "2", "--mpi", "none", *command], **NO_MPI)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank 2 of ") == (1 if one else 2)
-    told = "srun (SLURM_STEP_NUM_TASKS) started 2 processes, but the 3 ranks of this job"
+    told = "srun (SLURM_STEP_NUM_TASKS) started 2 processes, but all 3 ranks of this job"
     assert done.stderr.count(told) == (0 if one else 2), done.stderr
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from farandole.c10d import under_way
+from farandole.c10d import memory_in_use
 from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
 
 pytestmark = [pytest.mark.ranks(2, 3)]  # marks of one test narrow it
@@ -126,4 +126,4 @@ def test_calls_that_nobody_waits_for_are_not_kept() -> None:
         dist.all_reduce(x)
     dist.barrier()
     dist.destroy_process_group()
-    assert not under_way.count(), rank
+    assert not memory_in_use.count(), rank

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points by which torch finds farandole: the backend's name, and meetings of its ranks.
+"""Entry points by which torch finds the backend `farandole` and its rendezvous handlers.
 
-torch 2.5 and newer call start() at the end of `import torch`, and torch 2.14 calls register() when
-the backend is first asked for. Neither changes a program that does not name farandole. This module
-is outside the package and imports nothing of it, so that such programs don't pay for it.
+torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when the
+backend is first used. Neither affects a program that does not name farandole. This module lies
+outside the package and does not import it, so such programs don't load it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch.distributed as dist
 __all__ = ["of_torch", "register", "start"]
 
 _NAME = "farandole"
-_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # in a URL, and in the environment
+_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # URL parameter: environment variable
 of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """torch calls it at the end of its import. A failure here must not become one of torch."""
+    """torch calls it at the end of its import. A failure is a warning, lest `import torch` fail."""
     try:
         if dist.is_available():
             register()
@@ -40,7 +40,7 @@ def start() -> None:
 
 
 def register() -> None:
-    """Makes torch.distributed know the backend, its env:// farandole's ranks, and mpi://; once."""
+    """Registers the backend, its handler of env://, and mpi://. Later calls do nothing."""
     global of_torch
     if hasattr(dist.Backend, _NAME.upper()):
         return
@@ -48,8 +48,8 @@ def register() -> None:
 
     of_torch = _rendezvous_handlers["env"]
     dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    # torch 2.15 attaches a recorder of calls to groups of all backends but these, which fails for a
-    # group in Python. farandole has a flight recorder of its own.
+    # torch 2.15 attaches its flight recorder to groups of all other backends, which fails for a
+    # group written in Python. farandole has its own.
     recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorded.add(_NAME)
     _rendezvous_handlers["env"] = _meet
@@ -65,7 +65,7 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-    """The handler of env://. It is c10d's where its variables are set, and in programs that do not
+    """Handler of env://. Calls c10d's handler if its variables are set, or if the program does not
     name farandole."""
     asked = _asked(url)
     wanted = ["MASTER_ADDR", "MASTER_PORT", *(_PLACE[key] for key in _PLACE if key not in asked)]
@@ -81,7 +81,8 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 
 
 def _is_backend() -> bool:
-    """True if init_process_group is making a group of this backend. c10d does not tell handlers."""
+    """True if init_process_group is creating a group of this backend. c10d does not pass this to
+    handlers, so it is read from the caller's frame."""
     frame = sys._getframe()
     while frame.f_code.co_name != "init_process_group":
         if frame.f_back is None:
@@ -93,8 +94,10 @@ def _is_backend() -> bool:
 def _meet_by_launcher(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[Any]:
-    """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet by it,
-    without an address. Raises RuntimeError where no launcher has started this process."""
+    """Handler of mpi://, for any backend. Ranks of mpirun or srun need no address.
+
+    Raises RuntimeError if no launcher has started this process.
+    """
     met = _met(_asked(url), timeout)
     if met is None:
         raise RuntimeError(
@@ -113,6 +116,6 @@ def _met(asked: dict[str, int], timeout: timedelta) -> Any:
 
 
 def _asked(url: str) -> dict[str, int]:
-    """The place that a URL gives this rank."""
+    """Rank and world size from a URL."""
     query = parse_qs(urlparse(url).query)
     return {key: int(query[key][0]) for key in _PLACE if key in query}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a group that are made again on tensors of the same form: the core prepares them once.
-Used by group.py, in any thread."""
+"""Prepared calls of a group: a repeated call skips planning. Used by group.py, in any thread."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from farandole.calls.leases import lend
 from farandole.calls.requests import Call, Op, PreparedCall
 from farandole.calls.sites import Site, here
 
-__all__ = ["RepeatedPlan", "form_of", "repeated"]
+__all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
 def _reduction(options: Any) -> Hashable:
@@ -33,7 +32,8 @@ def _no_terms(_: Any) -> Hashable:
     return None
 
 
-# By c10d's name of a method: the core's call, if that needs no copies, and what the options say.
+# By c10d's name of a method: the core's call if no tensor is copied, and what the key takes from
+# the options.
 _KINDS: dict[str, tuple[Op, Callable[[Any], Hashable]]] = {
     "allreduce": (Op.ALLREDUCE, _reduction),
     "broadcast": (Op.BROADCAST, _root),
@@ -43,78 +43,83 @@ _KINDS: dict[str, tuple[Op, Callable[[Any], Hashable]]] = {
     "_reduce_scatter_base": (Op.REDUCESCATTER, _reduction),
     "barrier": (Op.BARRIER, _no_terms),
 }
-# The form; the tensors that are read and written, None: the call has none; c10d's options.
-Form = tuple[Hashable, Tensor | None, Tensor | None, Any]
-_NO_FORM: Form = None, None, None, None
+# The key; the input and the output, None if the call has none; c10d's options.
+Keyed = tuple[Hashable, Tensor | None, Tensor | None, Any]
+_NO_KEY: Keyed = None, None, None, None
 
 
-def form_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """The form that a call shares with its repetitions; its first part is None if it has none."""
+def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
+    """The key by which a repeated call finds its prepared one; None if it can't be prepared."""
     if kind not in _KINDS:
-        return _NO_FORM
+        return _NO_KEY
     if kwargs:
         if len(kwargs) > 1 or "opts" not in kwargs:
-            return _NO_FORM
+            return _NO_KEY
         args = *args, kwargs["opts"]
     try:
         *tensors, options = args
         terms = kind, _KINDS[kind][1](options), options.timeout
         if kind == "barrier":
-            return _NO_FORM if tensors else (terms, None, None, options)
+            return _NO_KEY if tensors else (terms, None, None, options)
         if len(tensors) == 1:
             (x,) = tensors[0]
             if x.layout is not torch.strided:
-                return _NO_FORM
+                return _NO_KEY
             return (terms, x.dtype, x.shape), x, x, options
         y, x = tensors
         if y.layout is not torch.strided or x.layout is not torch.strided:
-            return _NO_FORM
+            return _NO_KEY
         return (terms, x.dtype, x.shape, y.dtype, y.shape), x, y, options
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        # Options one by one, lists of tensors, nested tensors.
-        return _NO_FORM
+        # Separate options, lists of tensors, nested tensors.
+        return _NO_KEY
 
 
-def repeated(
+def prepare(
     kind: str, rank: int, plan: Plan, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
-) -> RepeatedPlan | None:
-    """To make this call again; None if it needs copies. `buffer`: of the core's input; `rank`: in
-    the group."""
+) -> PreparedPlan | None:
+    """Returns a plan for repetitions of this call; None if it needs copies.
+
+    `buffer` is the core's input; `rank` is this rank's in the group.
+    """
     op, _ = _KINDS[kind]
     if plan.op is not op or "prescale" in plan.terms:
         return None
     if x is not None and y is not None:
-        ((wire,), (room,)) = plan.inputs, plan.outputs
-        if x.device.type != "cpu" or not (_is_at(wire, x) and _is_at(room, y)):
+        ((source,), (target,)) = plan.inputs, plan.outputs
+        if x.device.type != "cpu" or not (_is_at(source, x) and _is_at(target, y)):
             return None
-    return RepeatedPlan(rank, call, buffer, x, y)
+    return PreparedPlan(rank, call, buffer, x, y)
 
 
-def _is_at(wire: Tensor | None, x: Tensor) -> bool:
-    return wire is not None and x.is_contiguous() and wire.data_ptr() == x.data_ptr()
+def _is_at(used: Tensor | None, x: Tensor) -> bool:
+    return used is not None and x.is_contiguous() and used.data_ptr() == x.data_ptr()
 
 
-class RepeatedPlan:
-    """A call whose tensors the core reads and writes where they are."""
+class PreparedPlan:
+    """A call whose tensors the core reads and writes in place."""
 
     __slots__ = ("_buffer", "_call", "_input", "_lent", "_output", "_place", "_prepared")
 
     def __init__(
         self, rank: int, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
     ) -> None:
-        """Arguments of repeated(). The tensors are not kept alive."""
+        """Takes the arguments of prepare(). Keeps no tensor alive."""
         self._call = call
         self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)
         self._lent: Any = None if x is None else kind_of(x).lent
         self._input = x is not None and (x.dtype, x.shape)
         self._output = y is not None and y is not x and (y.dtype, y.shape)
-        # Where in the output the input may lie, in bytes.
+        # Byte offset at which the input may lie in the output.
         self._place = rank * x.nbytes if x is not None and call.op is Op.ALLGATHER else None
         self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
 
     def start(self, x: Tensor | None, y: Tensor | None, waits: bool) -> int | None:
-        """Submits it; returns the core's handle, or 0 if it is done. None: a tensor has a different
-        layout, so nothing is submitted. `waits`: the caller waits for it at once."""
+        """Submits the call. Returns the core's handle, 0 if the call is complete, or None if it
+        was not submitted because a tensor has a different layout.
+
+        `waits`: the caller waits for it at once.
+        """
         pointer = output = 0
         memory: object = None
         if self._input:
@@ -127,15 +132,15 @@ class RepeatedPlan:
                 return None
             if self._output and not self._may_lie(pointer, x, output, y):
                 return None
-        site = here(5)  # called by _again(), that by start(), and that by a method of c10d's name
+        site = here(5)  # here, this, _start_prepared, start and a method of c10d's name
         call = self._prepared.get(site.text) or self._prepare(site)
         return lend(call.call if waits else call.start, pointer, output, memory)
 
     def _may_lie(self, pointer: int, x: Any, output: int, y: Any) -> bool:
-        """False: they share memory, so the call needs a copy."""
+        """False if input and output overlap, so that the call needs a copy."""
         apart: bool = pointer + x.nbytes <= output or output + y.nbytes <= pointer
         return apart or (self._place is not None and pointer == output + self._place)
 
     def _prepare(self, site: Site) -> PreparedCall:
         call = PreparedCall(self._call, self._buffer, site=site)
-        return self._prepared.setdefault(site.text, call)  # another thread may have prepared it
+        return self._prepared.setdefault(site.text, call)  # another thread may have been first

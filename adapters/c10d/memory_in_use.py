@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.distributed that may not have ended, and the tensors that they use. Any thread.
+"""Unfinished calls of torch.distributed and the tensors that they use. Called from any thread.
 
-torch's backends carry out the calls of a group in order. So a program may start a call on a tensor
-that an earlier one still reads or writes, and wait for both later. The core would refuse the second
-call; here it waits for the first one.
+torch's backends execute the calls of a group in order. So a program may start a call on a tensor
+that an earlier call still uses, and wait for both later. The core would refuse the second call;
+this module makes it wait for the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Use(NamedTuple):
-    """One tensor of a call; ordered by address."""
+    """A tensor of a call; ordered by address."""
 
     begin: int
     end: int
@@ -35,20 +35,20 @@ class _Use(NamedTuple):
     work: GroupWork
 
 
-_MOST_SPAN = 64 << 20  # elements, beyond which columns count as overlapping
-_SWEPT = 8  # calls looked at for each that is added
+_MOST_SPAN = 64 << 20  # elements; in longer intervals, strided tensors count as overlapping
+_SWEPT = 8  # calls that add() may complete
 _serials = itertools.count()
-_lock = threading.RLock()  # the collector may end a group, and so sweep(), anywhere
+_lock = threading.RLock()  # reentrant: the garbage collector may end a group, which calls sweep()
 _uses: list[_Use] = []  # sorted
 _longest = 0  # bytes of the longest tensor so far
 _of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # by the work's id
 
 
 def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-    """Waits for earlier calls that must end before one that reads and writes these tensors starts.
+    """Waits for earlier calls that conflict with a call that reads and writes these tensors.
 
-    An earlier call that fails raises its error in its own wait(). Raises StallError if one does not
-    end in time.
+    Raises StallError if one does not end in time. Any other error of an earlier call is raised by
+    its own wait().
     """
     if not _of_work:
         return
@@ -60,7 +60,7 @@ def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
 
 
 def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-    """Remembers a call that was started, until remove()."""
+    """Records a call that was started, until remove()."""
     global _longest
     sweep(_SWEPT)
     uses = [
@@ -78,7 +78,7 @@ def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> N
 
 
 def remove(work: GroupWork) -> None:
-    """Forgets a call that has ended."""
+    """Removes a call that has ended."""
     with _lock:
         _, uses = _of_work.pop(id(work), (None, ()))
         for use in uses:
@@ -86,7 +86,7 @@ def remove(work: GroupWork) -> None:
 
 
 def count() -> int:
-    """Number of calls that are remembered."""
+    """Number of recorded calls."""
     return len(_of_work)
 
 
@@ -103,8 +103,10 @@ def _users(x: Tensor, writes: bool) -> list[GroupWork]:
 
 
 def sweep(most: int | None = None) -> None:
-    """Completes the `most` oldest calls that the core has carried out, as nobody may wait for them.
-    None: all. Not those with results on a GPU, which belong to the stream of who waits."""
+    """Completes settled calls among the `most` oldest (None: all), since nobody may wait for them.
+
+    Skips calls with results on a GPU, which belong to the stream that waits.
+    """
     for work, _ in list(_of_work.values())[:most]:
         settled = all(lib.farandole_settled(number) != 0 for number in work.numbers)
         if settled and not work.devices:
@@ -113,11 +115,11 @@ def sweep(most: int | None = None) -> None:
             continue
         with _lock:
             if (entry := _of_work.pop(id(work), None)) is not None:
-                _of_work[id(work)] = entry  # behind the others
+                _of_work[id(work)] = entry  # moves it to the end
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Strided tensors that hold the elements."""
+    """The strided tensors that hold the elements."""
     for x in tensors:
         if x.layout is torch.sparse_coo:
             yield from _plain((x._indices(), x._values()))
@@ -132,7 +134,8 @@ def _interval(x: Tensor) -> tuple[int, int]:
 
 
 def _share_elements(a: Tensor, b: Tensor) -> bool:
-    """True if tensors whose intervals meet have an element in common; columns need not."""
+    """True if two tensors have an element in common. Their intervals overlap, but may interleave,
+    as columns of a matrix do."""
     if a.is_contiguous() and b.is_contiguous():
         return True
     size, begin = a.element_size(), min(a.data_ptr(), b.data_ptr())
