@@ -258,11 +258,11 @@ class XlaCall {
 };
 
 // Python's name of the class for a code, which XLA's one class of errors can't tell; and what comes nearest in XLA.
-struct Told {
+struct XlaError {
   const char* name;
   xla::Code code;
 };
-Told told(ErrorCode code) {
+XlaError xla_error(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument: return {"ValueError", xla::Code::kInvalidArgument};
     case ErrorCode::kWrongType: return {"TypeError", xla::Code::kInvalidArgument};
@@ -301,7 +301,7 @@ xla::Error* run(void* call_frame, Locate locate) {
     XlaCall(frame).run(frame, locate);
   });
   if (code == FARANDOLE_OK) return nullptr;
-  const Told error = told(static_cast<ErrorCode>(code));
+  const XlaError error = xla_error(static_cast<ErrorCode>(code));
   const std::string text = std::string("farandole.") + error.name + ": " + last_error;
   xla::ErrorArguments arguments{sizeof arguments, nullptr, text.c_str(), error.code};
   return frame.api->create_error(&arguments);

@@ -91,11 +91,11 @@ struct CollectiveTraits {
   // Rows are distributed, so the input needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
   // How many row counts the log entry carries, and the index of the first one of a member.
-  constexpr size_t told_rows(size_t members) const {
+  constexpr size_t logged_rows(size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;
   }
-  constexpr size_t first_told(size_t member, size_t members) const {
+  constexpr size_t first_logged(size_t member, size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? 0 : member * members;
     return member;
   }

@@ -10,7 +10,7 @@ enum MoveKind : unsigned char {
   kConvert = 2,    // to(source * factor / divisor), element by element
 };
 
-struct Chunk {
+struct MoveChunk {
   unsigned long long source;
   unsigned long long target;
   union {
@@ -24,6 +24,6 @@ struct Chunk {
   unsigned char to;
   unsigned char unused[5];
 };
-static_assert(sizeof(Chunk) == 40, "an array of these is uploaded as it is");
+static_assert(sizeof(MoveChunk) == 40, "an array of these is uploaded as it is");
 
 }  // namespace farandole::gpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernel that packs, unpacks, scales, casts and fills many segments in one launch, one Chunk per
+// The GPU kernel that packs, unpacks, scales, casts and fills many segments in one launch, one MoveChunk per
 // thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
 
 namespace farandole::gpu {
@@ -139,7 +139,7 @@ __device__ Integer saturate(double number) {
 }
 
 template <class From, class To>
-__device__ typename To::Raw convert(typename From::Raw raw, const Chunk& chunk) {
+__device__ typename To::Raw convert(typename From::Raw raw, const MoveChunk& chunk) {
   const typename From::Number number = From::load(raw);
   if constexpr (To::kInteger) {
     using Integer = typename To::Raw;
@@ -156,7 +156,7 @@ __device__ typename To::Raw convert(typename From::Raw raw, const Chunk& chunk) 
 }
 
 template <class From, class To, class FromWord, class ToWord>
-__device__ void convert_words(const Chunk& chunk, unsigned begin, unsigned end) {
+__device__ void convert_words(const MoveChunk& chunk, unsigned begin, unsigned end) {
   constexpr unsigned kLanes = sizeof(FromWord) / sizeof(typename From::Raw);
   const FromWord* const from_words = (const FromWord*)chunk.source;
   ToWord* const to_words = (ToWord*)chunk.target;
@@ -180,7 +180,7 @@ __device__ void convert_words(const Chunk& chunk, unsigned begin, unsigned end) 
 }
 
 template <class From, class To>
-__device__ void convert_all(const Chunk& chunk) {
+__device__ void convert_all(const MoveChunk& chunk) {
   using FromRaw = typename From::Raw;
   using ToRaw = typename To::Raw;
   constexpr unsigned kLarger = sizeof(FromRaw) > sizeof(ToRaw) ? sizeof(FromRaw) : sizeof(ToRaw);
@@ -196,14 +196,14 @@ __device__ void convert_all(const Chunk& chunk) {
 }
 
 template <unsigned char kFrom, unsigned char kTo>
-__device__ void convert_types(const Chunk& chunk) {
+__device__ void convert_types(const MoveChunk& chunk) {
   convert_all<typename ElementOf<kFrom>::type, typename ElementOf<kTo>::type>(chunk);
 }
 
 // ---- bytes
 
 template <class T>
-__device__ void copy_words(const Chunk& chunk, unsigned begin, unsigned bytes) {
+__device__ void copy_words(const MoveChunk& chunk, unsigned begin, unsigned bytes) {
   constexpr unsigned kUnrolled = 4;
   const T* const from = (const T*)(chunk.source + begin);
   T* const to = (T*)(chunk.target + begin);
@@ -221,7 +221,7 @@ __device__ void copy_words(const Chunk& chunk, unsigned begin, unsigned bytes) {
 
 // Source and target are equally far from a multiple of T's size.
 template <class T>
-__device__ void copy_as(const Chunk& chunk) {
+__device__ void copy_as(const MoveChunk& chunk) {
   unsigned head = unsigned(-chunk.source) % sizeof(T);
   head = head < chunk.elements ? head : chunk.elements;
   const unsigned body = (chunk.elements - head) / sizeof(T) * sizeof(T);
@@ -230,7 +230,7 @@ __device__ void copy_as(const Chunk& chunk) {
   copy_words<unsigned char>(chunk, head + body, chunk.elements - head - body);
 }
 
-__device__ void copy_bytes(const Chunk& chunk) {
+__device__ void copy_bytes(const MoveChunk& chunk) {
   const unsigned long long difference = chunk.source ^ chunk.target;
   if (difference % 16 == 0) return copy_as<uint4>(chunk);
   if (difference % 4 == 0) return copy_as<unsigned>(chunk);
@@ -239,14 +239,14 @@ __device__ void copy_bytes(const Chunk& chunk) {
 }
 
 template <class T>
-__device__ void fill(const Chunk& chunk) {
+__device__ void fill(const MoveChunk& chunk) {
   T* const to = (T*)chunk.target;
   for (unsigned i = threadIdx.x; i < chunk.elements; i += blockDim.x) to[i] = T(chunk.pattern);
 }
 
 // ---- dispatch by type
 
-__device__ void fill_any(const Chunk& chunk) {
+__device__ void fill_any(const MoveChunk& chunk) {
   switch (chunk.to) {
     case 0:
     case 1: return fill<unsigned char>(chunk);
@@ -263,7 +263,7 @@ __device__ void fill_any(const Chunk& chunk) {
 
 // Packs into the wider type that sums are taken in, or unpacks from it. False: the chunk has other types.
 template <unsigned char kNarrow, unsigned char kWide>
-__device__ bool convert_between(const Chunk& chunk) {
+__device__ bool convert_between(const MoveChunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;
   const bool unpacks = chunk.from == kWide && chunk.to == kNarrow;
   if (packs) convert_types<kNarrow, kWide>(chunk);
@@ -271,7 +271,7 @@ __device__ bool convert_between(const Chunk& chunk) {
   return packs || unpacks;
 }
 
-__device__ void scale_any(const Chunk& chunk) {
+__device__ void scale_any(const MoveChunk& chunk) {
   switch (chunk.from) {
     case 0: return convert_types<0, 0>(chunk);
     case 1: return convert_types<1, 1>(chunk);
@@ -289,7 +289,7 @@ __device__ void scale_any(const Chunk& chunk) {
   }
 }
 
-__device__ void convert_any(const Chunk& chunk) {
+__device__ void convert_any(const MoveChunk& chunk) {
   if (chunk.from == chunk.to) return scale_any(chunk);
   const bool known = convert_between<0, 5>(chunk) || convert_between<1, 5>(chunk) ||
                      convert_between<2, 5>(chunk) || convert_between<3, 5>(chunk) ||
@@ -301,9 +301,9 @@ __device__ void convert_any(const Chunk& chunk) {
 }  // namespace farandole::gpu
 
 extern "C" __global__ void __launch_bounds__(512)
-    farandole_move(const farandole::gpu::Chunk* chunks) {
+    farandole_move(const farandole::gpu::MoveChunk* chunks) {
   using namespace farandole::gpu;
-  const Chunk chunk = chunks[blockIdx.x];
+  const MoveChunk chunk = chunks[blockIdx.x];
   switch (chunk.kind) {
     case kCopyBytes: return copy_bytes(chunk);
     case kFill: return fill_any(chunk);

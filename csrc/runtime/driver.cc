@@ -14,13 +14,13 @@ namespace farandole {
 namespace {
 
 // Records how long a caller blocks; a wait that was interrupted and repeated counts once.
-struct Waiting {
+struct RecordedWait {
   Recorder& recorder;
   bool over = true;
-  Waiting(Recorder& its_recorder, Handle first, uint32_t name) : recorder(its_recorder) {
+  RecordedWait(Recorder& its_recorder, Handle first, uint32_t name) : recorder(its_recorder) {
     recorder.wait_begins(first, name);
   }
-  ~Waiting() { recorder.wait_ends(over); }
+  ~RecordedWait() { recorder.wait_ends(over); }
 };
 
 // With FARANDOLE_GPU_ORDER=program, GPU buckets are launched only while somebody waits for them.
@@ -158,7 +158,7 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   const Wanted held(setup_.engine.gpu(), wanted);
   const Handle first = wanted[ready];
   if (endless && is_main_thread()) setup_.engine.main_waits_for = first;
-  Waiting waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
+  RecordedWait waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
   const bool probes = setup_.watch.patience().pause_ns > 0;
   for (;;) {
     const Deadline look = probes ? Deadline::at(probe_.next_ns) : Deadline::never();

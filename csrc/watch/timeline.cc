@@ -101,21 +101,21 @@ void TraceFile::instant(const char* category, std::string_view name, const Fligh
   json_.member("s", "p").member("tid", track).close('}');
 }
 
-void TraceFile::async(const char* phase, const OpenCall& call, std::string_view name,
+void TraceFile::async(const char* phase, const TracedCall& call, std::string_view name,
                       int64_t time_ns) {
   begin(phase, "tensor", name, time_ns);
   json_.member("id", call.id).member("tid", kFirstLane - 1).close('}');
 }
 
 // The call enters its next stage; "": it has ended.
-void TraceFile::stage(OpenCall& call, std::string name, int64_t time_ns) {
+void TraceFile::stage(TracedCall& call, std::string name, int64_t time_ns) {
   if (!call.stage.empty()) async("e", call, call.stage, time_ns);
   call.stage = std::move(name);
   if (!call.stage.empty()) async("b", call, call.stage, time_ns);
 }
 
 void TraceFile::submit(const FlightEvent& event) {
-  OpenCall& call = open_[event.call];
+  TracedCall& call = open_[event.call];
   call.id = calls_++ * static_cast<uint64_t>(who_.size) + static_cast<uint64_t>(who_.rank);
   const std::string_view label = page_.labels.at(event.name);
   const std::string name =

@@ -34,7 +34,7 @@ class TraceFile {
   void close(uint64_t dropped);
 
  private:
-  struct OpenCall {
+  struct TracedCall {
     uint64_t id = 0;  // unique among all ranks
     std::string name;
     std::string stage;  // the current one, for viewers
@@ -45,8 +45,8 @@ class TraceFile {
   void slice(const char* category, std::string_view name, const FlightEvent& event, int64_t track);
   void instant(const char* category, std::string_view name, const FlightEvent& event);
   void name_track(int64_t track, const std::string& name);
-  void stage(OpenCall& call, std::string name, int64_t time_ns);
-  void async(const char* phase, const OpenCall& call, std::string_view name, int64_t time_ns);
+  void stage(TracedCall& call, std::string name, int64_t time_ns);
+  void async(const char* phase, const TracedCall& call, std::string_view name, int64_t time_ns);
   void submit(const FlightEvent& event);
   void launch(const FlightEvent& event);
   void end_call(const FlightEvent& event);
@@ -60,7 +60,7 @@ class TraceFile {
   bool broken_ = false;
   uint64_t calls_ = 0;
   std::set<int64_t> tracks_;
-  std::unordered_map<int64_t, OpenCall> open_;
+  std::unordered_map<int64_t, TracedCall> open_;
   std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls waiting in each
 };
 

@@ -76,11 +76,11 @@ bool Inputs::sound(const Signature& s, const Contribution& given, int members) {
 }
 
 void Inputs::add_rows(int member, const Signature& signature, const Contribution& given) {
-  rows_.resize(told_rows(signature));
+  rows_.resize(logged_rows(signature));
   if (!given.has_input) return;
   const CollectiveTraits& traits = signature.traits();
   const size_t first =
-      traits.first_told(static_cast<size_t>(member), static_cast<size_t>(members_));
+      traits.first_logged(static_cast<size_t>(member), static_cast<size_t>(members_));
   if (traits.splits()) {
     std::ranges::copy(given.splits, rows_.begin() + static_cast<ptrdiff_t>(first));
   } else {

@@ -33,7 +33,7 @@ class Inputs {
   }
   void add_all(const MemberSlice& members);
   // Takes a member that has joined.
-  void add_none(const Signature& signature) { rows_.resize(told_rows(signature)); }
+  void add_none(const Signature& signature) { rows_.resize(logged_rows(signature)); }
 
   bool has(int member) const { return with_input_.contains(member); }
   int count() const { return count_; }
@@ -55,8 +55,8 @@ class Inputs {
   };
   void add_rows(int member, const Signature& signature, const Contribution& given);
   void add_payload(int member, ByteView payload);
-  size_t told_rows(const Signature& signature) const {
-    return signature.traits().told_rows(static_cast<size_t>(members_));
+  size_t logged_rows(const Signature& signature) const {
+    return signature.traits().logged_rows(static_cast<size_t>(members_));
   }
 
   int members_ = 0;

@@ -23,12 +23,12 @@ constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of a message
 
 // A frame: this, its MAC, the message, and the MAC of all three. The head has a MAC of its own, so that its length is
 // proved before the reader waits for that many bytes.
-struct Head {
+struct FrameHeader {
   uint64_t bytes;   // of the message
   uint64_t number;  // of this frame in its direction, from 0
 };
 constexpr size_t kMacBytes = sizeof(Mac128);
-constexpr size_t kBeforeMessage = sizeof(Head) + kMacBytes;
+constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
 
 [[noreturn]] void throw_altered(const char* what) {
   throw Error(ErrorCode::kPeer, std::string(what) +
@@ -52,14 +52,14 @@ void limit_silence(int fd, std::chrono::milliseconds timeout) {
 }  // namespace
 
 ByteString FrameWriter::frame(ByteView message) {
-  const Head head{message.size(), number_++};
+  const FrameHeader header{message.size(), number_++};
   ByteString framed(kBeforeMessage + message.size() + kMacBytes);
   const auto seal = [&](size_t bytes) {  // puts their MAC behind the first `bytes`
     const Mac128 mac = siphash128(key_, ByteView(framed).first(bytes));
     std::memcpy(framed.data() + bytes, mac.data(), kMacBytes);
   };
-  std::memcpy(framed.data(), &head, sizeof head);
-  seal(sizeof head);
+  std::memcpy(framed.data(), &header, sizeof header);
+  seal(sizeof header);
   std::memcpy(framed.data() + kBeforeMessage, message.data(), message.size());
   seal(kBeforeMessage + message.size());
   return framed;
@@ -72,16 +72,16 @@ std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
     }
   };
   if (arrived.size() < kBeforeMessage) return std::nullopt;
-  check(sizeof(Head));
-  const Head head = Decoder(arrived).get<Head>();
-  if (head.bytes > kMostBytes || head.number != number_) {
+  check(sizeof(FrameHeader));
+  const FrameHeader header = Decoder(arrived).get<FrameHeader>();
+  if (header.bytes > kMostBytes || header.number != number_) {
     throw_altered("a control message out of turn");
   }
-  const size_t sealed = kBeforeMessage + head.bytes;
+  const size_t sealed = kBeforeMessage + header.bytes;
   if (arrived.size() < sealed + kMacBytes) return std::nullopt;
   check(sealed);
   ++number_;
-  return Frame{arrived.subspan(kBeforeMessage, head.bytes), sealed + kMacBytes};
+  return Frame{arrived.subspan(kBeforeMessage, header.bytes), sealed + kMacBytes};
 }
 
 TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,

@@ -132,7 +132,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                  [&](const Inquire& r) {
                    if (r.number == 0) return shared_.outbox.write_something();
                    SetState* set = shared_.sets.of(r.key.set, from);
-                   shared_.outbox.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
+                   shared_.outbox.write(Answer{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
                  [&](const Lost& r) { lose(from, r.failure); },
                  [&](const ReadyMany& r) {

@@ -52,14 +52,14 @@ std::string text_of(const CallGroup& group) {
 }
 
 // Where a rank is, by the frames of its main thread.
-struct Place {
+struct WaitingPlace {
   std::vector<Rank> ranks = {};
   std::string line = {};             // "train.py:9"; empty: unknown
   std::string call = {};             // the one it waits in; empty: in backward
   bool backward = false;             // torch's
   std::set<std::string> loops = {};  // "train.py:7": statements that it is inside of
 
-  bool same(const Place& other) const {
+  bool same(const WaitingPlace& other) const {
     return std::tie(line, call, backward) == std::tie(other.line, other.call, other.backward);
   }
 };
@@ -71,8 +71,8 @@ bool is_of_a_library(const std::string& path) {
 }
 
 // Reads the report of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
-Place place_of(const BlockedRank& blocked) {
-  Place place{.ranks = {blocked.rank}, .call = blocked.call->what};
+WaitingPlace place_of(const BlockedRank& blocked) {
+  WaitingPlace place{.ranks = {blocked.rank}, .call = blocked.call->what};
   std::istringstream lines(blocked.stack);
   bool in_main = false;
   for (std::string line; std::getline(lines, line);) {
@@ -105,18 +105,20 @@ Place place_of(const BlockedRank& blocked) {
 }
 
 // True if `from` is outside of a loop that `other` is in, and not in one that `other` has not reached.
-bool has_left_loop(const Place& from, const Place& other) {
+bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);
 }
 
-std::string who_is(const Place& place, const std::string& one, const std::string& many) {
+std::string who_is(const WaitingPlace& place, const std::string& one, const std::string& many) {
   return text_of_ranks(place.ranks) + " " + (place.ranks.size() == 1 ? one : many);
 }
 
-std::string where(const Place& place) { return place.line.empty() ? "" : " (" + place.line + ")"; }
+std::string where(const WaitingPlace& place) {
+  return place.line.empty() ? "" : " (" + place.line + ")";
+}
 
-std::string waits(const Place& place) {
+std::string waits(const WaitingPlace& place) {
   if (place.backward) return who_is(place, "is", "are") + " in backward" + where(place);
   return who_is(place, "waits", "wait") + " in " + place.call + where(place);
 }
@@ -152,9 +154,9 @@ std::string line_of(const CallGroup& group, int64_t now_ns) {
 }
 
 std::string diagnosis_of(std::span<const BlockedRank> blocked) {
-  std::vector<Place> places;
+  std::vector<WaitingPlace> places;
   for (const BlockedRank& one : blocked) {
-    Place place = place_of(one);
+    WaitingPlace place = place_of(one);
     const auto found = std::ranges::find_if(places, [&](auto& p) { return p.same(place); });
     if (found == places.end()) {
       places.push_back(std::move(place));
@@ -162,8 +164,8 @@ std::string diagnosis_of(std::span<const BlockedRank> blocked) {
       found->ranks.push_back(one.rank);
     }
   }
-  for (const Place& from : places) {
-    for (const Place& other : places) {
+  for (const WaitingPlace& from : places) {
+    for (const WaitingPlace& other : places) {
       if (!has_left_loop(from, other)) continue;
       const bool trains = other.backward || !optimizer_of(other.call.substr(1)).empty();
       return who_is(from, "left", "left") + (trains ? " the training loop" : " the loop") +

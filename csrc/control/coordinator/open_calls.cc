@@ -40,34 +40,34 @@ std::string text_of(const Posted& posted) {
 }
 
 std::optional<Posted> PostTable::take_match(const Posted& posted) {
-  auto best = lines_.end();
-  auto consider = [&](Lines::iterator line) {
-    if (line == lines_.end()) return;
+  auto best = queues_.end();
+  auto consider = [&](Queues::iterator queue) {
+    if (queue == queues_.end()) return;
     const bool earlier =
-        best == lines_.end() || line->second.front().arrival < best->second.front().arrival;
-    if (earlier) best = line;
+        best == queues_.end() || queue->second.front().arrival < best->second.front().arrival;
+    if (earlier) best = queue;
   };
   if (posted.sends()) {
-    consider(lines_.find(place_of(posted, End::kReceiver, posted.rank)));
-    consider(lines_.find(place_of(posted, End::kReceiver, kAnyRank)));
+    consider(queues_.find(key_of(posted, End::kReceiver, posted.rank)));
+    consider(queues_.find(key_of(posted, End::kReceiver, kAnyRank)));
   } else if (posted.request().peer != kAnyRank) {
-    consider(lines_.find(place_of(posted, End::kSender, posted.request().peer)));
+    consider(queues_.find(key_of(posted, End::kSender, posted.request().peer)));
   } else {
-    const auto last = lines_.lower_bound(place_of(posted, End::kReceiver, kAnyRank));
-    auto line = lines_.lower_bound(place_of(posted, End::kSender, kAnyRank));
-    for (; line != last; ++line) consider(line);
+    const auto last = queues_.lower_bound(key_of(posted, End::kReceiver, kAnyRank));
+    auto queue = queues_.lower_bound(key_of(posted, End::kSender, kAnyRank));
+    for (; queue != last; ++queue) consider(queue);
   }
-  if (best == lines_.end()) return std::nullopt;
+  if (best == queues_.end()) return std::nullopt;
   Posted match = std::move(best->second.front());
   best->second.pop_front();
-  if (best->second.empty()) lines_.erase(best);
+  if (best->second.empty()) queues_.erase(best);
   return match;
 }
 
 void PostTable::add(Posted posted) {
   posted.arrival = ++arrivals_;
   const End end = posted.sends() ? End::kSender : End::kReceiver;
-  lines_[place_of(posted, end, posted.sender())].push_back(std::move(posted));
+  queues_[key_of(posted, end, posted.sender())].push_back(std::move(posted));
 }
 
 void PostTable::fail(const Posted& posted, const Failure& failure) {
@@ -75,14 +75,14 @@ void PostTable::fail(const Posted& posted, const Failure& failure) {
 }
 
 void PostTable::fail_if(const std::function<Failure(const Posted&)>& fault) {
-  for (auto& [place, line] : lines_) {
-    std::erase_if(line, [&](const Posted& posted) {
+  for (auto& [key, queue] : queues_) {
+    std::erase_if(queue, [&](const Posted& posted) {
       const Failure failure = fault(posted);
       if (failure) fail(posted, failure);
       return static_cast<bool>(failure);
     });
   }
-  std::erase_if(lines_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 std::string Registry::key_of(const Request& request) {

@@ -59,20 +59,20 @@ class PostTable {
 
   template <class Visitor>
   void for_each(Visitor&& visit) const {
-    for (const auto& [place, line] : lines_) {
-      for (const Posted& posted : line) visit(posted);
+    for (const auto& [key, queue] : queues_) {
+      for (const Posted& posted : queue) visit(posted);
     }
   }
 
  private:
-  using Place = std::tuple<SetId, Rank, int64_t, End, Rank>;  // set, receiver, tag, end, sender
-  using Lines = std::map<Place, std::deque<Posted>>;
-  static Place place_of(const Posted& posted, End end, Rank sender) {
+  using QueueKey = std::tuple<SetId, Rank, int64_t, End, Rank>;  // set, receiver, tag, end, sender
+  using Queues = std::map<QueueKey, std::deque<Posted>>;
+  static QueueKey key_of(const Posted& posted, End end, Rank sender) {
     return {posted.request().set, posted.receiver(), posted.request().tag, end, sender};
   }
 
   Outbox& outbox_;
-  Lines lines_;  // none is empty
+  Queues queues_;  // none is empty
   uint64_t arrivals_ = 0;
 };
 

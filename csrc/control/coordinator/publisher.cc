@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostTold = 64;  // each may write a flight dump; nobody reads more
+constexpr size_t kMostNoticed = 64;  // each may write a flight dump; nobody reads more
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits
 constexpr size_t kMaxTensors = 1024;          // of one bucket; bounds the size of its log entry
@@ -69,26 +69,26 @@ bool finishes_at_once(const Call& call) {
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
 }
 
-Told told_of(const Signature& s, const Inputs& given) {
-  Told told;
-  if (!s.traits().from_root()) told.absent = given.absent_members();
-  told.rows = given.rows();
-  return told;
+PartInputs inputs_of(const Signature& s, const Inputs& given) {
+  PartInputs inputs;
+  if (!s.traits().from_root()) inputs.absent = given.absent_members();
+  inputs.rows = given.rows();
+  return inputs;
 }
 
 Item item_of(const Call& call) {
   const Request& request = call.request();
-  Item item{call.id(), call.key().sequence, told_of(request.signature, call.inputs())};
+  Item item{call.id(), call.key().sequence, inputs_of(request.signature, call.inputs())};
   for (size_t i = 1; i < request.parts(); ++i) {
-    item.more.push_back(told_of(request.part(i), call.inputs(i)));
+    item.more.push_back(inputs_of(request.part(i), call.inputs(i)));
   }
-  if (std::ranges::all_of(item.more, &Told::plain)) item.more.clear();
+  if (std::ranges::all_of(item.more, &PartInputs::plain)) item.more.clear();
   return item;
 }
 
 void add(Run& run, const Call& call) {
   Item item = item_of(call);
-  const bool plain = call.key().named() && item.told.plain() && item.more.empty();
+  const bool plain = call.key().named() && item.inputs.plain() && item.more.empty();
   if (plain && !run.plain.full()) {
     run.plain.add(item.id);
   } else {
@@ -178,7 +178,7 @@ Failure CallSites::judge(const SetState& set, const Call& call) {
   for (const auto& [site, ranks] : sites) lines.insert(site);
   std::string pair;
   for (const std::string& line : lines) pair += line + "\n";
-  if (told_.size() < kMostTold && told_.insert(std::move(pair)).second) {
+  if (noticed_.size() < kMostNoticed && noticed_.insert(std::move(pair)).second) {
     shared_.outbox.write(Notice{set.id, text});
   }
   return {};

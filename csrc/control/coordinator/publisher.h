@@ -51,7 +51,7 @@ class CallSites {
 
  private:
   Shared& shared_;
-  std::set<std::string> told_;  // lines
+  std::set<std::string> noticed_;  // lines
 };
 
 class Publisher {

@@ -33,7 +33,7 @@ class Outbox {
   void write(Entry entry) { log_.push_back(std::move(entry)); }
   // Makes sure that ranks hear from here.
   void write_something() {
-    if (log_.empty()) write(Inform{});
+    if (log_.empty()) write(Answer{});
   }
   // Fails a call that a rank reports too late. An entry serves all ranks, and answers one report of each: so a batch
   // has as many as the rank with most.

@@ -86,9 +86,9 @@ std::string kept_of(const std::string& facts, const std::string& stack) {
 
 }  // namespace
 
-std::string StallMonitor::text_from(const std::vector<Part>& parts) {
+std::string StallMonitor::text_from(const std::vector<WarningPart>& parts) {
   std::string text;
-  for (const Part& part : parts) text += part.text;
+  for (const WarningPart& part : parts) text += part.text;
   return text;
 }
 
@@ -164,21 +164,20 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
          ": it has run out of data (use join() or drop_last), computes, or hangs";
 }
 
-std::vector<StallMonitor::Part> StallMonitor::missing_from(std::span<const WaitingCall> calls,
-                                                           const std::vector<WaitingCall>& all,
-                                                           int64_t now_ns) const {
-  std::vector<Part> parts;
-  std::set<Rank> told;
+std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
+    std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all, int64_t now_ns) const {
+  std::vector<WarningPart> parts;
+  std::set<Rank> shown;
   for (const WaitingCall& call : calls) {
     for (Rank rank : call.missing) {
-      if (told.size() >= kMaxRanks || told.contains(rank)) continue;
+      if (shown.size() >= kMaxRanks || shown.contains(rank)) continue;
       const RankState& state = state_of(rank);
       const bool answered = state.answered_ns > state.heard_ns;
       std::string stack = answered ? state.answer.text : "";
       if (answered && state.answer.blocked) stack = frames_of(stack);
       const std::string facts = standing_of(rank, call, all, now_ns);
       if (facts.empty()) continue;
-      told.insert(rank);
+      shown.insert(rank);
       const std::string who = "\n  rank " + std::to_string(rank) + " ";
       parts.push_back({who + facts + indented(stack), who + kept_of(facts, stack)});
     }
@@ -403,7 +402,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
 // Repeats only what has changed.
 void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
                         const std::string& diagnosis, int64_t now_ns) {
-  std::vector<Part> parts;
+  std::vector<WarningPart> parts;
   const std::vector<CallGroup> groups = grouped(calls);
   for (const CallGroup& group : groups) {
     if (parts.size() == kMaxCalls) {
@@ -412,12 +411,12 @@ void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<Wa
     }
     parts.push_back({"\n  " + line_of(group, now_ns), line_of(group, -1)});
   }
-  for (Part& part : missing_from(calls, all, now_ns)) parts.push_back(std::move(part));
-  const std::set<std::string> before = std::exchange(told_, {});
+  for (WarningPart& part : missing_from(calls, all, now_ns)) parts.push_back(std::move(part));
+  const std::set<std::string> before = std::exchange(warned_, {});
   std::string text;
-  for (const Part& part : parts) {
+  for (const WarningPart& part : parts) {
     if (!before.contains(part.kept)) text += part.text;
-    told_.insert(part.kept);
+    warned_.insert(part.kept);
   }
   const std::string header = diagnosis.empty() ? "some ranks wait for others:" : diagnosis;
   if (before.empty()) return shared_.outbox.notice(header + text);
@@ -457,7 +456,7 @@ Failure StallMonitor::tick(int64_t now_ns) {
     if (Failure failure = standing(*set, now_ns)) return failure;
   }
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
-  if (overdue.empty()) told_.clear();
+  if (overdue.empty()) warned_.clear();
   if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
   const int64_t answer_by = question_ns_ + kAnswerNs;
   if (question_open_ && (all_answered() || now_ns >= answer_by)) conclude(now_ns);

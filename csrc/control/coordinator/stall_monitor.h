@@ -62,13 +62,13 @@ class StallMonitor {
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
   // About each rank that `calls` lack: the facts, and its stack. Indented lines, each after a newline.
-  struct Part {
+  struct WarningPart {
     std::string text;
     std::string kept;  // what does not change while nothing happens
   };
-  static std::string text_from(const std::vector<Part>& parts);
-  std::vector<Part> missing_from(std::span<const WaitingCall> calls,
-                                 const std::vector<WaitingCall>& all, int64_t now_ns) const;
+  static std::string text_from(const std::vector<WarningPart>& parts);
+  std::vector<WarningPart> missing_from(std::span<const WaitingCall> calls,
+                                        const std::vector<WaitingCall>& all, int64_t now_ns) const;
   // `all`: empty: without facts and stacks.
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
@@ -92,7 +92,7 @@ class StallMonitor {
   int64_t question_ns_ = -1;  // the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
-  std::set<std::string> told_;                         // Part::kept of the last warning
+  std::set<std::string> warned_;                       // WarningPart::kept of the last warning
   std::vector<std::pair<int64_t, WaitingCall>> lost_;  // calls given up recently, with the time
 };
 

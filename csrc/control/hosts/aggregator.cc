@@ -42,7 +42,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
                          ByteView bytes, int64_t now_ns) {
   const Report report = decode_report(bytes);
   if (std::holds_alternative<Expedite>(report)) {
-    expedite_told_ = expedite_told_ && !expediting_.empty();
+    expedite_sent_ = expedite_sent_ && !expediting_.empty();
     expediting_.insert(ranks.begin(), ranks.end());
     return;
   }
@@ -57,7 +57,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
 // What all ranks below report alike comes together again, however each rank's batches are cut.
 void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
-    const Known* call = known(id);
+    const KnownCall* call = known(id);
     const std::vector<Rank>& who = members_of(source, call);
     stop_expediting(who);
     if (!holds(call)) return record_ready(who, id);
@@ -73,7 +73,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
   const bool sign_of_life = question && question->number == 0;
   if (sign_of_life && std::exchange(asked_, true)) return;  // the answer is for all
   const auto* ready = std::get_if<Ready>(&report);
-  const Known* call = ready ? known(ready->id) : nullptr;
+  const KnownCall* call = ready ? known(ready->id) : nullptr;
   const std::vector<Rank>& who = members_of(source, call);
   if (ready) {
     stop_expediting(who);
@@ -97,18 +97,18 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
     sets_.at(join->set).straight = true;
   }
   leaving_ = leaving_ || std::holds_alternative<Leave>(report);
-  expedite_told_ = expedite_told_ && !ready;
+  expedite_sent_ = expedite_sent_ && !ready;
   record(who, bytes);
 }
 
 // nullptr: its call has no id, or one that the log has not told yet.
-const Aggregator::Known* Aggregator::known(uint32_t id) const {
+const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
   auto found = ids_.find(id);
   return found == ids_.end() ? nullptr : &found->second;
 }
 
 // Those who report this call.
-const std::vector<Rank>& Aggregator::members_of(Source& source, const Known* call) {
+const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall* call) {
   const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
   if (source.ranks.empty() && !set) {
     throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
@@ -129,7 +129,7 @@ void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
 }
 
 // Whether reports of it wait for those of the other members below.
-bool Aggregator::holds(const Known* call) const {
+bool Aggregator::holds(const KnownCall* call) const {
   return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
 }
 
@@ -150,7 +150,7 @@ void Aggregator::release_if_whole(const Key& key, const Pending& pending) {
 }
 
 void Aggregator::release(const Key& key, const Pending& pending, const SetBelow* whole) {
-  expedite_told_ = false;
+  expedite_sent_ = false;
   for (const auto& [ranks, report] : pending.others) record(ranks, report);
   if (pending.plain.empty()) return;
   std::vector<Rank> ranks = pending.plain;
@@ -166,7 +166,7 @@ void Aggregator::release_all() {
 
 // Records of ready calls are free of order among themselves, but no other record overtakes them.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
-  expedite_told_ = false;
+  expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];
   ids.add(id);
   if (ids.full()) write_ready();
@@ -198,7 +198,7 @@ void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
 
 // Comes after the ranks' Ready reports, because a Ready tells the host above that its rank no longer waits.
 void Aggregator::tell_expedite() {
-  if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_told_, true)) return;
+  if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_sent_, true)) return;
   ByteString expedite;
   encode(Report(Expedite{}), expedite);
   record({expediting_.begin(), expediting_.end()}, expedite);

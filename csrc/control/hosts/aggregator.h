@@ -68,12 +68,12 @@ class Aggregator {
     bool straight = false;    // a member has joined, or the set is closed: forward at once
   };
   // `gone` ids are kept: hosts below that have not yet read the log may still report them for all.
-  struct Known {
+  struct KnownCall {
     SetId set;
     bool named;
     bool gone = false;
   };
-  using KnownById = std::map<uint32_t, Known>;
+  using KnownById = std::map<uint32_t, KnownCall>;
 
   // Who reports, as receive() takes it.
   struct Source {
@@ -86,9 +86,9 @@ class Aggregator {
 
   void receive_many(const ReadyMany& many, Source& source, int64_t now_ns);
   void receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns);
-  const Known* known(uint32_t id) const;
-  const std::vector<Rank>& members_of(Source& source, const Known* known);
-  bool holds(const Known* known) const;
+  const KnownCall* known(uint32_t id) const;
+  const std::vector<Rank>& members_of(Source& source, const KnownCall* known);
+  bool holds(const KnownCall* known) const;
   void stop_expediting(const std::vector<Rank>& ranks);
   Pending& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
   void release_if_whole(const Key& key, const Pending& pending);
@@ -114,7 +114,7 @@ class Aggregator {
   bool asked_ = false;         // rank 0, for a sign of life; no entry has come since
   bool urgent_ = false;        // out_ holds other reports than readiness
   std::set<Rank> expediting_;  // ranks whose users wait
-  bool expedite_told_ = true;  // the host above has been told, if it batches
+  bool expedite_sent_ = true;  // the host above has been told, if it batches
   int64_t gather_ns_ = kShortestGatherNs;
   int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };

@@ -14,7 +14,7 @@ constexpr size_t kLeast = 0;
 template <>
 constexpr size_t kLeast<Item> = 24;
 template <>
-constexpr size_t kLeast<Told> = 8;
+constexpr size_t kLeast<PartInputs> = 8;
 template <>
 constexpr size_t kLeast<Signature> = 40;
 template <>
@@ -138,16 +138,16 @@ void visit(V& v, auto& x) {
     v(x.number), visit(v, x.key), v(x.join);
   } else if constexpr (std::is_same_v<T, CollectStacks>) {
     v(x.ranks);
-  } else if constexpr (std::is_same_v<T, Inform>) {
+  } else if constexpr (std::is_same_v<T, Answer>) {
     v(x.to), v(x.number), v(x.text);
   } else if constexpr (std::is_same_v<T, Notice>) {
     v(x.set), v(x.text);
   } else if constexpr (std::is_same_v<T, Define>) {
     v(x.id), visit(v, x.request);
-  } else if constexpr (std::is_same_v<T, Told>) {
+  } else if constexpr (std::is_same_v<T, PartInputs>) {
     v(x.absent), v(x.rows);
   } else if constexpr (std::is_same_v<T, Item>) {
-    v(x.id), v(x.sequence), visit(v, x.told), visit_all(v, x.more);
+    v(x.id), v(x.sequence), visit(v, x.inputs), visit_all(v, x.more);
   } else if constexpr (std::is_same_v<T, Run>) {
     v(x.set), v(x.bucket), v(x.gpu), visit_all(v, x.items), v(x.plain);
   } else if constexpr (std::is_same_v<T, Result>) {

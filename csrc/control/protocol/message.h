@@ -133,7 +133,7 @@ struct StackReport {     // answer to CollectStacks: what this process is doing,
   // Since its last call that the coordinator does not know; -1: it has made none.
   int64_t direct_ago_ns = -1;
 };
-struct Inquire {  // asks whom this call waits for; answered by Inform
+struct Inquire {  // asks whom this call waits for; the log answers with Answer
   // The question's number; each rank counts its own. 0: asks whether rank 0 is alive, which any entry of the log
   // answers, to all ranks at once.
   uint64_t number = 0;
@@ -182,7 +182,7 @@ struct Define {
 struct Forget {
   uint32_t id = 0;
 };
-struct Told {                        // of one tensor
+struct PartInputs {                  // of one tensor
   std::vector<int32_t> absent = {};  // member indices without input
   std::vector<int64_t> rows = {};    // as Part::rows
   bool plain() const { return absent.empty() && rows.empty(); }
@@ -190,12 +190,12 @@ struct Told {                        // of one tensor
 struct Item {  // one call in a bucket
   uint32_t id = 0;
   uint64_t sequence = 0;  // unnamed calls
-  Told told = {};
-  std::vector<Told> more = {};  // as Request::more; empty: all are plain
+  PartInputs inputs = {};
+  std::vector<PartInputs> more = {};  // as Request::more; empty: all are plain
 
-  const Told& part(size_t i) const {
-    static const Told plain;
-    if (i == 0) return told;
+  const PartInputs& part(size_t i) const {
+    static const PartInputs plain;
+    if (i == 0) return inputs;
     return more.empty() ? plain : more[i - 1];
   }
 };
@@ -253,7 +253,7 @@ struct Stop {};         // all ranks have left
 struct CollectStacks {  // others wait for these ranks, which answer with a StackReport
   std::vector<Rank> ranks;
 };
-struct Inform {  // the answer to one rank's Inquire
+struct Answer {  // the answer to one rank's Inquire
   Rank to = -1;  // -1: only a sign of life
   uint64_t number = 0;
   std::string text;
@@ -264,7 +264,7 @@ struct
   std::string text;
 };
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, CollectStacks, Inform, SetUp, Matched, Notice>;
+                           Stop, CollectStacks, Answer, SetUp, Matched, Notice>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

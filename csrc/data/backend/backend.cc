@@ -35,7 +35,7 @@ size_t PartLayout::longest_share() const {
 size_t PartLayout::bytes_between(int sender, int receiver) const {
   if (traits_.rooted() && sender != part_.signature.root) return 0;
   const size_t first =
-      traits_.first_told(static_cast<size_t>(sender), static_cast<size_t>(members_));
+      traits_.first_logged(static_cast<size_t>(sender), static_cast<size_t>(members_));
   return row_bytes() * rows(static_cast<int>(first) + receiver);
 }
 
@@ -92,7 +92,7 @@ size_t PartLayout::output_bytes(int member) const {
 
 void PartLayout::check_rows() const {
   const auto count = static_cast<size_t>(members_);
-  const size_t expected = traits_.rows == Rows::kKept ? count : traits_.told_rows(count);
+  const size_t expected = traits_.rows == Rows::kKept ? count : traits_.logged_rows(count);
   if (part_.rows.size() != expected) {
     contradiction(part_, std::to_string(part_.rows.size()) + " row counts instead of " +
                              std::to_string(expected));

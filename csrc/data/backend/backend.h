@@ -55,10 +55,10 @@ struct PhaseWatch {
   // Runs `work` and reports its time as this phase.
   template <class Work>
   void time(Phase phase, Work&& work) const {
-    const bool told = listening != nullptr && listening->load(std::memory_order_relaxed);
-    const int64_t begin = told ? now_ns() : 0;
+    const bool listened = listening != nullptr && listening->load(std::memory_order_relaxed);
+    const int64_t begin = listened ? now_ns() : 0;
     std::forward<Work>(work)();
-    if (told) saw(phase, begin, now_ns());
+    if (listened) saw(phase, begin, now_ns());
   }
 };
 

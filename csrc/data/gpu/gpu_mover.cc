@@ -10,10 +10,10 @@
 
 namespace farandole {
 
-void MoveList::add(gpu::Chunk whole, size_t elements, size_t source_size, size_t target_size) {
+void MoveList::add(gpu::MoveChunk whole, size_t elements, size_t source_size, size_t target_size) {
   const size_t step = gpu::kChunkBytes / std::max(source_size, target_size);
   for (size_t at = 0; at < elements; at += step) {
-    gpu::Chunk chunk = whole;
+    gpu::MoveChunk chunk = whole;
     chunk.source += at * source_size;
     chunk.target += at * target_size;
     chunk.elements = static_cast<unsigned>(std::min(step, elements - at));
@@ -23,7 +23,7 @@ void MoveList::add(gpu::Chunk whole, size_t elements, size_t source_size, size_t
 
 void MoveList::copy(cuda::Address target, cuda::Address source, size_t bytes) {
   if (target == source) return;
-  gpu::Chunk chunk{};
+  gpu::MoveChunk chunk{};
   chunk.kind = gpu::kCopyBytes;
   chunk.source = source;
   chunk.target = target;
@@ -35,7 +35,7 @@ void MoveList::convert(cuda::Address target, DType to, cuda::Address source, DTy
   if (to == from && factor == 1.0 && divisor == 1) {
     return copy(target, source, elements * size_of(to));
   }
-  gpu::Chunk chunk{};
+  gpu::MoveChunk chunk{};
   chunk.kind = gpu::kConvert;
   chunk.source = source;
   chunk.target = target;
@@ -47,7 +47,7 @@ void MoveList::convert(cuda::Address target, DType to, cuda::Address source, DTy
 }
 
 void MoveList::fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements) {
-  gpu::Chunk chunk{};
+  gpu::MoveChunk chunk{};
   chunk.kind = gpu::kFill;
   chunk.target = target;
   chunk.to = static_cast<unsigned char>(type);

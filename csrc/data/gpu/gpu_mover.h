@@ -23,15 +23,15 @@ class MoveList {
   // What changes no result of `op`.
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);
 
-  std::span<const gpu::Chunk> chunks() const { return chunks_; }
-  size_t bytes() const { return chunks_.size() * sizeof(gpu::Chunk); }
+  std::span<const gpu::MoveChunk> chunks() const { return chunks_; }
+  size_t bytes() const { return chunks_.size() * sizeof(gpu::MoveChunk); }
   bool empty() const { return chunks_.empty(); }
   void clear() { chunks_.clear(); }
 
  private:
-  void add(gpu::Chunk whole, size_t elements, size_t source_size, size_t target_size);
+  void add(gpu::MoveChunk whole, size_t elements, size_t source_size, size_t target_size);
 
-  std::vector<gpu::Chunk> chunks_;
+  std::vector<gpu::MoveChunk> chunks_;
 };
 
 class GpuMover {

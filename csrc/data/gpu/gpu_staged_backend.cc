@@ -30,9 +30,9 @@ void GpuStagedBackend::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);
   if (part.signature.traits().rows != Rows::kNone || elements <= step)
-    return pieces_.push_back({index});
+    return slices_.push_back({index});
   for (size_t at = 0; at < elements; at += step) {
-    pieces_.push_back({index, at, std::min(step, elements - at)});
+    slices_.push_back({index, at, std::min(step, elements - at)});
   }
 }
 
@@ -41,32 +41,32 @@ Progress GpuStagedBackend::step() {
   GpuDevice::Scope scope(*device_);
   bool moved = fetch_next();
   moved |= move();
-  if (!pieces_.empty() || !staged_.empty()) return moved ? Progress::kMoved : Progress::kWaiting;
+  if (!slices_.empty() || !staged_.empty()) return moved ? Progress::kMoved : Progress::kWaiting;
   return finish();
 }
 
 bool GpuStagedBackend::ready() const {
-  const bool may_fetch = !pieces_.empty() && staged_.size() < kPiecesAhead;
+  const bool may_fetch = !slices_.empty() && staged_.size() < kSlicesAhead;
   const bool may_move = begun_ ? host_->ready() : has_arrived();
-  const bool over = pieces_.empty() && staged_.empty();
+  const bool over = slices_.empty() && staged_.empty();
   return may_fetch || may_move || over || failed();
 }
 
-// Copies the next piece to the host; its arrival wakes the driver.
+// Copies the next slice to the host; its arrival wakes the driver.
 bool GpuStagedBackend::fetch_next() {
-  if (pieces_.empty() || staged_.size() >= kPiecesAhead) return false;
+  if (slices_.empty() || staged_.size() >= kSlicesAhead) return false;
   Staged staged;
-  staged.piece = pieces_.front();
-  pieces_.pop_front();
-  const Part& part = parts_[staged.piece.part];
+  staged.slice = slices_.front();
+  slices_.pop_front();
+  const Part& part = parts_[staged.slice.part];
   const size_t size = size_of(part.signature.dtype);
   const size_t in =
-      staged.piece.elements > 0 ? staged.piece.elements * size : part.signature.bytes();
-  const size_t out = staged.piece.elements > 0 ? staged.piece.elements * size
+      staged.slice.elements > 0 ? staged.slice.elements * size : part.signature.bytes();
+  const size_t out = staged.slice.elements > 0 ? staged.slice.elements * size
                                                : PartLayout(part, members_).output_bytes(member_);
   if (part.input) {
     staged.input = device_->pinned(in);
-    copy(staged.input->data(), part.input + staged.piece.first * size, in);
+    copy(staged.input->data(), part.input + staged.slice.first * size, in);
   }
   if (part.output) staged.output = device_->pinned(out);
   staged.arrival = ++fetched_;
@@ -79,7 +79,7 @@ bool GpuStagedBackend::has_arrived() const {
   return !staged_.empty() && staged_.front().arrival <= completions_.past();
 }
 
-// Moves a block of the oldest piece.
+// Moves a block of the oldest slice.
 bool GpuStagedBackend::move() {
   if (!begun_) {
     if (!has_arrived()) return false;
@@ -97,24 +97,24 @@ bool GpuStagedBackend::move() {
 }
 
 Part GpuStagedBackend::host_part(const Staged& staged) const {
-  Part part = parts_[staged.piece.part];
+  Part part = parts_[staged.slice.part];
   part.produced = nullptr;
   part.signature.device = kCpuDevice;
   part.input = staged.input ? staged.input->data() : nullptr;
   part.output = staged.output ? staged.output->data() : nullptr;
-  if (staged.piece.elements > 0) {
-    part.signature.shape = {static_cast<int64_t>(staged.piece.elements)};
+  if (staged.slice.elements > 0) {
+    part.signature.shape = {static_cast<int64_t>(staged.slice.elements)};
   }
   return part;
 }
 
 void GpuStagedBackend::deliver(const Staged& staged) {
-  const Part& part = parts_[staged.piece.part];
+  const Part& part = parts_[staged.slice.part];
   if (!part.output) return;
   const size_t size = size_of(part.signature.dtype);
-  const size_t bytes = staged.piece.elements > 0 ? staged.piece.elements * size
+  const size_t bytes = staged.slice.elements > 0 ? staged.slice.elements * size
                                                  : PartLayout(part, members_).output_bytes(member_);
-  copy(part.output + staged.piece.first * size, staged.output->data(), bytes);
+  copy(part.output + staged.slice.first * size, staged.output->data(), bytes);
   work_.keep.push_back(staged.output);
 }
 
@@ -128,7 +128,7 @@ void GpuStagedBackend::copy(std::byte* target, const std::byte* source, size_t b
 
 void GpuStagedBackend::abort() {
   host_->abort();
-  pieces_.clear();
+  slices_.clear();
   staged_.clear();
   parts_ = {};
 }

@@ -16,7 +16,7 @@ namespace farandole {
 class GpuStagedBackend final : public GpuBackend {
  public:
   static constexpr size_t kPieceBytes = 4 << 20;
-  static constexpr size_t kPiecesAhead = 3;
+  static constexpr size_t kSlicesAhead = 3;
 
   // `host`: for the same members, fed by nobody else. `ring` wakes the driver.
   GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host, int member,
@@ -33,13 +33,13 @@ class GpuStagedBackend final : public GpuBackend {
 
  private:
   // A part, or a slice of its elements.
-  struct Piece {
+  struct Slice {
     size_t part;
     size_t first = 0;     // element
     size_t elements = 0;  // 0: the whole part
   };
   struct Staged {
-    Piece piece;
+    Slice slice;
     std::shared_ptr<PinnedMemory> input, output;
     uint64_t arrival = 0;  // number of its copy to the host
   };
@@ -55,7 +55,7 @@ class GpuStagedBackend final : public GpuBackend {
   const std::unique_ptr<Backend> host_;
   const int member_;
   const int members_;
-  std::deque<Piece> pieces_;    // not yet fetched
+  std::deque<Slice> slices_;    // not yet fetched
   std::deque<Staged> staged_;   // fetched, not yet delivered
   uint64_t fetched_ = 0;        // copies to the host, ever
   Part moving_;                 // what the host moves of the oldest of staged_

@@ -33,53 +33,53 @@ struct BlockTransfer::Planner {
 
   void add(uint32_t index) {
     const Chunk& chunk = transfer.block.chunks[index];
-    Job job{.chunk = index};
+    ChunkTask task{.chunk = index};
     const bool combined_here = chunk.combined_on(hosts, host);
-    job.reduces = contributes(chunk, host) && chunk.reducer(hosts, host) == member;
-    job.combines = combined_here && chunk.combiner(hosts, host) == member;
-    job.relays =
+    task.reduces = contributes(chunk, host) && chunk.reducer(hosts, host) == member;
+    task.combines = combined_here && chunk.combiner(hosts, host) == member;
+    task.relays =
         !combined_here && chunk.needed_on(hosts, host) && chunk.combiner(hosts, host) == member;
-    if (job.reduces) add_reduction(job, chunk);
-    if (job.combines) add_combination(job, chunk);
-    if (job.relays) {
-      job.result = room(chunk.packed_bytes);
+    if (task.reduces) add_reduction(task, chunk);
+    if (task.combines) add_combination(task, chunk);
+    if (task.relays) {
+      task.result = room(chunk.packed_bytes);
       const int from = chunk.combiner(hosts, chunk.home);
-      transfer.results_in.add({from, index, job.result, chunk.packed_bytes});
+      transfer.results_in.add({from, index, task.result, chunk.packed_bytes});
     }
-    if (job.reduces || job.combines || job.relays) transfer.jobs.push_back(job);
+    if (task.reduces || task.combines || task.relays) transfer.tasks.push_back(task);
   }
 
   // Sends this host's partial to the combiners on other hosts.
-  void add_reduction(Job& job, const Chunk& chunk) {
-    job.partial = room(chunk.wide_bytes);
+  void add_reduction(ChunkTask& task, const Chunk& chunk) {
+    task.partial = room(chunk.wide_bytes);
     for (int other = 0; other < hosts.hosts(); ++other) {
       if (other == host || !chunk.combined_on(hosts, other)) continue;
       transfer.partials_out.add(
-          {chunk.combiner(hosts, other), job.chunk, job.partial, chunk.wide_bytes});
+          {chunk.combiner(hosts, other), task.chunk, task.partial, chunk.wide_bytes});
     }
   }
 
-  void add_combination(Job& job, const Chunk& chunk) {
-    job.first_in = transfer.partials_in.messages().size();
+  void add_combination(ChunkTask& task, const Chunk& chunk) {
+    task.first_in = transfer.partials_in.messages().size();
     for (int other = 0; other < hosts.hosts(); ++other) {
       if (other == host || !contributes(chunk, other)) continue;
       const size_t offset = room(chunk.wide_bytes);
-      transfer.partials_in.add({chunk.reducer(hosts, other), job.chunk, offset, chunk.wide_bytes});
-      job.result = offset;  // if the chunk has one sender, its message is the result
+      transfer.partials_in.add({chunk.reducer(hosts, other), task.chunk, offset, chunk.wide_bytes});
+      task.result = offset;  // if the chunk has one sender, its message is the result
     }
-    job.last_in = transfer.partials_in.messages().size();
-    if (chunk.reduces()) job.result = room(chunk.packed_bytes);
+    task.last_in = transfer.partials_in.messages().size();
+    if (chunk.reduces()) task.result = room(chunk.packed_bytes);
     if (chunk.home != host) return;
     for (int other = 0; other < hosts.hosts(); ++other) {
       if (other == host || !chunk.needed_on(hosts, other)) continue;
       transfer.results_out.add(
-          {chunk.combiner(hosts, other), job.chunk, job.result, chunk.packed_bytes});
+          {chunk.combiner(hosts, other), task.chunk, task.result, chunk.packed_bytes});
     }
   }
 };
 
 void BlockTransfer::plan(const HostMap& hosts, int member, std::span<const Part> parts) {
-  jobs.clear();
+  tasks.clear();
   for (MessageQueue* queue : {&partials_in, &partials_out, &results_in, &results_out})
     queue->clear();
   arena_bytes = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block in flight between hosts, as one member sees it: its jobs for each chunk, its messages, and the
+// One block in flight between hosts, as one member sees it: its tasks for each chunk, its messages, and the
 // memory that the messages use.
 #pragma once
 
@@ -61,7 +61,7 @@ bool host_has(const Part& part, const HostMap& hosts, int host);
 
 struct BlockTransfer {
   // This member's tasks for one chunk. Offsets are in `arena`.
-  struct Job {
+  struct ChunkTask {
     uint32_t chunk;
     bool reduces = false;   // makes this host's partial result
     bool combines = false;  // makes the result from partials, or passes on the one received
@@ -72,12 +72,12 @@ struct BlockTransfer {
   };
 
   HierarchicalBlock block;
-  std::vector<Job> jobs;
+  std::vector<ChunkTask> tasks;
   MessageQueue partials_in, partials_out, results_in, results_out;
   std::vector<std::byte> arena;  // all memory that the wire accesses
   size_t arena_bytes = 0;
 
-  // Fills `jobs` and the messages from `block`. Does not touch the arena, which may still be in use.
+  // Fills `tasks` and the messages from `block`. Does not touch the arena, which may still be in use.
   void plan(const HostMap& hosts, int member, std::span<const Part> parts);
   bool complete() const {
     return partials_in.complete() && partials_out.complete() && results_in.complete() &&

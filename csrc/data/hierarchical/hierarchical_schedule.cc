@@ -70,7 +70,7 @@ HierarchicalSchedule::Kind HierarchicalSchedule::kind_of(const Signature& signat
 }
 
 bool HierarchicalSchedule::fill(HierarchicalBlock& block) {
-  segments_.clear();
+  sections_.clear();
   switch (kind_) {
     case Kind::kAllreduce: return fill_allreduce(block);
     case Kind::kReducescatter: return fill_reducescatter(block);
@@ -87,7 +87,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
       [&](const PartLayout&, const PartLane& lane) { return run_[lane.part].signature.bytes(); },
       [&](const PartLane& lane, size_t slot, size_t length) {
         const size_t scale = widening(run_[lane.part]);
-        segments_.push_back({static_cast<uint32_t>(lane.part), slot, lane.offset, lane.offset,
+        sections_.push_back({static_cast<uint32_t>(lane.part), slot, lane.offset, lane.offset,
                              length, scale, Chunk::kAll});
         widens |= scale > 1;
       });
@@ -117,24 +117,24 @@ bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
       lanes_[0], window, widening,
       [&](const PartLayout& layout, const PartLane&) { return layout.longest_share(); },
       [&](const PartLane& lane, size_t slot, size_t length) {
-        segments_.push_back({static_cast<uint32_t>(lane.part), slot, 0, lane.offset, length,
+        sections_.push_back({static_cast<uint32_t>(lane.part), slot, 0, lane.offset, length,
                              widening(run_[lane.part]), Chunk::kAll});
       });
   if (bytes == 0) return false;
-  const std::vector<Segment> window_segments = std::move(segments_);
+  const std::vector<Section> window_sections = std::move(sections_);
   for (int owner = 0; owner < hosts_.members(); ++owner) {
     const size_t begin = static_cast<size_t>(owner) * window;
-    segments_.clear();
-    for (Segment segment : window_segments) {
-      const PartLayout layout(run_[segment.part], hosts_.members());
+    sections_.clear();
+    for (Section section : window_sections) {
+      const PartLayout layout(run_[section.part], hosts_.members());
       const size_t share = layout.share_bytes(owner);
-      if (segment.output >= share) continue;
-      segment.slot += begin;
-      segment.input = layout.share_start(owner) + segment.output;
-      segment.bytes = std::min(segment.bytes, share - segment.output);
-      segments_.push_back(segment);
+      if (section.output >= share) continue;
+      section.slot += begin;
+      section.input = layout.share_start(owner) + section.output;
+      section.bytes = std::min(section.bytes, share - section.output);
+      sections_.push_back(section);
     }
-    if (segments_.empty()) continue;
+    if (sections_.empty()) continue;
     Chunk chunk;
     chunk.receiver = owner;
     chunk.home = hosts_.host_of(owner);
@@ -162,9 +162,9 @@ size_t HierarchicalSchedule::next_window(std::vector<int>& senders) {
   return sizes_.block_bytes / count / kAlignment * kAlignment;
 }
 
-// Fills segments_ with the sender's next bytes, from slot offset 0. Output offsets are this member's.
+// Fills sections_ with the sender's next bytes, from slot offset 0. Output offsets are this member's.
 size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
-  segments_.clear();
+  sections_.clear();
   return run_.fill_window(
       lanes_[static_cast<size_t>(sender)], window, as_it_is,
       [&](const PartLayout& layout, const PartLane& lane) {
@@ -174,7 +174,7 @@ size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
         const PartLayout layout(run_[lane.part], hosts_.members());
         const int receiver = layout.receiver(sender, lane.piece);
         const int where = receiver == PartLayout::kEverybody ? member_ : receiver;
-        segments_.push_back({static_cast<uint32_t>(lane.part), slot,
+        sections_.push_back({static_cast<uint32_t>(lane.part), slot,
                              layout.piece_start(sender, where) + lane.offset,
                              layout.landing_start(sender, where) + lane.offset, bytes, 1,
                              receiver});
@@ -188,7 +188,7 @@ bool HierarchicalSchedule::fill_share(HierarchicalBlock& block) {
   for (size_t i = 0; i < senders_.size(); ++i) {
     const int sender = senders_[i];
     const size_t bytes = take_sent(sender, window);
-    for (Segment& segment : segments_) segment.slot += i * window;
+    for (Section& section : sections_) section.slot += i * window;
     Chunk chunk;
     chunk.sender = sender;
     homes_.assign(1, Chunk::kAll);
@@ -214,15 +214,15 @@ bool HierarchicalSchedule::fill_alltoall(HierarchicalBlock& block) {
   const size_t window = next_window(senders_);
   for (size_t i = 0; i < senders_.size(); ++i) {
     take_sent(senders_[i], window);
-    for (Segment& segment : segments_) segment.slot += i * window;
-    const std::vector<Segment> sent = std::move(segments_);
-    for (const Segment& segment : sent) {
-      segments_.assign(1, segment);
+    for (Section& section : sections_) section.slot += i * window;
+    const std::vector<Section> sent = std::move(sections_);
+    for (const Section& section : sent) {
+      sections_.assign(1, section);
       Chunk chunk;
       chunk.sender = senders_[i];
-      chunk.receiver = segment.receiver;
-      chunk.home = hosts_.host_of(segment.receiver);
-      cut_range(block, chunk, segment.slot, segment.slot + segment.bytes);
+      chunk.receiver = section.receiver;
+      chunk.home = hosts_.host_of(section.receiver);
+      cut_range(block, chunk, section.slot, section.slot + section.bytes);
     }
   }
   return !senders_.empty();
@@ -255,26 +255,26 @@ void HierarchicalSchedule::cut_range(HierarchicalBlock& block, const Chunk& chun
   }
 }
 
-// Adds one chunk with the segments in [begin, end) of the slot.
+// Adds one chunk with the sections in [begin, end) of the slot.
 void HierarchicalSchedule::cut(HierarchicalBlock& block, Chunk chunk, size_t begin,
                                size_t end) const {
   chunk.begin = begin;
   chunk.wide_bytes = chunk.packed_bytes = 0;
   chunk.first = static_cast<uint32_t>(block.pieces.size());
-  for (const Segment& segment : segments_) {
-    const size_t segment_end = segment.slot + segment.bytes * segment.scale;
-    if (segment.slot >= end) break;
-    if (segment_end <= begin) continue;
-    const size_t from = std::max(begin, segment.slot);
-    const size_t skipped = (from - segment.slot) / segment.scale;
-    const size_t element = size_of(run_[segment.part].signature.dtype);
-    const Piece piece = {segment.part,
+  for (const Section& section : sections_) {
+    const size_t section_end = section.slot + section.bytes * section.scale;
+    if (section.slot >= end) break;
+    if (section_end <= begin) continue;
+    const size_t from = std::max(begin, section.slot);
+    const size_t skipped = (from - section.slot) / section.scale;
+    const size_t element = size_of(run_[section.part].signature.dtype);
+    const Piece piece = {section.part,
                          from - begin,
                          round_up(chunk.packed_bytes, element),
-                         segment.input + skipped,
-                         segment.output + skipped,
-                         (std::min(end, segment_end) - from) / segment.scale};
-    chunk.wide_bytes = piece.wide + piece.bytes * segment.scale;
+                         section.input + skipped,
+                         section.output + skipped,
+                         (std::min(end, section_end) - from) / section.scale};
+    chunk.wide_bytes = piece.wide + piece.bytes * section.scale;
     chunk.packed_bytes = piece.packed + piece.bytes;
     block.pieces.push_back(piece);
   }

@@ -84,7 +84,7 @@ class HierarchicalSchedule {
 
  private:
   enum class Kind { kAllreduce, kReducescatter, kShare, kAlltoall };
-  struct Segment {  // contiguous elements in a window, before it is cut into chunks
+  struct Section {  // contiguous elements in a window, before it is cut into chunks
     uint32_t part;
     size_t slot, input, output, bytes;
     size_t scale;  // bytes of partial result per byte of input
@@ -110,7 +110,7 @@ class HierarchicalSchedule {
   PartRun run_;
   Kind kind_ = Kind::kAllreduce;
   std::vector<PartLane> lanes_;  // one per sender; reductions use one
-  std::vector<Segment> segments_;
+  std::vector<Section> sections_;
   std::vector<int> senders_, homes_;
   size_t turn_ = 0;  // among the homes; continues over all buckets
 };

@@ -56,15 +56,15 @@ void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
 }
 
 void HierarchicalWorker::reduce(uint64_t block, BlockTransfer& f) {
-  for (const BlockTransfer::Job& job : f.jobs) {
-    if (job.reduces) reduce_chunk(block, f, job);
+  for (const BlockTransfer::ChunkTask& task : f.tasks) {
+    if (task.reduces) reduce_chunk(block, f, task);
   }
 }
 
 void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
-                                      const BlockTransfer::Job& job) {
-  const Chunk& chunk = f.block.chunks[job.chunk];
-  std::byte* const to = f.arena.data() + job.partial;
+                                      const BlockTransfer::ChunkTask& task) {
+  const Chunk& chunk = f.block.chunks[task.chunk];
+  std::byte* const to = f.arena.data() + task.partial;
   for (const Piece& piece : f.block.of(chunk)) {
     const Part& part = parts_[piece.part];
     const auto input = [&](int member) {
@@ -87,22 +87,23 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
 }
 
 void HierarchicalWorker::combine(BlockTransfer& f) {
-  for (const BlockTransfer::Job& job : f.jobs) {  // what is not reduced is the result as it came
-    if (job.combines && f.block.chunks[job.chunk].reduces()) combine_chunk(f, job);
+  for (const BlockTransfer::ChunkTask& task :
+       f.tasks) {  // what is not reduced is the result as it came
+    if (task.combines && f.block.chunks[task.chunk].reduces()) combine_chunk(f, task);
   }
 }
 
-void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job) {
-  const Chunk& chunk = f.block.chunks[job.chunk];
+void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::ChunkTask& task) {
+  const Chunk& chunk = f.block.chunks[task.chunk];
   std::byte* const arena = f.arena.data();
   for (const Piece& piece : f.block.of(chunk)) {
     const Part& part = parts_[piece.part];
     int present = 0;
-    size_t message = job.first_in;
+    size_t message = task.first_in;
     for (int host = 0; host < hosts_.hosts(); ++host) {  // messages are in host order
-      size_t partial = job.partial;
+      size_t partial = task.partial;
       if (host != host_) {
-        if (message == job.last_in) continue;
+        if (message == task.last_in) continue;
         const Message& in = f.partials_in.messages()[message];
         if (hosts_.host_of(in.peer) != host) continue;
         partial = in.offset;
@@ -112,7 +113,7 @@ void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Jo
       inputs_[static_cast<size_t>(present++)] = arena + partial + piece.wide;
     }
     const Signature& s = part.signature;
-    kernels::reduce_partials(s.dtype, s.reduce_op, arena + job.result + piece.packed,
+    kernels::reduce_partials(s.dtype, s.reduce_op, arena + task.result + piece.packed,
                              inputs_.data(), present, piece.bytes / size_of(s.dtype),
                              factors_of(part));
   }
@@ -120,10 +121,10 @@ void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Jo
 
 void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) return;
-  for (const BlockTransfer::Job& job : f.jobs) {
-    if (!job.combines && !job.relays) continue;
-    const Chunk& chunk = f.block.chunks[job.chunk];
-    kernels::copy(published(block, member_, chunk), f.arena.data() + job.result,
+  for (const BlockTransfer::ChunkTask& task : f.tasks) {
+    if (!task.combines && !task.relays) continue;
+    const Chunk& chunk = f.block.chunks[task.chunk];
+    kernels::copy(published(block, member_, chunk), f.arena.data() + task.result,
                   chunk.packed_bytes);
   }
 }
@@ -131,9 +132,9 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
 // A member that is alone on its host has made or received every result itself.
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) {
-    for (const BlockTransfer::Job& job : f.jobs) {
-      if (!job.combines && !job.relays) continue;  // all others are for this member
-      consume_chunk(f, f.block.chunks[job.chunk], f.arena.data() + job.result);
+    for (const BlockTransfer::ChunkTask& task : f.tasks) {
+      if (!task.combines && !task.relays) continue;  // all others are for this member
+      consume_chunk(f, f.block.chunks[task.chunk], f.arena.data() + task.result);
     }
     return;
   }

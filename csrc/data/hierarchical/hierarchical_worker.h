@@ -40,8 +40,8 @@ class HierarchicalWorker {
 
  private:
   void stage_chunk(uint64_t block, const BlockTransfer& f, const Chunk& chunk) const;
-  void reduce_chunk(uint64_t block, BlockTransfer& f, const BlockTransfer::Job& job);
-  void combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job);
+  void reduce_chunk(uint64_t block, BlockTransfer& f, const BlockTransfer::ChunkTask& task);
+  void combine_chunk(BlockTransfer& f, const BlockTransfer::ChunkTask& task);
   void consume_chunk(const BlockTransfer& f, const Chunk& chunk, const std::byte* from) const;
   std::byte* staged(uint64_t block, int member, const Chunk& chunk) const;
   std::byte* published(uint64_t block, int member, const Chunk& chunk) const;

@@ -23,19 +23,19 @@ MpiWire::MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::
 
 template <class Start>
 Wire::Ticket MpiWire::start(int member, Start&& start) {
-  Letter letter{{}, member};
+  Operation operation{{}, member};
   try {
-    if (!fault_.check()) letter.request = start();
+    if (!fault_.check()) operation.request = start();
   } catch (const Error& error) {
     fail(member, error);
   }
   if (free_.empty()) {
-    letters_.push_back(letter);
-    return static_cast<Ticket>(letters_.size() - 1);
+    operations_.push_back(operation);
+    return static_cast<Ticket>(operations_.size() - 1);
   }
   const Ticket ticket = free_.back();
   free_.pop_back();
-  letters_[static_cast<size_t>(ticket)] = letter;
+  operations_[static_cast<size_t>(ticket)] = operation;
   return ticket;
 }
 
@@ -52,11 +52,11 @@ Wire::Ticket MpiWire::receive(int member, Channel channel, std::byte* data, size
 
 bool MpiWire::done(Ticket ticket) {
   if (fault_.check()) return false;
-  Letter& letter = letters_[static_cast<size_t>(ticket)];
+  Operation& operation = operations_[static_cast<size_t>(ticket)];
   try {
-    if (!letter.request.test()) return false;
+    if (!operation.request.test()) return false;
   } catch (const Error& error) {
-    fail(letter.member, error);
+    fail(operation.member, error);
     return false;
   }
   free_.push_back(ticket);
@@ -74,7 +74,7 @@ void MpiWire::fail(int member, const Error& error) {
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);
-  for (auto& [request, member] : letters_) {
+  for (auto& [request, member] : operations_) {
     try {
       if (request) request.cancel();
       while (request && !request.test() && !deadline.expired()) {

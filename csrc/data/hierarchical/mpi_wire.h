@@ -42,11 +42,11 @@ class MpiWire final : public Wire {
   const std::vector<Rank> ranks_;  // by member
   const std::vector<std::string>& host_names_;
   const int first_tag_;
-  struct Letter {
+  struct Operation {
     MpiRequest request;
     int member;  // at the other end
   };
-  std::vector<Letter> letters_;  // by ticket
+  std::vector<Operation> operations_;  // by ticket
   std::vector<Ticket> free_;
   WireFault fault_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over TCP. A line (connection) carries one channel's bytes from one member to another, and is read
+// The wire over TCP. A connection carries one channel's bytes from one member to another, and is read
 // only into posted receives. So the kernel throttles a fast sender, and messages need neither headers nor
 // buffers.
 #pragma once
@@ -49,7 +49,7 @@ class TcpWire final : public Wire {
     std::byte* data;
     size_t bytes;
   };
-  struct Line {  // one connection, opened by the sender with its first message
+  struct Connection {  // opened by the sender with its first message
     Rank peer = -1;
     TcpLine name = 0;
     bool sends = false;
@@ -58,18 +58,20 @@ class TcpWire final : public Wire {
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // messages
   };
-  size_t callers() const { return ranks_.size() * kChannels * kStreams; }  // lines from others
+  size_t callers() const {
+    return ranks_.size() * kChannels * kStreams;
+  }  // connections from others
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
-  bool open(Line& line);
-  void move(Line& line);
-  void fail(const Line& line, const std::string& why);
+  bool open(Connection& connection);
+  void move(Connection& connection);
+  void fail(const Connection& connection, const std::string& why);
 
   const std::shared_ptr<TcpEnds> ends_;
   const std::vector<Rank> ranks_;  // by member
   const uint64_t number_;
-  std::vector<Line> lines_;       // by direction, member, channel and stream
-  std::vector<uint64_t> posted_;  // messages, by direction, member and channel
-  std::byte nothing_{};           // the one byte sent for an empty message
+  std::vector<Connection> connections_;  // by direction, member, channel and stream
+  std::vector<uint64_t> posted_;         // messages, by direction, member and channel
+  std::byte nothing_{};                  // the one byte sent for an empty message
   WireFault fault_;
 };
 

@@ -30,14 +30,14 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 // never meets a call that is half made.
 class NcclCommunicator::Shared {
  public:
-  struct Job {
+  struct Task {
     const char* what;
     std::function<nccl::Result()> calls;
   };
   explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
-  bool begin(Job job);  // false: it is not ready, or no longer
-  void tell();          // the watcher
+  bool begin(Task task);  // false: it is not ready, or no longer
+  void tell();            // the watcher
   nccl::Result call(const NcclCall& call);
 
   const Setup setup;
@@ -59,7 +59,7 @@ class NcclCommunicator::Shared {
   Deadline look();
   void give_up(std::unique_lock<std::mutex>& lock);
 
-  std::optional<Job> job_;
+  std::optional<Task> task_;
   bool calling_ = false;              // the worker is at the end of a group
   std::condition_variable returned_;  // for the watcher, which gives up
   std::atomic<uint32_t> news_{0};     // what it sleeps on otherwise
@@ -139,11 +139,11 @@ void NcclCommunicator::finished() {
                   : Deadline::never();
 }
 
-bool NcclCommunicator::Shared::begin(Job job) {
+bool NcclCommunicator::Shared::begin(Task task) {
   {
     std::lock_guard lock(mutex);
     if (state != State::kReady) return false;
-    job_ = std::move(job);
+    task_ = std::move(task);
     state = State::kBusy;
     ready_by_ = Deadline::in(setup.open_timeout);
     fresh_ = true;
@@ -162,16 +162,16 @@ void NcclCommunicator::Shared::work() {
   const GpuDevice::Scope scope(*setup.device);
   std::unique_lock lock(mutex);
   for (;;) {
-    posted.wait(lock, [this] { return job_ || quit; });
+    posted.wait(lock, [this] { return task_ || quit; });
     if (quit) return;
     api.group_start();
-    const nccl::Result gathered = job_->calls();
+    const nccl::Result gathered = task_->calls();
     calling_ = true;
     lock.unlock();
     const nccl::Result ended = api.group_end();  // a group that was begun must end
     lock.lock();
     calling_ = false;
-    const Job done = *std::exchange(job_, std::nullopt);
+    const Task done = *std::exchange(task_, std::nullopt);
     if (const nccl::Result error = gathered != nccl::kSuccess ? gathered : ended) {
       note(done.what, error);
     } else if (state == State::kBusy) {
@@ -271,7 +271,7 @@ void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   api.group_start();
   if (comm) api.abort(comm);
   returned_.wait(lock, is_back);
-  job_.reset();
+  task_.reset();
   lock.unlock();
   api.group_end();
 }

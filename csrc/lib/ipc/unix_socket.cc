@@ -42,8 +42,8 @@ Fd make_socket(int flags = 0) {
   return fd;
 }
 
-struct Address {
-  explicit Address(const std::string& path) {
+struct SocketAddress {
+  explicit SocketAddress(const std::string& path) {
     if (path.empty() || path.size() >= sizeof(storage.sun_path)) {
       throw Error(ErrorCode::kInternal, "bad name of a Unix socket: " + path);
     }
@@ -147,7 +147,7 @@ bool equal_keys(std::span<const std::byte> shown, std::span<const std::byte> exp
 UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadline deadline) {
   constexpr const char* kWhat = "connecting to a rank of this host";
   UnixSocket connection(make_socket());
-  const Address address(name);
+  const SocketAddress address(name);
   do {
     set_send_timeout(connection.fd_, deadline);
     if (::connect(connection.fd(), address.get(), sizeof address.storage) == 0) {
@@ -235,7 +235,7 @@ void UnixListener::listen() {
   SocketFolder folder = socket_folder();
   SocketName name(folder.prefix + random_name());
   fd_ = make_socket(SOCK_NONBLOCK);
-  const Address address(name.path());
+  const SocketAddress address(name.path());
   if (bind(fd_.get(), address.get(), sizeof address.storage) != 0 ||
       ::listen(fd_.get(), kUnixBacklog) != 0) {
     throw_system_error("cannot listen on a Unix socket", errno);

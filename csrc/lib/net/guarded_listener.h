@@ -23,12 +23,12 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise ulimit -n";
 
-template <class Unproved>  // its first member is its Fd; greeted(): it has said its hello
+template <class Connection>  // its first member is its Fd; greeted(): it has said its hello
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
 
-  // `most`: unproved connections kept at once.
+  // `most`: unauthenticated connections kept at once.
   GuardedListener(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
   int fd() const { return fd_.get(); }
   // Makes room for so many honest callers beside the strangers; forget() takes it back.
@@ -36,13 +36,13 @@ class GuardedListener {
   void forget(size_t callers) { most_ -= callers; }
 
   // Accepts pending connections, as many as may wait and no more, so that a flood of strangers can't hold the caller's
-  // thread. Then calls undecided(unproved) for each; false: it was proved, and moved away, or is
+  // thread. Then calls undecided(connection) for each; false: it was proved, and moved away, or is
   // to be dropped. Throws Error(kLibrary) if the process has no descriptor left, and no stranger has one.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {
       std::erase_if(waiting_,
-                    [&](Waiting& one) { return !undecided(one.unproved) || one.due.expired(); });
+                    [&](Pending& one) { return !undecided(one.connection) || one.due.expired(); });
     };
     const auto make_room = [&](size_t most) {
       if (waiting_.size() > most) judge();
@@ -52,7 +52,7 @@ class GuardedListener {
     for (size_t calls = 0; calls <= most_ && !is_full(); ++calls) {
       Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (peer) {
-        waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
+        waiting_.push_back({Connection{std::move(peer)}, Deadline::in(kPatience)});
         make_room(most_);
       } else if (errno == EMFILE || errno == ENFILE) {
         const int reason = errno;
@@ -70,21 +70,21 @@ class GuardedListener {
     const bool accepts = resumes_.expired();
     std::vector<pollfd> events{{accepts ? fd_.get() : -1, POLLIN, 0}};
     if (!accepts) deadline = std::min(deadline, resumes_);
-    for (const Waiting& one : waiting_) {
-      events.push_back({one.unproved.fd.get(), POLLIN, 0});
+    for (const Pending& one : waiting_) {
+      events.push_back({one.connection.fd.get(), POLLIN, 0});
       deadline = std::min(deadline, one.due);
     }
     poll(events.data(), events.size(), deadline.poll_ms());
   }
 
  private:
-  struct Waiting {
-    Unproved unproved;
+  struct Pending {
+    Connection connection;
     Deadline due;
   };
   // Each has this time in any case, lest a flood of strangers drives out an honest caller before its proof is here.
   static constexpr std::chrono::milliseconds kLeast{100};
-  bool is_young(const Waiting& one) {
+  bool is_young(const Pending& one) {
     const Deadline due =
         Deadline::at(one.due.ns() - std::chrono::nanoseconds(kPatience - kLeast).count());
     if (due.expired()) return false;
@@ -94,14 +94,14 @@ class GuardedListener {
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
   // Not empty: the one that goes for another. An honest caller that is far away has said its hello.
   auto superfluous() {
-    const auto greeted = [](const Waiting& one) { return one.unproved.greeted(); };
+    const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);
     return silent == waiting_.end() ? waiting_.begin() : silent;
   }
 
   Fd fd_;
   size_t most_;
-  std::vector<Waiting> waiting_;
+  std::vector<Pending> waiting_;
   Deadline resumes_ = Deadline::at(0);  // when calls are taken again
 };
 

@@ -45,7 +45,7 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
 
 // What a proof covers: who speaks, both ranks, the line and both nonces, so that no proof can be replayed or
 // reflected. The session's keys are hashes of the same, of other purposes.
-struct Talk {
+struct Handshake {
   int32_t caller, listener;
   TcpLine line;
   const std::byte* caller_nonce;
@@ -188,43 +188,43 @@ TcpPeer TcpListener::take_proved(int32_t rank, TcpLine line) {
 }
 
 void TcpListener::look(int32_t own, const Key128& key) {
-  guarded_.admit([&](Unproved& unproved) { return undecided(unproved, own, key); });
+  guarded_.admit([&](Unauthenticated& caller) { return undecided(caller, own, key); });
 }
 
-bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) {
-  std::vector<std::byte>& got = unproved.received;
+bool TcpListener::undecided(Unauthenticated& caller, int32_t own, const Key128& key) {
+  std::vector<std::byte>& got = caller.received;
   for (;;) {
-    const bool greeted = unproved.greeted();
+    const bool greeted = caller.greeted();
     const size_t size = greeted ? kProof : kHello;
-    if (!receive_up_to(unproved.fd.get(), size, got)) return false;
+    if (!receive_up_to(caller.fd.get(), size, got)) return false;
     if (got.size() < size) return true;
-    if (!greeted && !answer(unproved, own, key)) return false;
+    if (!greeted && !answer(caller, own, key)) return false;
     if (!greeted) continue;
-    const bool proved = equal_keys(got, unproved.wanted);
-    if (proved && send_whole(unproved.fd.get(), std::span(&kWelcome, 1))) {
-      proved_.push_back({unproved.rank, std::move(unproved.fd), unproved.line, unproved.session});
+    const bool proved = equal_keys(got, caller.wanted);
+    if (proved && send_whole(caller.fd.get(), std::span(&kWelcome, 1))) {
+      proved_.push_back({caller.rank, std::move(caller.fd), caller.line, caller.session});
     }
     return false;
   }
 }
 
 // Answers a hello. False: it is not a valid hello, or the peer has closed.
-bool TcpListener::answer(Unproved& unproved, int32_t own, const Key128& key) {
-  const std::byte* const hello = unproved.received.data();
+bool TcpListener::answer(Unauthenticated& caller, int32_t own, const Key128& key) {
+  const std::byte* const hello = caller.received.data();
   if (std::memcmp(hello, kMagic, sizeof kMagic) != 0) return false;
-  std::memcpy(&unproved.rank, hello + 8, sizeof unproved.rank);
-  std::memcpy(&unproved.line, hello + 12, sizeof unproved.line);
-  if (unproved.rank < 0) return false;
-  prepare(unproved.fd.get());
+  std::memcpy(&caller.rank, hello + 8, sizeof caller.rank);
+  std::memcpy(&caller.line, hello + 12, sizeof caller.line);
+  if (caller.rank < 0) return false;
+  prepare(caller.fd.get());
   const Key128 nonce = random_key();
-  const Talk talk{unproved.rank, own, unproved.line, hello + 20, nonce.data()};
+  const Handshake handshake{caller.rank, own, caller.line, hello + 20, nonce.data()};
   std::vector<std::byte> answer(nonce.begin(), nonce.end());
-  const std::vector<std::byte> mine = talk.proof_of('L', key);
+  const std::vector<std::byte> mine = handshake.proof_of('L', key);
   append(answer, mine.data(), mine.size());
-  unproved.wanted = talk.proof_of('C', key);
-  unproved.session = talk.of_listener(key);
-  unproved.received.clear();
-  return send_whole(unproved.fd.get(), answer);
+  caller.wanted = handshake.proof_of('C', key);
+  caller.session = handshake.of_listener(key);
+  caller.received.clear();
+  return send_whole(caller.fd.get(), answer);
 }
 
 TcpCaller::TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key)
@@ -277,10 +277,10 @@ void TcpCaller::hear() {
   if (received_.size() < kAnswer) {
     if (!receive_up_to(fd_.get(), kAnswer, received_)) return wrong();
     if (received_.size() < kAnswer) return;
-    const Talk talk{own_, rank_, line_, nonce_.data(), received_.data()};
-    const bool proved = equal_keys(std::span(received_).subspan(16), talk.proof_of('L', key_));
-    if (!proved || !send_whole(fd_.get(), talk.proof_of('C', key_))) return wrong();
-    session_ = talk.of_caller(key_);
+    const Handshake handshake{own_, rank_, line_, nonce_.data(), received_.data()};
+    const bool proved = equal_keys(std::span(received_).subspan(16), handshake.proof_of('L', key_));
+    if (!proved || !send_whole(fd_.get(), handshake.proof_of('C', key_))) return wrong();
+    session_ = handshake.of_caller(key_);
   }
   if (!receive_up_to(fd_.get(), kAnswer + 1, received_)) return wrong();
   if (received_.size() > kAnswer) stage_ = Stage::kProved;

@@ -62,7 +62,7 @@ class TcpListener {
   static constexpr size_t kMaxStrangers = 64;
 
  private:
-  struct Unproved {
+  struct Unauthenticated {
     bool greeted() const { return rank >= 0; }
 
     Fd fd;
@@ -74,11 +74,11 @@ class TcpListener {
   };
   void look(int32_t own, const Key128& key);
   TcpPeer take_proved(int32_t rank, TcpLine line);
-  bool undecided(Unproved& unproved, int32_t own, const Key128& key);
-  bool answer(Unproved& unproved, int32_t own, const Key128& key);
+  bool undecided(Unauthenticated& caller, int32_t own, const Key128& key);
+  bool answer(Unauthenticated& caller, int32_t own, const Key128& key);
 
   TcpAddress address_;
-  GuardedListener<Unproved> guarded_;
+  GuardedListener<Unauthenticated> guarded_;
   std::vector<TcpPeer> proved_;  // and not taken yet
 };
 

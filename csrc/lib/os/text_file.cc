@@ -21,8 +21,8 @@ constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kMode = 0600;
 
 // A file's folder and its name in it.
-struct Place {
-  explicit Place(const std::string& path)
+struct PathParts {
+  explicit PathParts(const std::string& path)
       : folder(open_own(path.substr(0, path.find_last_of('/') + 1), kOwnFolder)),
         name(path.substr(path.find_last_of('/') + 1)) {}
   Fd folder;
@@ -55,19 +55,19 @@ bool write_whole(int fd, std::string_view text) {
 }
 
 Fd create_file(const std::string& path) {
-  const Place place(path);
-  const char* const name = place.name.c_str();
-  for (int attempt = 0; place.folder && attempt < 3; ++attempt) {
-    Fd fresh(openat(place.folder.get(), name, kFresh, kMode));
+  const PathParts parts(path);
+  const char* const name = parts.name.c_str();
+  for (int attempt = 0; parts.folder && attempt < 3; ++attempt) {
+    Fd fresh(openat(parts.folder.get(), name, kFresh, kMode));
     if (fresh || errno != EEXIST) return fresh;
-    const auto found = look_at(place.folder.get(), name);
+    const auto found = look_at(parts.folder.get(), name);
     if (!found) continue;
     if (S_ISREG(found->st_mode)) {  // not written into: it may be another name of a file elsewhere
-      if (unlinkat(place.folder.get(), name, 0) != 0) return {};
+      if (unlinkat(parts.folder.get(), name, 0) != 0) return {};
       continue;
     }
-    if (is_own_choice(place.folder.get(), *found)) {
-      return Fd(openat(place.folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
+    if (is_own_choice(parts.folder.get(), *found)) {
+      return Fd(openat(parts.folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
     }
     errno = EACCES;
     return {};
@@ -76,10 +76,10 @@ Fd create_file(const std::string& path) {
 }
 
 void write_text_file(const std::string& path, const std::string& text) {
-  const Place place(path);
-  const int folder = place.folder.get();
-  if (!place.folder) throw_system_error("cannot write " + path, errno);
-  const std::string fresh = unforeseen(place.name);
+  const PathParts parts(path);
+  const int folder = parts.folder.get();
+  if (!parts.folder) throw_system_error("cannot write " + path, errno);
+  const std::string fresh = unforeseen(parts.name);
   const auto give_up = [&](const std::string& what) {
     const int reason = errno;
     unlinkat(folder, fresh.c_str(), 0);
@@ -87,7 +87,7 @@ void write_text_file(const std::string& path, const std::string& text) {
   };
   const Fd fd(openat(folder, fresh.c_str(), kFresh, kMode));
   if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + path);
-  if (renameat(folder, fresh.c_str(), folder, place.name.c_str()) != 0) {
+  if (renameat(folder, fresh.c_str(), folder, parts.name.c_str()) != 0) {
     give_up("cannot make " + path);
   }
 }

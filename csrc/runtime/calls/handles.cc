@@ -42,9 +42,9 @@ OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
   return OwnedMemory(memory, {nullptr});
 }
 
-std::vector<int64_t> rows_of(std::span<const int64_t> told, const Signature& signature,
+std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members) {
-  if (signature.traits().rows != Rows::kKept) return {told.begin(), told.end()};
+  if (signature.traits().rows != Rows::kKept) return {logged.begin(), logged.end()};
   std::vector<int64_t> rows;
   for (int m = 0; m < members; ++m) rows.push_back(kept_rows(signature.rows(), m, members));
   return rows;

@@ -44,7 +44,7 @@ struct Outcome {
 };
 
 // The rows of a call, as Part::rows, from those in its log entry.
-std::vector<int64_t> rows_of(std::span<const int64_t> told, const Signature& signature,
+std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members);
 
 // Shape and memory of a call's result, for the member of a set. `rows`: from rows_of(). `shape`: of the input;

@@ -56,16 +56,16 @@ void complete(const Part& part, const ProcessSet& set, const Cell& cell) {
                   reduced / size_of(signature.dtype), factors_of(part));
 }
 
-Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,
+Part part_of(const PartInputs& inputs, const Signature& signature, const ProcessSet& set,
              const Submission* mine) {
   Part part;
   part.signature = signature;
   part.divisor = divisor_of(signature.reduce_op, set.members());
-  part.rows = rows_of(told.rows, signature, set.members());
+  part.rows = rows_of(inputs.rows, signature, set.members());
   if (signature.traits().rooted()) part.signature.root = set.member_of(signature.root);
-  if (!told.absent.empty()) {
+  if (!inputs.absent.empty()) {
     part.present.assign(static_cast<size_t>(set.members()), true);
-    for (int32_t m : told.absent) part.present[static_cast<size_t>(m)] = false;
+    for (int32_t m : inputs.absent) part.present[static_cast<size_t>(m)] = false;
   }
   if (mine) {
     part.input = mine->input;

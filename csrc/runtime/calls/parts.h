@@ -22,7 +22,7 @@ std::span<const std::byte> input_in_cell(const Part& part, int member);
 void complete(const Part& part, const ProcessSet& set, const Cell& cell);
 
 // Describes one tensor to the lane. Without a submission (this rank has joined) the part has no buffers.
-Part part_of(const Told& told, const Signature& signature, const ProcessSet& set,
+Part part_of(const PartInputs& inputs, const Signature& signature, const ProcessSet& set,
              const Submission* mine);
 std::vector<Item> items_of(const Run& run);
 // Names the calls of a bucket, for a profiler.

@@ -356,9 +356,9 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   made.endings.reserve(items.size());
   if (labelled) made.label = label_of(run.bucket, items, pending_);
   const int64_t now = now_ns();
-  auto add = [&](const Told& told, const Signature& signature, Submission* mine) {
-    Part part = part_of(told, signature, set, mine);
-    const bool absent = std::cmp_equal(told.absent.size(), set.members());  // one of a group's
+  auto add = [&](const PartInputs& inputs, const Signature& signature, Submission* mine) {
+    Part part = part_of(inputs, signature, set, mine);
+    const bool absent = std::cmp_equal(inputs.absent.size(), set.members());  // one of a group's
     if (mine) {
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
       outcome.absent = absent;
@@ -375,7 +375,7 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
     std::optional<Submission>& mine = taken[i];
     std::vector<Submission> more;
     if (mine) more.swap(mine->more);
-    add(items[i].told, request.signature, mine ? &*mine : nullptr);
+    add(items[i].inputs, request.signature, mine ? &*mine : nullptr);
     for (size_t k = 1; k < request.parts(); ++k) {
       add(items[i].part(k), request.part(k), mine ? &more[k - 1] : nullptr);
     }
@@ -401,9 +401,9 @@ void RankCalls::on(const Result& result, uint64_t log_position,
       auto& [one, outcome, launched] = endings_[i];
       setup_.recorder.negotiated(one.recorded, 0, log_position, now_ns());
       const Signature& signature = request.part(i);
-      const size_t told = signature.traits().told_rows(static_cast<size_t>(set->members()));
-      const auto own = rows_of(rows.first(told), signature, set->members());
-      rows = rows.subspan(told);
+      const size_t logged = signature.traits().logged_rows(static_cast<size_t>(set->members()));
+      const auto own = rows_of(rows.first(logged), signature, set->members());
+      rows = rows.subspan(logged);
       outcome = outcome_of(signature, own, *set, one, device);
       outcome.absent = result.absent;
     }
@@ -486,11 +486,11 @@ void RankCalls::on(const CloseSet& close) {
   finish(std::move(mine), valued(close.set));
 }
 
-void RankCalls::on(const Inform& inform) {
-  if (inform.to != setup_.own) return;
+void RankCalls::on(const Answer& answer) {
+  if (answer.to != setup_.own) return;
   {
     std::lock_guard lock(mutex_);
-    answers_[inform.number] = inform.text;
+    answers_[answer.number] = answer.text;
     constexpr size_t kMost = 64;  // threads that asked may have given up
     if (answers_.size() > kMost) answers_.erase(answers_.begin());
   }

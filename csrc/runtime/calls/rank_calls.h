@@ -128,7 +128,7 @@ class RankCalls {
   void on(const OpenSet& open);
   void use(SetId set, std::shared_ptr<Cell> cell);
   void on(const CloseSet& close);
-  void on(const Inform& inform);
+  void on(const Answer& answer);
   // `device`: for outputs on a GPU.
   void on(const Result& result, uint64_t log_position, const std::shared_ptr<GpuDevice>& device);
   // `labelled`: wants BegunRun::label.

@@ -91,8 +91,8 @@ TEST(a_rank_joins_after_what_it_has_reported) {
   const Log log = job.publish();
   CHECK_EQ(kinds(log), "fail define define run");  // y without rank 0, x with both
   const Run run = only<Run>(log);
-  CHECK(run.items[0].told.absent == std::vector<int32_t>({0}));
-  CHECK(run.items[1].told.plain());
+  CHECK(run.items[0].inputs.absent == std::vector<int32_t>({0}));
+  CHECK(run.items[1].inputs.plain());
   job.report(1, Join{});
   CHECK_EQ(kinds(job.publish()), "joined");
 }

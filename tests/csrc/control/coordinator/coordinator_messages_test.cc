@@ -137,7 +137,7 @@ TEST(a_message_that_nobody_meets_is_given_up) {
   receive(job, 2, 7, {.peer = 0, .tag = 6});
   receive(job, 1, 8, {.tag = 5});
   job.report(2, Inquire{1, {kWorldSet, "", 7, 2}});
-  contains(only<Inform>(job.publish()).text, "receive of rank 2 from rank 0 with tag 6");
+  contains(only<Answer>(job.publish()).text, "receive of rank 2 from rank 0 with tag 6");
   job.at(2);
   const auto fails = all<Fail>(job.tick());
   CHECK_EQ(fails.size(), 2);
@@ -153,7 +153,7 @@ TEST(a_message_that_waits_is_told_which_end_the_other_rank_has_posted) {
     send(job, 0, 0, {.peer = 1, .tag = 6});
     post_others(job);
     job.report(0, Inquire{1, {kWorldSet, "", 0, 0}});
-    return only<Inform>(job.publish()).text;
+    return only<Answer>(job.publish()).text;
   };
   contains(told([](Job& job) {
              send(job, 1, 0, {.peer = 2});

@@ -225,16 +225,16 @@ TEST(a_rank_that_was_not_asked_is_not_said_to_make_no_calls) {
   Job job(2);
   job.submit(0, tensor("x"));
   job.report(0, Inquire{7, {kWorldSet, "x", 0}});
-  CHECK_EQ(only<Inform>(job.publish()).text,
+  CHECK_EQ(only<Answer>(job.publish()).text,
            "'x' (allreduce): rank 0 waiting for 0 s, rank 1 missing");
 }
 
 TEST(questions_for_a_sign_of_life_have_one_answer) {
   Job job(3);
   for (Rank r : {0, 1, 2}) job.report(r, Inquire{});
-  CHECK_EQ(only<Inform>(job.publish()).to, -1);
+  CHECK_EQ(only<Answer>(job.publish()).to, -1);
   job.report(1, Inquire{});
-  CHECK_EQ(kinds(job.publish()), "inform");
+  CHECK_EQ(kinds(job.publish()), "answer");
 }
 
 TEST(a_notice_says_that_a_rank_is_out_of_data) {
@@ -341,19 +341,19 @@ TEST(a_rank_may_ask_whom_its_call_waits_for) {
   job.submit(2, tensor(""));
   job.at(4);
   job.report(2, Inquire{7, {kWorldSet, "x", 0}, false});
-  Inform answer = only<Inform>(job.publish());
+  Answer answer = only<Answer>(job.publish());
   CHECK_EQ(answer.to, 2);
   CHECK_EQ(answer.number, 7);
   contains(answer.text, "'x' (allreduce): ranks 0, 2 waiting for 4 s, rank 1 missing");
   job.report(2, Inquire{8, {kWorldSet, "", 0}, false});
-  contains(only<Inform>(job.publish()).text, "unnamed call 1 (allreduce): rank 2 waiting");
+  contains(only<Answer>(job.publish()).text, "unnamed call 1 (allreduce): rank 2 waiting");
   job.submit(1, tensor("x"));
   job.publish();
   job.report(0, Inquire{9, {kWorldSet, "x", 0}, false});
-  contains(only<Inform>(job.publish()).text, "all ranks have submitted it");
+  contains(only<Answer>(job.publish()).text, "all ranks have submitted it");
   job.report(0, Join{kWorldSet});
   job.report(0, Inquire{10, {kWorldSet, "", 0}, true});
-  contains(only<Inform>(job.publish()).text, "ranks 1, 2 not joined yet");
+  contains(only<Answer>(job.publish()).text, "ranks 1, 2 not joined yet");
 }
 
 }  // namespace farandole

@@ -82,7 +82,7 @@ TEST(one_question_for_a_sign_of_life_is_on_its_way) {
     CHECK_EQ(leader.take(now), 1);
     leader.report(2, Inquire{}, now + kMs);
     CHECK_EQ(leader.take(now + kMs), 0);
-    leader.read(Inform{});
+    leader.read(Answer{});
   }
   for (Rank r : {2, 3}) leader.report(r, Inquire{7, {}}, 200 * kMs);  // about their calls
   CHECK_EQ(leader.take(200 * kMs), 2);

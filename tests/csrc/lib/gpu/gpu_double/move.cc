@@ -13,7 +13,7 @@
 namespace farandole::check {
 namespace {
 
-using gpu::Chunk;
+using gpu::MoveChunk;
 using Half = reference::SmallFloat<10, -14>;
 using Brain = reference::SmallFloat<7, -126>;
 
@@ -37,7 +37,7 @@ T saturated(double value) {
 }
 
 template <class From, class To>
-void convert(const Chunk& chunk) {
+void convert(const MoveChunk& chunk) {
   using Source = typename From::Stored;
   using Target = typename To::Stored;
   using Number = typename To::Computed;
@@ -64,7 +64,7 @@ void convert(const Chunk& chunk) {
 }
 
 template <class From>
-void convert_from(const Chunk& chunk) {
+void convert_from(const MoveChunk& chunk) {
   switch (static_cast<DType>(chunk.to)) {
     case DType::kUInt8: return convert<From, Plain<uint8_t>>(chunk);
     case DType::kInt8: return convert<From, Plain<int8_t>>(chunk);
@@ -81,7 +81,7 @@ void convert_from(const Chunk& chunk) {
   }
 }
 
-void convert_any(const Chunk& chunk) {
+void convert_any(const MoveChunk& chunk) {
   switch (static_cast<DType>(chunk.from)) {
     case DType::kUInt8: return convert_from<Plain<uint8_t>>(chunk);
     case DType::kInt8: return convert_from<Plain<int8_t>>(chunk);
@@ -102,7 +102,7 @@ void convert_any(const Chunk& chunk) {
 
 void move_on_host(const void* chunks, unsigned count) {
   for (unsigned i = 0; i < count; ++i) {
-    const Chunk& chunk = static_cast<const Chunk*>(chunks)[i];
+    const MoveChunk& chunk = static_cast<const MoveChunk*>(chunks)[i];
     auto* const target = reinterpret_cast<char*>(chunk.target);
     if (chunk.kind == gpu::kCopyBytes) {
       std::memmove(target, reinterpret_cast<const char*>(chunk.source), chunk.elements);
