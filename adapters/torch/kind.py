@@ -140,7 +140,8 @@ def check_no_tangent(x: Tensor) -> None:
         raise TypeError(
             "a tensor with a tangent of forward-mode AD cannot be sent, because collectives have "
             "derivatives in backward passes only: send the parts of "
-            "torch.autograd.forward_ad.unpack_dual(x), its primal and its tangent"
+            "torch.autograd.forward_ad.unpack_dual(x), its primal and its tangent; for gradients, "
+            "leave dual_level() before backward(), or use no_sync() there"
         )
 
 

@@ -6,6 +6,7 @@ Every call refuses them on all ranks, whoever has them, and what comes after it 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -210,17 +211,45 @@ def test_tensors_with_a_tangent_are_refused(call: str) -> None:
 
 
 def test_gradients_with_tangents_are_refused() -> None:
+    """Autograd drops the tangent of a pass's first gradient, and keeps that of a sum."""
     p = nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
     for turn in range(3):
         with forward_ad.dual_level():
             x = forward_ad.make_dual(torch.ones(3), torch.ones(3) + hvd.rank())
-            with pytest.raises(NotImplementedError, match="leave it first"):
+            with optimizer.no_sync():
+                (p * x).sum().backward()
+            with pytest.raises(TypeError, match="tangent.*leave dual_level"):
                 (p * x).sum().backward()
         optimizer.zero_grad()
         (p * (1.0 + hvd.rank() + turn)).sum().backward()
         assert (p.grad == turn + (1 + hvd.size()) / 2).all()
         optimizer.zero_grad()
+
+
+def test_gradients_without_tangents_are_reduced_within_dual_level() -> None:
+    """The level may be another thread's: torch has one for the whole process."""
+    p, q = (nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0))
+    entered, leave = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with forward_ad.dual_level():
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    entered.wait()
+    try:
+        for turn in range(2):
+            (p.sum() * (1.0 + hvd.rank() + turn) + q.t().sum() * hvd.rank()).backward()
+            assert (p.grad == turn + (1 + hvd.size()) / 2).all()
+            assert (q.grad == (hvd.size() - 1) / 2).all()
+            optimizer.zero_grad()
+    finally:
+        leave.set()
+        other.join()
 
 
 def test_the_default_device_does_not_matter() -> None:

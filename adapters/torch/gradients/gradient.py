@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from farandole._library import ffi
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.kind import address_of, check_unused
+from farandole.torch.kind import address_of, check_no_tangent, check_unused
 from farandole.torch.strides import dtype_of_gradient, laid_out, of_gradient, overlaps
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Gradient:
                     check_unused(grad, writes=True)  # by a call that the user has started
                     self.grad, self.parameter.grad = grad, None
                 if grad is not None:
+                    check_no_tangent(grad)
                     encoded = self._encode(grad)
                     if encoded is None:  # sparse; other ranks may not know that yet
                         self.sparse_dim = grad.sparse_dim()
@@ -244,6 +246,7 @@ def send_together(batch: list[Gradient], now: Round) -> Exception | None:
         storages = []
     if (
         storages
+        and forward_ad._current_level < 0  # else some may have tangents
         and (*map(_dtype_of, grads),) == dtypes
         and (*map(_shape_of, grads),) == shapes
         and all(map(_is_on_cpu, grads))

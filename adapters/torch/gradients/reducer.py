@@ -16,7 +16,6 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
@@ -199,9 +198,6 @@ class Reducer:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
         self.round.open = True
-        if forward_ad._current_level >= 0:  # gradients may have tangents, which would stay local
-            text = f"{self.consensus.scope}: gradients are not reduced within dual_level()"
-            raise self.fail(NotImplementedError(f"{text}: leave it first, or use no_sync() there"))
         if self.accumulation.reduced and not self.settings.is_linear:
             text = (
                 f"{self.consensus.scope}: gradients are reduced already, and only to averages "
