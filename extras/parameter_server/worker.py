@@ -96,6 +96,7 @@ class ParameterServer:
         self._clock = 0
         self._left = ""  # reason, once this worker has left
         self._sent: list[Any] = []  # handles of messages that may be under way
+        self._unconfirmed: set[int] = set()  # servers that have not replied since the last push
         self._server = ShardServer(shard, self._settings, self._tag, process_set)
         if self._ranks > 1:
             self._server.start()
@@ -134,6 +135,7 @@ class ParameterServer:
                     self._shard.check()
                 else:
                     self._sent += self._ask(owner, PUSH, at, given[mine])
+                    self._unconfirmed.add(owner)
 
     def pull(self, rows: ArrayLike | None = None) -> Array:
         """Returns the rows' values, shape (rows, *table.shape[1:]). Waits for slower workers if
@@ -151,19 +153,11 @@ class ParameterServer:
                 at = places[mine] // self._ranks
                 if owner == self._rank:
                     result[mine] = self._shard.pull(at)
-                    continue
-                into = np.empty(8 + result[mine].nbytes, np.uint8)
-                tag = self._tag + REPLY
-                reply = recv_async(into, owner, tag=tag, name=NAME, process_set=self._set)
-                replies.append((mine, into, [*self._ask(owner, PULL, at), reply]))
-            for mine, into, handles in replies:
-                self._wait(handles)
-                failed = int(into[:8].view(np.int64)[0])
-                if failed >= 0:
-                    raise FarandoleError(
-                        f"rank {failed} can't serve its rows: its own calls raise the reason"
-                    )
-                result[mine] = into[8:].view(result.dtype).reshape(-1, *result.shape[1:])
+                else:
+                    replies.append((mine, self._ask_for(owner, at, result[mine].nbytes)))
+            for mine, reply in replies:
+                values = self._reply(*reply)
+                result[mine] = values.view(result.dtype).reshape(-1, *result.shape[1:])
         return result
 
     def clock(self) -> int:
@@ -186,6 +180,10 @@ class ParameterServer:
             self._left = "is closed"
             try:
                 self._wait_for_sent()
+                nothing = np.empty(0, np.int64)
+                replies = [self._ask_for(o, nothing, 0) for o in self._unconfirmed if wait]
+                for reply in replies:  # each comes after this worker's pushes were applied
+                    self._reply(*reply)
             finally:
                 if not self._shard.alone:
                     with self._shard.changed:  # the others read no FAILED after DONE
@@ -261,6 +259,24 @@ class ParameterServer:
             self._send(np.concatenate(parts), owner, BODY),
             self._send(header, owner, REQUEST),
         ]
+
+    def _ask_for(self, owner: int, places: Array, nbytes: int) -> tuple[int, Array, list[Any]]:
+        """Asks a server for rows; returns the arguments of _reply()."""
+        into, tag = np.empty(8 + nbytes, np.uint8), self._tag + REPLY
+        reply = recv_async(into, owner, tag=tag, name=NAME, process_set=self._set)
+        return owner, into, [*self._ask(owner, PULL, places), reply]
+
+    def _reply(self, owner: int, into: Array, handles: list[Any]) -> Array:
+        """Waits for the bytes of the rows. Raises FarandoleError if the server's part has
+        failed."""
+        self._wait(handles)
+        self._unconfirmed.discard(owner)
+        failed = int(into[:8].view(np.int64)[0])
+        if failed >= 0:
+            raise FarandoleError(
+                f"rank {failed} can't serve its rows: its own calls raise the reason"
+            )
+        return into[8:]
 
     def _send(self, message: Array, owner: int, what: int) -> Any:
         return send_async(message, owner, tag=self._tag + what, name=NAME, process_set=self._set)

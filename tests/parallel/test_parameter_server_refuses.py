@@ -60,6 +60,27 @@ def test_an_update_that_fails_is_an_error_of_those_who_only_push(pusher: int) ->
 
 
 @several
+def test_a_push_that_fails_where_the_worker_has_left_is_an_error_of_the_pusher() -> None:
+    """Rank 0's server reports nothing any more, and rank 1 never pulls."""
+
+    def update(old: Any, values: Any) -> Any:
+        raise KeyError("no such row")
+
+    server, left = hvd.ParameterServer((hvd.size(),), "float64", update=update), float("inf")
+    if hvd.rank() == 1:
+        with server._shard.changed:
+            server._shard.changed.wait_for(lambda: server.clocks[0] == left)
+        server.push([0], [1.0])
+        with pytest.raises(hvd.FarandoleError, match="rank 0 can't serve its rows"):
+            server.close()
+    elif hvd.rank() == 0:
+        with pytest.raises(KeyError, match="no such row"):
+            server.close()
+    else:
+        server.close()
+    hvd.barrier()
+
+
 def test_a_failed_part_is_reported_before_its_rank_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0's worker leaves after the failure, and before its server could report that."""
     report, left = shard.ShardServer.report_failure, float("inf")
