@@ -23,7 +23,7 @@ from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
 from farandole.calls.prepared import RepeatedCall
 from farandole.calls.public_call import collective, wait_for, waiting
-from farandole.calls.requests import Call, Op, PreparedCall, submit
+from farandole.calls.requests import Call, Op, PreparedCall, refuse_all, submit, told
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
 from farandole.ops.starts import describe, handle_of
 
@@ -175,6 +175,13 @@ def recv_async(
         known = None if source is None else index(source)
         handle.prepared = _Again(call, tensor, buffer, known, handle)
     return handle
+
+
+def refuse_receive(reason: Exception, source: int | None, **terms: Any) -> Exception:
+    """Tells the sender why this rank cannot receive; returns the error. `terms`: further arguments
+    of recv_async(), for adapters that copy what arrives."""
+    refuse_all(_known(Op.RECEIVE, "source")({"source": source, **terms}), reason)
+    return told(reason)
 
 
 def _world_rank(what: str, rank: int, process_set: ProcessSet) -> int:

@@ -22,7 +22,7 @@ from farandole.errors import MismatchError
 from farandole.members import set_id
 from farandole.ops import Average, Max, Min, Product, Sum
 from farandole.torch.collectives.sparse import elements_of, sum_of
-from farandole.torch.kind import check, in_order, is_lazy
+from farandole.torch.kind import check, check_unused, in_order, is_lazy, store
 from farandole.torch.strides import check_apart
 
 __all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "output_for"]
@@ -67,11 +67,9 @@ class Plan:
     finish: Finish
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
-    def writes(self) -> list[Tensor]:
-        """All tensors that the core or `finish` writes."""
-        if self.finish is _write_nothing:  # e.g. at the root of a broadcast
-            return []
-        return [*(y for y in self.outputs if y is not None), *self.results]
+    def writes(self) -> Tensors:
+        """All tensors of the program that the core or `finish` writes."""
+        return () if self.finish is _write_nothing else self.results  # as at a broadcast's root
 
 
 def one(x: Tensor | Tensors) -> Tensor:
@@ -98,6 +96,14 @@ def _contiguous(x: Tensor) -> Tensor:
     return in_order(x.detach())
 
 
+def _copied(xs: Tensors) -> list[Tensor]:
+    """Tensors that the caller copies next."""
+    for x in xs:
+        check(x)
+        check_unused(x)
+    return [x.detach().resolve_conj().resolve_neg() for x in xs]
+
+
 def output_for(x: Tensor) -> Tensor:
     """`x`, or uninitialized memory of its shape if it is not contiguous."""
     check(x)
@@ -110,20 +116,24 @@ def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
     begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
     if not any(y.data_ptr() < end and begin < y.data_ptr() + y.nbytes for y in others):
         return x
-    return x.clone() if copy else torch.empty_like(x)
+    return _copied([x])[0].clone() if copy else torch.empty_like(x)
 
 
 def check_writable(plan: Plan) -> None:
-    """Raises ValueError if elements of a result share memory."""
-    for x in () if plan.finish is _write_nothing else plan.results:
+    """Raises ValueError if elements of a result share memory, or if an earlier call uses one."""
+    own = {y.data_ptr() for y in plan.outputs if y is not None}  # which the core checks
+    for x in plan.writes():
         if x.layout is torch.strided:
             check_apart(x)
+            if x.is_contiguous() and x.data_ptr() in own:
+                continue
+        check_unused(x, writes=True)
 
 
 def _write(results: Tensors, buffers: Tensors, _: Received = ()) -> None:
     for x, buffer in zip(results, buffers, strict=True):
         if x.data_ptr() != buffer.data_ptr() or not x.is_contiguous():
-            x.copy_(buffer.view(x.shape))
+            store(buffer.view(x.shape), x)
 
 
 def _kind(op: Any) -> Any:
@@ -181,7 +191,7 @@ def _allreduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
         shapes, indices, values = (rows for rows, _ in received)
         if any(shape != list(x.shape) for shape in shapes.tolist()):
             raise MismatchError(f"all_reduce in {group.label}: ranks have shapes {shapes.tolist()}")
-        x.copy_(sum_of(indices, values, x, divisor, f"all_reduce in {group.label}"))
+        store(sum_of(indices, values, x, divisor, f"all_reduce in {group.label}"), x)
 
     return Plan(Op.ALLGATHER, elements_of(x), [None] * 3, [x], finish)
 
@@ -197,7 +207,7 @@ def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Pl
     buffers = [_contiguous(x) for x in xs]
     for i, buffer in enumerate(buffers):  # a tensor may be listed twice
         if any(buffer.data_ptr() == other.data_ptr() for other in buffers[:i]):
-            buffers[i] = buffer.clone()
+            buffers[i] = _copied([buffer])[0].clone()
     finish = partial(_write, xs, buffers) if keep else _write_nothing
     outputs = buffers if keep else [None] * len(buffers)
     return Plan(Op.ALLREDUCE, buffers, outputs, xs, finish, _terms(options.op))
@@ -219,7 +229,7 @@ def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
             total = whole[0]
             for rows in whole[1:]:
                 total = combine(total, rows)
-            x.copy_(total)
+            store(total, x)
 
     plan = _gathered(group, wholes, xs)
     return Plan(plan.op, plan.inputs, plan.outputs, xs, finish if keep else _write_nothing)
@@ -236,7 +246,7 @@ def _reduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
 def _reduce_scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan:
     y, xs = one(outputs), _many(inputs)
     _alike("input_list", xs, group.size(), y)
-    return _scattered(group, [y], [torch.stack([_contiguous(x) for x in xs])], options)
+    return _scattered(group, [y], [torch.stack(_copied(xs))], options)
 
 
 def _reduce_scatter_single(group: Any, output: Any, input: Any, options: Options) -> Plan:
@@ -309,7 +319,7 @@ def _into_lists(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
     def finish(_: Received) -> None:
         for ys, whole in zip(lists, wholes, strict=True):
             for y, row in zip(ys, whole, strict=True):
-                y.copy_(row)
+                store(row, y)
 
     plan = _gathered(group, wholes, tensors)
     return Plan(plan.op, plan.inputs, plan.outputs, [y for ys in lists for y in ys], finish)
@@ -329,7 +339,7 @@ def _gather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Opt
         wanted = tuple(1 if ys else 0 for _ in range(size))
         _check_counts(group, "gather", counts, wanted)
         for y, rows in zip(ys, whole, strict=True):
-            y.copy_(rows.view(y.shape))
+            store(rows.view(y.shape), y)
 
     splits = tuple(1 if rank == root else 0 for rank in range(size))
     return Plan(Op.ALLTOALL, [row], [None], ys, finish, {"splits": splits})
@@ -341,7 +351,7 @@ def _scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan
     if options.root == group.rank():
         xs = _many(inputs)
         _alike("scatter_list", xs, group.size(), y)
-        whole = torch.stack([_contiguous(x) for x in xs])
+        whole = torch.stack(_copied(xs))
     target = output_for(y)
     return Plan(Op.SCATTER, [whole], [target], [y], partial(_write, [y], [target]), {"root": root})
 
@@ -357,13 +367,13 @@ def _alltoall(group: Any, outputs: Tensors, inputs: Tensors, options: Options) -
     for what, tensors in (("input_list", inputs), ("output_list", outputs)):
         if len(tensors) != group.size():
             raise ValueError(f"{what}: a list of {len(tensors)} tensors for {group.size()} ranks")
-    buffer = torch.cat([_contiguous(x).view(-1) for x in inputs])
+    buffer = torch.cat([x.reshape(-1) for x in _copied(inputs)])
 
     def finish(received: Received) -> None:
         ((flat, counts),) = received
         _check_counts(group, "all_to_all, elements", counts, [y.numel() for y in outputs])
         for y, part in zip(outputs, torch.split(flat, list(counts)), strict=True):
-            y.copy_(part.view(y.shape))
+            store(part.view(y.shape), y)
 
     splits = {"splits": tuple(x.numel() for x in inputs)}
     return Plan(Op.ALLTOALL, [buffer], [None], outputs, finish, splits)
@@ -377,7 +387,7 @@ def _all_to_all_single(
     def finish(received: Received) -> None:
         ((whole, counts),) = received
         _check_counts(group, "all_to_all_single, rows", counts, wanted)
-        output.copy_(whole.view(output.shape))
+        store(whole.view(output.shape), output)
 
     return Plan(Op.ALLTOALL, [_contiguous(input)], [None], [output], finish, {"splits": splits})
 

@@ -29,8 +29,6 @@ from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit,
 from farandole.errors import ShutdownError
 from farandole.ops.starts import describe, handle_of
 from farandole.process_sets import ProcessSet, disband_process_set
-from farandole.torch.kind import check_unused
-from farandole.torch.strides import write
 
 __all__ = ["FarandoleGroup"]
 
@@ -85,13 +83,9 @@ class FarandoleGroup(ProcessGroup):
             count = plan_of.__code__.co_argcount - 2
             args, options = _options(names, args, kwargs, count)
             memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy them
-            for tensor in _tensors(args):
-                check_unused(tensor)
             new = plan_of(self, *args, options)
-            check_writable(new)
             memory_in_use.wait_for_users((), new.writes())
-            for tensor in new.writes():  # the core does not see those that `finish` writes
-                check_unused(tensor, writes=True)
+            check_writable(new)
             work, call, buffer = self._submit(kind, new, options)
             if key is not None and (plan := prepare(kind, self.rank(), new, call, buffer, x, y)):
                 if len(self._prepared) >= _MOST_PREPARED:
@@ -159,7 +153,7 @@ class FarandoleGroup(ProcessGroup):
                 for k, number, buffer, x in rows:
                     memory, counts = take(number, buffer, k.stream(x))
                     received.append((k.wrap(memory, x), counts))
-            write(plan.results, lambda: plan.finish(received))
+            plan.finish(received)
 
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)

@@ -12,8 +12,9 @@ from torch import Tensor
 from farandole.c10d import memory_in_use
 from farandole.c10d.calls import Tensors, one, output_for
 from farandole.c10d.work import Futures, GroupWork
-from farandole.messages import recv_async, send_async
-from farandole.torch.strides import overlaps, write
+from farandole.messages import recv_async, refuse_receive, send_async
+from farandole.torch.kind import check_unused, store
+from farandole.torch.strides import overlaps
 
 
 class MessageWork(GroupWork):
@@ -35,7 +36,7 @@ class MessageWork(GroupWork):
         """Copies the message from `buffer` to `tensor`. `source`: the sender's rank."""
         self._source = source
         if buffer.data_ptr() != tensor.data_ptr():
-            write([tensor], lambda: tensor.copy_(buffer))
+            store(buffer, tensor)
 
     def source_rank(self) -> int:
         """The sender's rank in the group, once a receive has ended; else -1."""
@@ -60,6 +61,11 @@ def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:
     # recv_async() refuses a tensor that overlaps itself, on both ranks.
     buffer = tensor if overlaps(tensor) else output_for(tensor)
     memory_in_use.wait_for_users((), [tensor])
+    if buffer is not tensor:
+        try:
+            check_unused(tensor, writes=True)
+        except ValueError as reason:
+            raise refuse_receive(reason, source, **terms) from None
     handle = recv_async(buffer, source, **terms)
     work = MessageWork(handle.map(lambda rank: work.arrived(tensor, buffer, rank)), tensor)
     memory_in_use.add(work, (), [tensor])

@@ -18,10 +18,11 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
 from farandole.ops import Max, allreduce_
 from farandole.parameters import PARAMETERS, agree_on_parameters, broadcast_all, root_in
-from farandole.torch.kind import check, check_unused, device_and_stream, in_order
+from farandole.torch.kind import check, check_unused, device_and_stream, in_order, store
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
-from farandole.torch.strides import check_apart, write
+from farandole.torch.strides import check_apart
 
+Copied = tuple[Tensor, Tensor]  # a tensor, and itself or a copy that is contiguous
 _STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
 
 
@@ -55,7 +56,10 @@ def broadcast_parameters(
     """
     root, pairs = root_in(root_rank, process_set), _pairs(params)
     sends = topology.rank() == root
+    copies: dict[str, Copied] = {}
     for which, x in pairs:
+        if which in copies:
+            raise ValueError(f"params holds {which!r} twice: give each tensor a name of its own")
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"params holds {which!r} of type {type(x).__name__}, not a tensor: send it "
@@ -67,6 +71,7 @@ def broadcast_parameters(
             check_unused(x, writes=not sends)
             if not sends:
                 check_apart(x)
+            copies[which] = x, in_order(x.detach())  # later another thread may use `x`
         except (TypeError, ValueError) as reason:
             raise type(reason)(f"params, {which!r}: {reason}") from reason
 
@@ -74,7 +79,7 @@ def broadcast_parameters(
         names = [which for which, _ in pairs]
         agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set, timeout)
         prefix = "parameter" if name is None else name
-        broadcast_tensors(dict(pairs), root, prefix, process_set, timeout)
+        _broadcast(copies, root, prefix, process_set, timeout)
 
     return then(meet)
 
@@ -95,26 +100,20 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in pairs if x is not None]
 
 
-@torch.no_grad()
-def broadcast_tensors(
-    tensors: Mapping[str, Tensor],
+def _broadcast(
+    copies: Mapping[str, Copied],
     root_rank: int,
     what: str,
     process_set: ProcessSet,
-    timeout: float | None = None,
+    timeout: float | None,
 ) -> None:
     """Broadcasts tensors in place, all at once, and waits. Writes no tensor of the root."""
-    wholes = [in_order(x.detach()) for x in tensors.values()]
-    named = [(f"{what}.{name}", x) for name, x in zip(tensors, wholes, strict=True)]
+    named = [(f"{what}.{name}", whole) for name, (_, whole) in copies.items()]
     broadcast_all(named, root_rank, process_set, timeout)
-
-    def store() -> None:
-        for x, whole in zip(tensors.values(), wholes, strict=True):
-            if x.data_ptr() != whole.data_ptr():
-                x.copy_(whole)
-
     if topology.rank() != root_rank:
-        write(list(tensors.values()), store)
+        for x, whole in copies.values():
+            if x.data_ptr() != whole.data_ptr():
+                store(whole, x)
 
 
 def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:
@@ -163,6 +162,7 @@ def broadcast_optimizer_state(
     root = topology.rank() == chosen
     tensors: list[Tensor] = []
     mine: Skeleton | None = skeleton_of(optimizer, tensors) if root else None
+    sent = [(x, in_order(x)) for x in tensors]  # later another thread may use a tensor
     own = [len(group["params"]) for group in optimizer.param_groups]
     scope = _STATE if name is None else name
 
@@ -176,10 +176,11 @@ def broadcast_optimizer_state(
                 f"optimizers have different parameters: groups of {skeleton.counts} on rank "
                 f"{chosen}, over the ranks {counts}; build the same on all ranks"
             )
-        received = tensors if root else describe_tensors(skeleton, optimizer)
-        named = {str(i): tensor for i, tensor in enumerate(received)}
+        received = [] if root else describe_tensors(skeleton, optimizer)
+        copies = sent or [(x, in_order(x)) for x in received]
         prefix = "optimizer state" if name is None else name
-        broadcast_tensors(named, chosen, prefix, process_set, timeout)
+        named = {str(i): pair for i, pair in enumerate(copies)}
+        _broadcast(named, chosen, prefix, process_set, timeout)
         if not root:
             apply(skeleton, received, optimizer)
 

@@ -4,7 +4,7 @@ registers the kind. Any thread may use it."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -174,6 +174,17 @@ def check_unused(x: Tensor, writes: bool = False) -> None:
         size = x.element_size()
         strides = [size * step for step in x.stride()]
         buffers.check_unused(address_of(x), size, x.shape, strides, writes)
+
+
+@torch.no_grad()
+def store(result: Tensor, x: Tensor) -> None:
+    """Copies a call's result to `x`, in inference mode if `x` was made in it.
+
+    Raises ValueError if a call that was started meanwhile uses the elements of `x`.
+    """
+    check_unused(x, writes=True)
+    with torch.inference_mode() if x.is_inference() else nullcontext():
+        x.copy_(result)
 
 
 def address_of(x: Tensor) -> int:

@@ -4,7 +4,7 @@ dtypes, and which tensors may be written. This module is the one place that know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -73,17 +73,6 @@ def overlaps(x: Tensor) -> bool:
     written = torch.zeros(span, dtype=torch.bool, device="cpu")  # not the user's default device
     written.as_strided(x.shape, x.stride()).fill_(True)
     return int(written.sum()) < x.numel()
-
-
-@torch.no_grad()
-def write(results: Sequence[Tensor], act: Callable[[], object]) -> None:
-    """Calls `act()`, which writes to these tensors. Some may have been made in inference mode, and
-    can be written in it only."""
-    if any(x.is_inference() for x in results):
-        with torch.inference_mode():
-            act()
-    else:
-        act()
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -27,6 +27,7 @@ _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not i
 # Address of every tensor without elements. A null pointer would mean "this rank contributes none".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
+_int64s = partial(ffi.new, ffi.typeof("int64_t[]"))
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
@@ -48,7 +49,7 @@ def check_unused(
     """Raises ValueError if an earlier call that has not ended writes to this memory on the CPU, or,
     with `writes`, reads it. Call this before you copy from memory of the user, or to it: the core
     checks the memory that it gets itself. `size`: bytes of an element; `strides` in bytes."""
-    sizes = ffi.new("int64_t[]", shape), ffi.new("int64_t[]", strides)
+    sizes = _int64s(shape), _int64s(strides)
     check(lib.farandole_check_unused(address, size, len(shape), *sizes, writes))
 
 

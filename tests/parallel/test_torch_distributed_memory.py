@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import farandole as hvd
+from farandole.arrays import buffers
 from farandole.c10d import memory_in_use
 from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
 
@@ -116,6 +118,88 @@ def test_a_root_may_send_one_tensor_to_two_groups_at_once() -> None:
         dist.broadcast(x, 0, second)
         dist.send(token, 1)
     assert (x == 0.0).all()
+
+
+def sum_of_ranks(name: str, x: torch.Tensor) -> hvd.Handle:
+    """A call of farandole's that writes to `x`. It ends once the last rank has made it, too."""
+    return hvd.allreduce_async_(x, op=hvd.Sum, name=name)
+
+
+@pytest.mark.ranks(2)
+def test_a_strided_receive_does_not_write_memory_in_use() -> None:
+    """What has arrived is copied to its place, which the core does not see."""
+    rank = dist.get_rank()
+    u = torch.full((50, 6), float(rank))
+    for turn in range(2):
+        if rank == 0:
+            handle = sum_of_ranks("memory.base", u)
+            with pytest.raises(ValueError, match=r"memory is in use by 'memory\.base'"):
+                dist.irecv(u[:, 0], 1)
+            dist.barrier()
+        else:
+            with pytest.raises(ValueError, match=r"memory is in use by 'memory\.base'"):
+                dist.send(u[:, 0], 0)
+            dist.barrier()
+            handle = sum_of_ranks("memory.base", u)
+        handle.wait()
+        assert (u == 2.0**turn).all()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["a strided receive", "columns", "a list"])
+def test_a_copied_result_is_not_written_to_memory_in_use(kind: str) -> None:
+    """The call that uses it was started later, and must not see the copy."""
+    rank = dist.get_rank()
+    u = torch.full((50, 6), float(rank))
+    if kind == "a strided receive":
+        work = dist.irecv(u[:, 0], 1) if rank == 0 else dist.isend(u[:, 0].clone(), 0)
+    elif kind == "columns":
+        work = dist.all_reduce(u[:, 0], async_op=True)
+    else:
+        parts = [u[:25], u[25:]]
+        work = dist.all_gather(parts, torch.full((25, 6), float(rank)), async_op=True)
+    if rank == 0:
+        handle = sum_of_ranks("memory.later", u)
+        with pytest.raises(ValueError, match=r"memory is in use by 'memory\.later'"):
+            work.wait()
+        dist.barrier()
+    else:
+        work.wait()
+        u.fill_(1.0)
+        dist.barrier()
+        handle = sum_of_ranks("memory.later", u)
+    handle.wait()
+    assert (u == 1.0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_the_core_is_asked_once_about_each_tensor_of_a_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call of the core for each: only those that are copied, from or to."""
+    asked, size = [], dist.get_world_size()
+    ask = buffers.check_unused
+
+    def count(address: int, *more: object) -> None:
+        asked.append(address)
+        ask(address, *more)
+
+    xs = [torch.full((3,), float(dist.get_rank())) for _ in range(size)]
+    y, whole = torch.zeros(3), torch.zeros(3 * size)
+    monkeypatch.setattr(buffers, "check_unused", count)
+    lists = {
+        "reduce_scatter": lambda: dist.reduce_scatter(y, xs),
+        "all_reduce": lambda: dist.all_reduce(y, group=dist.new_group()),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, y),
+    }
+    wanted = {"reduce_scatter": size, "all_reduce": 0, "all_gather_into_tensor": 0}
+    for kind, call in lists.items():
+        asked.clear()
+        call()
+        assert len(asked) == wanted[kind], kind
+    asked.clear()
+    dist.all_gather(xs, y)
+    assert len(asked) == 2 * size  # before it starts, and before it copies the rows
 
 
 def test_calls_that_nobody_waits_for_are_not_kept() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from farandole.torch import functions
 
 NAMES = """uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128
 uint16 uint32 uint64"""
@@ -60,6 +61,48 @@ def test_lists_and_layouts() -> None:
     dense += rank
     hvd.broadcast_parameters(named, root_rank=0)
     assert torch.equal(dense, torch.full((2, 3), hvd.size() - 1.0))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("what", ["parameters", "a state"])
+def test_values_are_taken_before_the_ranks_meet(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Another thread of the root may start a call on the same memory meanwhile."""
+    base = torch.arange(12.0).view(3, 4) * (1 + hvd.rank())
+    x = base.t() if hvd.rank() == 0 else torch.zeros(4, 3)
+    optimizer = torch.optim.SGD([torch.zeros(4, 3, requires_grad=True)], lr=1.0, momentum=0.9)
+    optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"] = x
+    meeting = "agree_on_parameters" if what == "parameters" else "broadcast_object"
+    meet, begun = getattr(functions, meeting), list[Any]()
+
+    def change() -> Any:
+        return hvd.allreduce_async_(base, op=hvd.Sum, name="meanwhile")
+
+    def other_thread(*args: Any, **kwargs: Any) -> Any:
+        if hvd.rank() == 0:
+            begun.append(change())
+        return meet(*args, **kwargs)
+
+    monkeypatch.setattr(functions, meeting, other_thread)
+    if what == "parameters":
+        hvd.broadcast_parameters({"x": x}, root_rank=0)
+    else:
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        ((x,),) = (state.values() for state in optimizer.state.values())
+    if hvd.rank() > 0:
+        assert torch.equal(x, torch.arange(12.0).view(3, 4).t())
+        begun.append(change())
+    begun[0].wait()
+    assert torch.equal(base, torch.arange(12.0).view(3, 4) * sum(range(1, hvd.size() + 1)))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+def test_a_name_that_is_given_twice_is_an_error(who: str) -> None:
+    twice = who == "all" or hvd.rank() == 0
+    with pytest.raises(ValueError, match="params holds 'a' twice"):
+        hvd.broadcast_parameters([("a", torch.ones(2)), ("a" if twice else "b", torch.ones(2))], 0)
 
 
 @pytest.mark.ranks(2, 4)
