@@ -13,7 +13,8 @@ GPU tensors are copied to the host and back. Each call runs on its own thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, TypeVar
 
@@ -21,9 +22,9 @@ import numpy as np
 
 from farandole import ops
 from farandole._library import check, ffi, lib
-from farandole.arrays.buffers import DTYPES, Buffer, check_apart, dtype_of
+from farandole.arrays.buffers import DTYPES, Buffer, check_apart, check_unused, dtype_of
 from farandole.calls.handles import Handle, stall
-from farandole.calls.requests import Call, Op, count_unnamed, submit
+from farandole.calls.requests import Call, Op, count_unnamed, refuse, submit
 from farandole.errors import FarandoleError
 from farandole.members import ProcessSet, set_id
 from farandole.ops import starts
@@ -60,6 +61,7 @@ def adasum_async(
                 f"tensors[{i}] has dtype {DTYPES[buffer.dtype]}: Adasum takes floats only; convert "
                 "it, or choose a different op"
             )
+        _check_unused(buffer, writes=in_place)
     results, outputs = list(tensors), inputs
     if in_place:
         check_apart(inputs)
@@ -128,6 +130,9 @@ def _combine(
     ]
     scaled: list[Array] = []
     with np.errstate(all="ignore"):  # infinities and NaN pass into the result
+        with _told(f"{label}.sum", process_set):
+            for output in outputs:
+                _check_unused(output, writes=True)
         for source, target, gram in zip(sources, targets, grams, strict=True):
             scaled.append(_scaled(source, coefficients(gram)[own], target))
         ops.grouped_allreduce_(
@@ -139,7 +144,9 @@ def _combine(
             process_set=process_set,
         )
         for wide, target, output in zip(scaled, targets, outputs, strict=True):
-            _store(wide, target)
+            if wide is not target:
+                _check_unused(output, writes=True)
+                _store(wide, target)
             if output.device >= 0:
                 _copy(output, output.pointer, _address(target), target.nbytes)
 
@@ -210,6 +217,24 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
 # ---- memory
 
 
+def _check_unused(buffer: Buffer, writes: bool) -> None:
+    """Raises ValueError if another call uses the memory, which this module reads and writes between
+    its own calls."""
+    if buffer.device < 0:
+        nbytes = prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
+        check_unused(buffer.pointer, nbytes, (), (), writes)
+
+
+@contextmanager
+def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
+    """Within it an error is told to the ranks that wait in the allreduce of this name, too."""
+    try:
+        yield
+    except ValueError as reason:
+        refuse(Call(Op.ALLREDUCE, name, set_id(process_set)), reason)
+        raise
+
+
 def _flat(buffer: Buffer) -> Array:
     """A flat array: the buffer's memory, or a host copy of a GPU buffer."""
     if buffer.device < 0:
@@ -265,10 +290,10 @@ def _widened(raw: Array) -> Array:
 
 
 def _store(wide: Array, raw: Array) -> None:
-    """Writes the values to `raw`, rounded to nearest even."""
+    """Writes float32 values to `raw`, rounded to nearest even."""
     if raw.dtype == np.uint16:
         bits = wide.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         raw[:] = np.where(np.isnan(wide), 0x7FC0, rounded)
-    elif _address(raw) != _address(wide):
+    else:
         raw[:] = wide

@@ -97,7 +97,7 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 def _copied(xs: Tensors) -> list[Tensor]:
-    """Tensors that the caller copies next."""
+    """Returns tensors that the caller copies next, as their values are."""
     for x in xs:
         check(x)
         check_unused(x)

@@ -59,7 +59,7 @@ def broadcast_parameters(
     copies: dict[str, Copied] = {}
     for which, x in pairs:
         if which in copies:
-            raise ValueError(f"params holds {which!r} twice: give each tensor a name of its own")
+            raise ValueError(f"params holds {which!r} twice: give each tensor its own name")
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"params holds {which!r} of type {type(x).__name__}, not a tensor: send it "

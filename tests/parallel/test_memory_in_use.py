@@ -14,6 +14,7 @@ import torch
 import farandole as fd
 import farandole.numpy as fn
 import farandole.torch as hvd
+from farandole import adasum
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -83,6 +84,7 @@ READERS: dict[str, Reader] = {
     "parameters": lambda m: hvd.broadcast_parameters({"w": m.t()}, 0, name="memory.copied"),
     ALONE: lambda m: hvd.broadcast_optimizer_state(with_state(m.t()), fd.size() - 2),
     "a gradient": lambda m: step_by_hand(m.t()),
+    "Adasum": lambda m: hvd.allreduce(m, op=hvd.Adasum, name="memory.copied"),
 }
 
 
@@ -118,6 +120,32 @@ def test_memory_that_is_written_is_not_copied(which: str) -> None:
     total = last_to_come(lambda: hvd.allreduce_async_(m, op=fd.Sum, name="memory.first"), meanwhile)
     assert torch.equal(total, expected)
     read(m)  # after the first one's end
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_adasum_does_not_write_memory_that_a_call_reads(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That call was started between the ones that Adasum makes. All ranks raise."""
+    x = torch.full((COUNT,), 1.0 + fd.rank()).to(dtype)
+    find, begun = adasum._dot_products, list[Any]()
+
+    def reads() -> Any:
+        return fd.allreduce_async(x, op=fd.Sum, name="memory.reader")
+
+    def meanwhile(*args: Any) -> Any:
+        products = find(*args)
+        if fd.rank() == 0:
+            begun.append(reads())
+        return products
+
+    monkeypatch.setattr(adasum, "_dot_products", meanwhile)
+    with pytest.raises(ValueError, match=r"refused|memory is in use by 'memory\.reader'"):
+        fd.allreduce_(x, op=fd.Adasum, name="memory.adasum")
+    total = (begun or [reads()])[0].wait()
+    if fd.rank() == 0:
+        assert (x == 1.0).all()
+    assert torch.isfinite(total).all()
 
 
 def test_copies_of_other_elements_may_be_sent() -> None:

@@ -65,9 +65,7 @@ def test_lists_and_layouts() -> None:
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("what", ["parameters", "a state"])
-def test_values_are_taken_before_the_ranks_meet(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_values_are_taken_before_the_ranks_meet(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Another thread of the root may start a call on the same memory meanwhile."""
     base = torch.arange(12.0).view(3, 4) * (1 + hvd.rank())
     x = base.t() if hvd.rank() == 0 else torch.zeros(4, 3)

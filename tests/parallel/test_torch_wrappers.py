@@ -219,7 +219,7 @@ def test_gradients_with_tangents_are_refused() -> None:
             x = forward_ad.make_dual(torch.ones(3), torch.ones(3) + hvd.rank())
             with optimizer.no_sync():
                 (p * x).sum().backward()
-            with pytest.raises(TypeError, match="tangent.*leave dual_level"):
+            with pytest.raises(TypeError, match=r"tangent.*leave dual_level"):
                 (p * x).sum().backward()
         optimizer.zero_grad()
         (p * (1.0 + hvd.rank() + turn)).sum().backward()
