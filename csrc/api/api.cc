@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of farandole.h, except GPUs and XLA: each function finds the runtime and calls it.
+// The C ABI of farandole.h, except GPUs and XLA. Each function finds the runtime and calls it.
 #include "api/api.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        process().mutex.lock();  // so that a child finds it unlocked, and the runtime consistent
+        process().mutex.lock();  // a child finds it unlocked, and the runtime consistent
         process().arenas.before_fork();
         Fd::before_fork();
       },
@@ -172,10 +172,9 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       process().prepared.clear();
     }
     if (!ended) return FARANDOLE_OK;
-    // Here the promise is kept that nobody uses the user's buffers, or MPI, after a shutdown: the runtime is
-    // destroyed, which joins its threads and ends its lanes and backends. Every thread that might still drive
-    // it, in farandole_wait or elsewhere, holds a reference until it returns; it returns soon, since all that
-    // it waits for has failed.
+    // Destroying the runtime joins its threads and ends its lanes and backends, so nobody uses the users' buffers or
+    // MPI after a shutdown. A thread that still drives it (in farandole_wait, say) holds a reference. It returns
+    // soon, because all that it waits for has failed.
     leaving.reset();
     if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all functions of the C ABI share: the process's state, and turning exceptions into error codes.
+// State of the process that all functions of the C ABI share, and the conversion of exceptions into error codes.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@
 
 namespace farandole {
 
-// A call kept by farandole_prepare_call, with its runtime, so that one look-up finds both.
+// A call kept by farandole_prepare_call, with its runtime: one look-up finds both.
 struct PreparedCall {
-  // One tensor. `waits`: the caller has nothing else to do; 0: the call is done.
+  // Submits a call on one tensor. `waits`: the caller will only wait, so it may complete here; then returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
       throw Error(ErrorCode::kInvalidArgument, "this call is of several tensors");
@@ -46,12 +46,12 @@ struct PreparedCall {
   CheckedCall call;
 };
 
-// All that outlives a runtime. Never destroyed, because threads may use it during process exit.
+// Everything that outlives a runtime. Never destroyed, because threads may use it during process exit.
 struct Process {
   std::mutex mutex;
   std::unique_ptr<LocalEndpoint> endpoint;
   std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's, for its topology
-  std::shared_ptr<ExitLatch> ended;  // told when the (last) runtime is destroyed
+  std::shared_ptr<ExitLatch> ended;  // set when the last runtime is destroyed
   std::unique_ptr<Watchdog> init_limit;
   std::mutex prepared_mutex;
   std::unordered_map<int64_t, std::shared_ptr<const PreparedCall>> prepared;
@@ -71,7 +71,6 @@ inline Process& process() {
   return *instance;
 }
 
-// The folders of a text that separates them by ':'.
 inline std::vector<std::string> folders_of(const char* text) {
   std::vector<std::string> folders;
   std::istringstream list(text);
@@ -79,7 +78,7 @@ inline std::vector<std::string> folders_of(const char* text) {
   return folders;
 }
 
-// Of fixed size, so that it needs no freeing and can't fail.
+// Fixed size: needs no freeing and cannot fail.
 inline thread_local char last_error[16384];
 inline thread_local ErrorCode last_code = ErrorCode::kOk;
 
@@ -93,7 +92,6 @@ inline int32_t set_error(ErrorCode code, const char* text) {
   return static_cast<int32_t>(code);
 }
 
-// The error of all calls in a forked child, with its remedy.
 inline Error forked_error() {
   std::lock_guard lock(process().mutex);
   const std::string parent = process().runtime
@@ -107,7 +105,6 @@ inline Error forked_error() {
               "started anew, by subprocess"};
 }
 
-// Runs `body` and converts exceptions to error codes.
 template <class Body>
 auto translated(Body&& body) -> decltype(body()) {
   using Number = decltype(body());
@@ -120,7 +117,7 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
-// The same, but fails in a forked child. `body` returns a code or a count; if nothing, that is FARANDOLE_OK.
+// Like translated(), but fails in a forked child. `body` returns a code or a count; void means FARANDOLE_OK.
 template <class Body>
 auto guarded(Body&& body) {
   return translated([&] {
@@ -145,7 +142,7 @@ auto negated(Body&& body) -> decltype(body()) {
   return done ? result : -result;
 }
 
-// True once XLA knows our instructions: its threads may make calls that no Python thread announces.
+// True once XLA knows our handlers: its threads may make calls that no Python thread announces.
 inline std::atomic<bool> xla_may_call{false};
 
 inline Deadline deadline_in(double seconds) {
@@ -161,12 +158,11 @@ std::span<T> span_of(T* first, int32_t count) {
   return {first, static_cast<size_t>(count)};
 }
 
-// How many of `rows` fit into the caller's `capacity`.
+// Number of `rows` that fit into the caller's `capacity`.
 inline size_t rows_in(int64_t capacity, size_t rows) {
   return std::min(rows, static_cast<size_t>(std::max<int64_t>(capacity, 0)));
 }
 
-// nullptr: there is none.
 inline std::shared_ptr<Runtime> runtime_if_any() {
   std::lock_guard lock(process().mutex);
   return process().runtime;
@@ -180,7 +176,7 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// These, up to the first that is not known: references, as below.
+// Returns these calls, up to the first unknown one. References, for the reason given below.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the C ABI that XLA calls: a collective as one instruction of a compiled program.
 //
-// An instruction carries its call as attributes (adapters/jax/program.py writes them): "call", the numbers of enum
-// Head; "dtypes", ours, by tensor; "members", the set's ranks when the program was compiled; "factors"; "name". The
-// handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so ranks
-// that block wait for the same call. On a GPU that is until the launch; XLA's stream waits for the results.
+// XLA passes the call as attributes, which adapters/jax/program.py writes: "call" (numbers in the order of enum
+// Head), "dtypes" (farandole's, by tensor), "members" (ranks of the set when the program was compiled), "factors" and
+// "name". The handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so
+// blocked ranks wait for the same call. On a GPU the handler returns at the launch, and XLA's stream waits for the
+// results.
 #include "api/api.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
@@ -15,7 +16,7 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-// Seconds. A signal ends a wait early, but its handler runs only when XLA's program is over: so the next one follows.
+// Seconds. A signal ends a wait early, but its handler runs only after XLA's program, so the call waits again.
 constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
@@ -25,7 +26,7 @@ using Buffers = std::vector<const xla::Buffer*>;
               "this version of XLA calls in a way that farandole can't read: " + what);
 }
 
-// All but the tokens, which have no bytes.
+// Returns all buffers except tokens, which have no bytes.
 Buffers buffers_of(const xla::Values& values) {
   Buffers found;
   if (!has(values)) unreadable("it passes no buffers");
@@ -53,7 +54,7 @@ std::span<const T> numbers(const xla::Attributes& all, std::string_view name, si
   return {static_cast<const T*>(array->values), array->count};
 }
 
-// What the program was compiled for; the numbers of process sets and of ranks may mean others since.
+// Fails unless the ranks are those of compile time: numbers of sets and ranks may have changed their meaning.
 void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
   const auto here = runtime();
   const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);
@@ -66,7 +67,7 @@ void check_world(std::span<const int32_t> head, std::span<const int32_t> members
           ": the ranks have changed. Remedy: jax.clear_caches(), or jit the function again");
 }
 
-// Where the tensors are; `stream`: in which XLA produces the inputs, and reads the results.
+// Device of the tensors, and the stream in which XLA produces the inputs and reads the results.
 struct DeviceStream {
   int32_t device = kCpuDevice;
   uint64_t stream = 0;
@@ -92,7 +93,6 @@ struct ReleaseHandles {
   ~ReleaseHandles() { farandole_release_all(all.data(), static_cast<int32_t>(all.size())); }
 };
 
-// One call over the program's tensors.
 class XlaCall {
  public:
   XlaCall(const xla::CallFrame& frame)
@@ -109,8 +109,7 @@ class XlaCall {
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Throws the call's failure, once the core uses none of its buffers any more; on a GPU, once XLA's stream waits for
-  // that.
+  // Throws the call's failure once the core no longer uses its buffers (on a GPU: once XLA's stream waits for that).
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;
@@ -138,10 +137,10 @@ class XlaCall {
  private:
   bool on_gpu() const { return where_.device != kCpuDevice; }
 
-  // The result has its size before the call, so the core writes where XLA wants it.
+  // True if the result's size is known before the call: the core then writes directly into XLA's buffer.
   bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
 
-  // The first failure.
+  // Waits for all; returns the first failure.
   static Failure waited(const std::vector<Handle>& handles) {
     Failure first;
     for (Handle handle : handles) {
@@ -155,7 +154,7 @@ class XlaCall {
   }
 
   void submit(Runtime& here, const CheckedCall& call, std::vector<Handle>& handles) const {
-    static double no_elements;  // where there are none, XLA's pointer may be null
+    static double no_elements;  // XLA's pointer may be null if there are no elements
     const auto address = [](void* data) {
       return reinterpret_cast<uintptr_t>(data ? data : &no_elements);
     };
@@ -186,12 +185,12 @@ class XlaCall {
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = this;  // it brings one
+    made.input = this;  // not null: this rank has an input
     made.name = name_.c_str();
     return made;
   }
 
-  // Why a result may have another shape than the program expects, and what to do.
+  // Explains why a result's shape may differ from the program's, and what to do.
   std::string remedy(const farandole_result& result) const {
     std::vector<Rank> without;
     for (int32_t m = 0; m < result.n_received; ++m) {
@@ -205,7 +204,7 @@ class XlaCall {
            "any rank calls join()";
   }
 
-  // Copies a result of the core's own, if it has the shape for which the program was compiled.
+  // Copies a result that the core allocated, if it has the shape for which the program was compiled.
   Failure taken(size_t i, Handle handle) const {
     if (direct()) return {};
     const xla::Buffer& output = *outputs_[i];
@@ -231,7 +230,7 @@ class XlaCall {
     return {};
   }
 
-  // In the order of XLA's stream.
+  // Copies in the order of XLA's stream.
   void copy(void* target, const void* source, size_t bytes) const {
     const auto device = runtime()->gpus().open(where_.device);
     const GpuDevice::Scope scope(*device);
@@ -241,7 +240,6 @@ class XlaCall {
                         "copying a result");
   }
 
-  // Of a result.
   size_t bytes_of(size_t i) const {
     size_t bytes = size_of(static_cast<DType>(dtypes_[i]));
     for (int64_t axis = 0; axis < outputs_[i]->ndim; ++axis)
@@ -257,7 +255,7 @@ class XlaCall {
   std::vector<std::vector<int64_t>> shapes_;
 };
 
-// Python's name of the class for a code, which XLA's one class of errors can't tell; and what comes nearest in XLA.
+// Class name in Python, which XLA's single class of errors cannot express, and the nearest code of XLA.
 struct XlaError {
   const char* name;
   xla::Code code;
@@ -275,8 +273,8 @@ XlaError xla_error(ErrorCode code) {
   }
 }
 
-// XLA asks every handler once for the version that it was written for. Within a major version structs only grow at
-// their ends, and versions of XLA differ in which minor ones they take: each hears its own.
+// Answers XLA's question for which version this handler was written. Structs only grow at their ends within a major
+// version, and versions of XLA accept different minor ones, so each gets its own back.
 bool answered(const xla::CallFrame& frame) {
   for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
     if (each->type != xla::kMetadataExtension) continue;

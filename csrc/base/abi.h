@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// farandole.h with a guard and C linkage; it has neither itself, because cffi reads it as it is.
+// Includes farandole.h with a guard and C linkage, which cffi could not read there.
 #pragma once
 
 #include <cstddef>

@@ -4,6 +4,8 @@
 namespace farandole {
 
 const char* version() { return FARANDOLE_VERSION; }
-const char* build_id() { return FARANDOLE_BUILD_ID; }  // given by CMakeLists.txt to this file alone
+const char* build_id() {
+  return FARANDOLE_BUILD_ID;
+}  // CMakeLists.txt defines it for this file only
 
 }  // namespace farandole

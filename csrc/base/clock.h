@@ -23,14 +23,14 @@ inline int64_t now_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Since 1970; set by people and daemons.
+// Nanoseconds since 1970. People and daemons may set this clock.
 inline int64_t epoch_ns() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Converts a setting in seconds; clamps it to 0 .. 1e9 seconds.
+// Converts a setting in seconds, clamped to 0 .. 1e9.
 inline std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
 }
@@ -49,7 +49,7 @@ class Deadline {
   bool expired() const { return !is_never() && now_ns() >= ns_; }
   timespec as_timespec() const { return {ns_ / 1'000'000'000, ns_ % 1'000'000'000}; }
 
-  // For poll(): milliseconds left, rounded up so that it never returns early; -1 for never.
+  // Milliseconds left for poll(), rounded up so that it never returns early; -1 for never.
   int poll_ms() const {
     if (is_never()) return -1;
     const int64_t left = std::max<int64_t>(ns_ - now_ns(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives, one row of traits each. All code asks these rows instead of comparing Op values, so
-// backends need only a value of Op and a row for a new collective that moves bytes by an existing pattern.
+// The collectives, one row of traits each. Code reads these rows instead of comparing Op values, so a collective that
+// moves bytes by an existing pattern needs only a value of Op and a row.
 #pragma once
 
 #include <array>
@@ -28,36 +28,34 @@ enum class Op : int32_t {
   kReduce = 12,
 };
 
-// How bytes get from inputs to outputs. Backends choose their algorithm by it.
+// Data movement from inputs to outputs. Backends choose their algorithm by it.
 enum class Pattern : uint8_t {
   kNone,            // no backend is involved
-  kMeet,            // no bytes; returns when all members have come; no backend either
-  kReduceToAll,     // one result, received by all (with a root: by that alone)
-  kReduceToOwners,  // one result, of which each member receives its rows
-  kOneToAll,        // the root's input, received by all
-  kEachToAll,       // all inputs concatenated, received by all
-  kEachToEach,      // rows of every input (with a root: of the root's only) to each member
+  kMeet,            // no bytes and no backend; done when all members have come
+  kReduceToAll,     // one result for all members, or for the root if there is one
+  kReduceToOwners,  // one result; each member receives its rows
+  kOneToAll,        // the root's input, to all
+  kEachToAll,       // all inputs concatenated, to all
+  kEachToEach,      // rows of every input, or of the root's only, to each member
 };
 
-// What the numbers in Part::rows mean.
+// Meaning of the numbers in Part::rows.
 enum class Rows : uint8_t {
   kNone,     // none: the result is as large as the input
-  kKept,     // by member: rows of the result that it receives; computed from the shape
-  kBrought,  // by member: rows of its input; the log entry carries them
-  kPairs,  // sender * members + receiver (with a root: receiver): rows sent; carried by the log entry
+  kKept,     // by member: rows of the result that it receives, computed from the shape
+  kBrought,  // by member: rows of its input; in the log entry
+  kPairs,  // rows sent, by sender * members + receiver (with a root: by receiver); in the log entry
 };
 
-// How many rows of the result a member receives, if kKept. If they don't divide evenly, the first members take
-// one more each: Horovod's rule.
+// Rows of the result that a member receives, if kKept. The first members get the remainder, as in Horovod.
 constexpr int64_t kept_rows(int64_t rows, int member, int members) {
   return rows / members + (member < rows % members ? 1 : 0);
 }
 
-// What Signature::root means: who alone has an input, who alone gets the result (both have to be there), or a set.
+// Meaning of Signature::root: the only member with an input, the only one with a result, or a process set.
 enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
-// Which end of a message between two ranks a call is. Its two ends are matched by PostTable; then the sender's
-// row is carried out as a collective of a process set of these two.
+// Which end of a message a call is. PostTable matches the ends; the sender's row then runs as a collective of the two.
 enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {
@@ -65,32 +63,32 @@ struct CollectiveTraits {
   Pattern pattern = Pattern::kNone;
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
-  bool rides_along = false;  // small inputs travel in the report, the result in the log; no backend
-  bool changes_sets = false;  // adds or removes a process set: all ranks of the world take part
+  bool rides_along =
+      false;  // small inputs travel in the report, the result in the log, without a backend
+  bool changes_sets = false;  // adds or removes a process set; all ranks of the world take part
   End end = End::kNone;
 
-  // Whether a backend may have to move bytes; other calls are done when their log entry is read.
+  // True if a backend may have to move bytes. Other calls are done when their log entry is read.
   constexpr bool moves_bytes() const {
     return pattern != Pattern::kNone && pattern != Pattern::kMeet;
   }
   constexpr bool reduces() const {
     return pattern == Pattern::kReduceToAll || pattern == Pattern::kReduceToOwners;
   }
-  // It waits for one other rank, not for all members.
+  // Waits for one other rank, not for all members.
   constexpr bool paired() const { return end != End::kNone; }
   constexpr bool from_root() const { return root == Root::kSource; }
   constexpr bool to_root() const { return root == Root::kTarget; }
   constexpr bool rooted() const { return from_root() || to_root(); }
-  // All members do the same, so they make it in the same line of a program. If one has another part, it is often in
-  // another branch.
+  // All members do the same here, so they should call from one line. With different roles they often do not.
   constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
-  // Members may differ in the first dimension; the result's is known once all have reported.
+  // Members may differ in the first dimension, so the result's is known only when all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
   // Each member says how many rows it sends to each other member.
   constexpr bool splits() const { return rows == Rows::kPairs; }
   // Rows are distributed, so the input needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
-  // How many row counts the log entry carries, and the index of the first one of a member.
+  // Number of row counts in the log entry, and the index of a member's first one.
   constexpr size_t logged_rows(size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;
@@ -99,7 +97,6 @@ struct CollectiveTraits {
     if (rows == Rows::kPairs) return rooted() ? 0 : member * members;
     return member;
   }
-  // Input and output may be the same buffer.
   constexpr bool in_place() const { return rows != Rows::kPairs; }
 };
 

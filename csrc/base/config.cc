@@ -28,7 +28,7 @@ std::string variable_or(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-// In $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
+// Path in $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
 std::string usual_path() {
   std::string home = variable_or("HOME", "");
   std::string folder = variable_or("XDG_CONFIG_HOME", home.empty() ? "" : home + "/.config");
@@ -246,13 +246,13 @@ double parse_seconds(const Variable& variable, const std::string& text) {
   return value;
 }
 
-// The settings file that `farandole tune` writes: lines `NAME = VALUE`; `#` begins a comment.
+// The settings file that `farandole tune` writes. Lines are `NAME = VALUE`; `#` opens a comment.
 struct TuningFile {
   std::string path;  // empty: there is none
   std::map<std::string, std::string> values;
 };
 
-// `path`: "none" for no file; or "" for the one in the user's configuration directory, if it exists.
+// `path`: "none" for no file, or "" for the file in the user's configuration directory, if there is one.
 TuningFile read_tuning_file(const std::string& path) {
   if (path == "none") return {};
   TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
@@ -260,7 +260,7 @@ TuningFile read_tuning_file(const std::string& path) {
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
     if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
-    // Where HOME is /tmp, another user can put a file there. It must not keep this user's jobs from starting.
+    // If HOME is /tmp, another user can put a file there. It must not keep this user's jobs from starting.
     if (!why.empty())
       log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every setting in one table: name, default, meaning, and whether rank 0's value holds for the whole job.
-// Only config.cc reads the environment; all other code is given values.
+// All settings in one table: name, default, meaning, scope (rank or job). Only config.cc reads the environment.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@
 
 namespace farandole {
 
-// Where a variable's value came from, weakest first.
+// Source of a variable's value, weakest first.
 enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
 const char* text_of(Source source);
 
@@ -28,7 +27,7 @@ struct Config {
   double leave_timeout;
   double shutdown_timeout;
   double peer_timeout;
-  std::string wire;       // between hosts, likewise
+  std::string wire;       // between hosts
   std::string interface;  // addresses_of() in lib/net/interfaces.h
   std::string flight_dir;
   std::string timeline;
@@ -40,7 +39,7 @@ struct Config {
   std::string shared_gpu;
   std::string gpu_order;
   std::string nccl_algo;
-  // Of this rank alone
+  // This rank's only
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string priority;
   std::string cpu_target;
@@ -66,19 +65,19 @@ struct Config {
   double checkpoint_seconds;
   int64_t verify_every;
 
-  std::vector<std::string> library_folders;  // of Python packages, searched for GPU libraries
+  std::vector<std::string> library_folders;  // Python packages' folders, searched for GPU libraries
   std::string tuning;                        // the file that was read
   std::vector<Source> sources;               // one per row of the table
 };
 
-// What a variable may be: a number from `least` to `most`, a text among `choices` (", " between them; "": any).
+// Allowed values: a number from `least` to `most`, or one of the texts in `choices` (separated by ", "; "": any).
 struct Limits {
   int64_t least = 0;
   int64_t most = INT64_MAX;
   const char* choices = "";
 };
 
-// Only this table knows what a value may be, so every command that reads it refuses the same values.
+// One setting. Every command that reads it takes its limits from here, so all refuse the same values.
 struct Variable {
   const char* name;
   const char* alias;  // Horovod's name for the same setting, or ""
@@ -98,9 +97,8 @@ std::span<const Variable> variables();
 // Reads the environment, else the tuning file, else the default.
 Config read_config();
 
-// Job-wide values as text, one line per job-wide row of the table: what rank 0 sends at init.
+// Job-wide values as text, a line per row of the table. Rank 0 sends it at init.
 std::string job_wide_text(const Config& config);
-// Takes over rank 0's values.
 void apply_job_wide_text(Config& config, const std::string& text);
 
 }  // namespace farandole

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types, one row of traits each. What a row can't hold is code: the type's loops
-// (kernels/loops.h) and its GPU element (kernels/gpu_move.cu).
+// The element types, one row of traits each. A type also has loops (kernels/loops.h) and a GPU element (gpu_move.cu).
 #pragma once
 
 #include <array>
@@ -40,19 +39,20 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  DType real;     // as devices know it: the parts of a complex number; uint8 for bool; else itself
-  DType carrier;  // of sums: of floats always, of integers where factors or a divisor are given
+  DType real;     // type on devices: parts of a complex number; uint8 for bool; otherwise itself
+  DType carrier;  // type of sums: always for floats, for integers only with factors or a divisor
   int nccl;       // ncclDataType_t; -1: NCCL has none
-  // Bit patterns of values used in reductions; 0 is all zero bits. For complex types: those of the parts.
+  // Bit patterns of values used in reductions, by parts for complex types. 0 is all zero bits.
   uint64_t one;
-  uint64_t highest;       // infinity, if the type has one
-  uint64_t lowest;        // minus infinity, likewise
-  uint64_t not_finite{};  // bits that are all ones in NaN and infinity only; 0: all are finite
+  uint64_t highest;  // infinity, if the type has one
+  uint64_t lowest;   // minus infinity, likewise
+  uint64_t
+      not_finite{};  // bits that are all ones only in NaN and infinity; 0: all values are finite
 
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // Floats reduce on GPUs only if NCCL has them; other types that NCCL lacks travel as their carrier type.
+  // Floats that NCCL lacks are not reduced on GPUs. Other types that it lacks travel as their carrier type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 
@@ -73,7 +73,7 @@ constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int n
   return {name, sizeof(T), NumberKind::kInteger, type, carrier, nccl, 1, highest, lowest};
 }
 
-// Floats below 32 bits, whose constants are given as bit patterns.
+// Floats below 32 bits. The constants are bit patterns.
 constexpr DTypeTraits small(const char* name, size_t size, DType type, int nccl, uint64_t one,
                             uint64_t highest, uint64_t not_finite) {
   const uint64_t lowest = highest | uint64_t{1} << (8 * size - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A JSON writer for traces and log lines. The caller has to balance objects and arrays.
+// JSON writer for traces and log lines. The caller balances objects and arrays.
 #pragma once
 
 #include <concepts>
@@ -17,13 +17,13 @@ class Json {
   Json& value(std::integral auto number) { return raw(std::to_string(number)); }
   // Writes nanoseconds as microseconds with three decimals, the unit of trace files.
   Json& microseconds(int64_t ns);
-  Json& line();  // the next value or bracket starts on a new line
+  Json& line();  // starts a new line before the next value or bracket
 
   Json& member(std::string_view name, std::string_view text) { return key(name).value(text); }
   Json& member(std::string_view name, std::integral auto number) { return key(name).value(number); }
 
   const std::string& text() const { return text_; }
-  // Call it after writing text() elsewhere; the document continues after that.
+  // Call it after writing text() elsewhere. The document continues after that.
   void forget() { text_.clear(); }
 
  private:

@@ -12,11 +12,10 @@ namespace farandole {
 
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 
-// Of a name that the config takes.
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
 
-// `text` of another process, safe to write to a terminal: control characters but line ends and tabs are escaped.
+// Makes a text from another process safe for a terminal: escapes control characters except line ends and tabs.
 std::string printable(std::string_view text);
 
 struct LogLine {
@@ -30,10 +29,9 @@ struct LogLine {
 using LogFormat = std::string (*)(const LogLine&);
 // "[rank 1 on node7] farandole warning: ...\n"
 std::string plain_line(const LogLine& line);
-// {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for machines that
-// collect log lines.
+// {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for log collectors.
 std::string json_line(const LogLine& line);
-// "text" or "json": the config refuses other names.
+// Format for "text" or "json"; the config refuses other names.
 LogFormat log_format_of(const std::string& name);
 
 struct LogSettings {
@@ -41,16 +39,16 @@ struct LogSettings {
   int rank = -1;
   std::string host;
   LogFormat format = plain_line;
-  int64_t per_second = 0;  // limit for lines below kError; 0: none
+  int64_t per_second = 0;  // limit for lines below kError; 0: unlimited
 };
 
-// Called at init; until then the defaults apply.
+// Called at init. The defaults apply until then.
 void set_log(LogSettings settings);
 
-// Any thread. One write(2) per line, so that lines of several ranks don't mix.
+// Any thread may call it. Writes each line by one write(2), so lines of several ranks do not mix.
 void log(LogLevel level, const std::string& text);
 
-// One step of an end that has to go on: its error is logged.
+// Runs one step of a shutdown that has to go on, and logs its error.
 template <class Step>
 void attempt(const std::string& what, Step&& step) {
   try {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr off_t kMostBytes = off_t{64} << 20;
 constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
-constexpr int kMostLinks = 40;  // in one path, as the kernel has it
+constexpr int kMostLinks = 40;  // in one path, as in the kernel
 
 uid_t overflow_user() {
   uid_t user = 65534;
@@ -52,7 +52,7 @@ bool has_trusted_owner(int folder) {
   return fstat(folder, &found) == 0 && is_trusted_user(found.st_uid);
 }
 
-// Puts the pieces of a path before those that are `left`, which are taken from the end.
+// Prepends the components of a path to those that are `left`. They are taken from the end.
 void put(std::vector<std::string>& left, const std::string& path) {
   std::vector<std::string> found;
   std::istringstream pieces(path);
@@ -61,7 +61,7 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Where the link `name` in `folder` leads. Empty, with errno: it may not be followed, or is none.
+// Target of the link `name` in `folder`. Empty, with errno, if it is no link or must not be followed.
 std::string target_of(int folder, const char* name, bool reads) {
   const int reason = errno;  // why it could not be opened as it is
   struct stat where{};
@@ -72,7 +72,7 @@ std::string target_of(int folder, const char* name, bool reads) {
   }
   errno = EPERM;
   if (reads ? !is_own(where) : !is_own_choice(folder, *found)) return {};
-  errno = ELOOP;  // the caller's, if there are too many
+  errno = ELOOP;  // the caller's errno for too many links
   char text[PATH_MAX];
   const ssize_t length = readlinkat(folder, name, text, sizeof text);
   return {text, static_cast<size_t>(std::max<ssize_t>(length, 0))};

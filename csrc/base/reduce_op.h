@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduce ops (how inputs become one result), one row of traits each.
+// The reduce ops (ways to combine inputs into one result), one row of traits each.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ enum class ReduceOp : int32_t {
 struct ReduceOpTraits {
   const char* name;
   bool sums = false;
-  bool declared = false;  // the caller computes the result; ranks only agree on the op
+  bool declared = false;  // the caller computes the result; ranks agree on the op only
   bool divides = false;   // the sum is divided by the number of members
   uint64_t DTypeTraits::* identity = nullptr;  // neutral element's bits; null: zero
   int nccl = 0;                                // ncclRedOp_t for the element-wise step
@@ -48,7 +48,7 @@ constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
 }
 constexpr const char* name_of(ReduceOp op) { return traits_of(op).name; }
 
-// The divisor of a reduction in a set of so many members: those that have joined count too (Horovod's rule).
+// Divisor of a reduction in a set of this many members. Joined members count too, as in Horovod.
 constexpr int64_t divisor_of(ReduceOp op, int members) {
   return traits_of(op).divides ? members : 1;
 }

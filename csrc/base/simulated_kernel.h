@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface between the core and a test that runs whole ranks in one thread. The test stands in for the kernel: time,
-// sleep and threads are its own.
+// The interface through which a test runs whole ranks in one thread, with its own time, sleep and threads.
 #pragma once
 
 #include <atomic>
@@ -13,17 +12,17 @@ class SimulatedKernel {
  public:
   virtual ~SimulatedKernel() = default;
   virtual int64_t now_ns() = 0;
-  // Returns false at `until_ns`, else when wake() names the word with one of these bits.
+  // Sleeps until wake() names the word with one of these bits; returns false if `until_ns` comes first.
   virtual bool sleep(const std::atomic<uint32_t>& word, uint32_t bits, int64_t until_ns) = 0;
-  // Returns how many threads it wakes, at most `count`.
+  // Wakes at most `count` threads; returns how many.
   virtual int wake(const std::atomic<uint32_t>& word, int count, uint32_t bits) = 0;
-  // Other threads may run. The caller holds no lock.
+  // Lets other threads run. The caller holds no lock.
   virtual void yield() = 0;
-  // Starts a thread, and returns its number, above 0.
+  // Starts a thread; returns its number, above 0.
   virtual int start(std::function<void()> run) = 0;
   virtual void join(int thread) = 0;
 };
 
-inline SimulatedKernel* g_simulated_kernel = nullptr;  // null: the real one
+inline SimulatedKernel* g_simulated_kernel = nullptr;  // null: the real kernel
 
 }  // namespace farandole

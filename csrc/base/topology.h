@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks share a host, and where this rank stands among them.
+// Which ranks share a host, and this rank's place among them.
 #pragma once
 
 #include <vector>
@@ -17,7 +17,7 @@ struct Topology {
   int cross_rank = 0;  // index of this host among the hosts that have this local rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds the same number of ranks
-  int world = 0;            // the number of this world in the job's life
+  int world = 0;            // counts the worlds of this job
 
   // Throws Error(kInvalidArgument) if `node` is inconsistent.
   static Topology of(Rank rank, std::vector<Rank> node);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types that all of the core shares: ranks, process set ids, and the signature of a request.
+// Types that the whole core shares: ranks, process set ids, and the signature of a request.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,7 @@
 
 namespace farandole {
 
-// The lengths of a tensor's dimensions: a vector that allocates only above 5 dimensions, because every call
-// copies it several times.
+// Lengths of a tensor's dimensions. Allocates only above 5 dimensions, because calls copy it several times.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -46,18 +45,18 @@ class Dimensions {
   static constexpr size_t kFew = 5;
   size_t size_ = 0;
   std::array<int64_t, kFew> few_{};
-  std::vector<int64_t> many_;  // used instead of few_ above kFew dimensions
+  std::vector<int64_t> many_;  // replaces few_ above kFew dimensions
 };
 
-using Rank = int32_t;   // in the world, unless a name says otherwise
+using Rank = int32_t;   // in the world, unless its name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// Negative sets are pairs: two ranks that exchange messages, made when they first do. Users don't see them.
+// Negative sets are pairs of ranks that exchange messages, made at their first message. Users do not see them.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
-constexpr int32_t kAnyGpu = 0;  // in a signature, where every rank's own GPU is meant
+constexpr int32_t kAnyGpu = 0;  // in a signature: each rank's own GPU
 
 std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1 (any length) becomes "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
@@ -67,13 +66,13 @@ constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1)
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
 
-// What all ranks must agree on for one name. It travels once per name; later its id stands for it. If ranks
-// may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
+// Fields on which all ranks must agree for one name. It travels once per name; later the name's id replaces it. If
+// ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;
   ReduceOp reduce_op = ReduceOp::kSum;
   DType dtype = DType::kFloat32;
-  int32_t device = kCpuDevice;  // ranks have to agree on CPU or GPU only
+  int32_t device = kCpuDevice;  // ranks must agree on CPU or GPU only
   Rank root = -1;               // world rank or set id, by CollectiveTraits::root; else -1
   double prescale = 1.0;
   double postscale = 1.0;
@@ -87,11 +86,10 @@ struct Signature {
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
   Rank target() const {
     return traits().to_root() ? root : -1;
-  }  // who alone gets the result; -1: all
+  }  // the only rank with a result; -1: all
   bool operator==(const Signature&) const = default;
 };
 
-// Whether this rank's buffer is an input, and whether it gets a result.
 inline bool brings_input(const Signature& signature, Rank rank) {
   return !signature.traits().from_root() || signature.root == rank;
 }

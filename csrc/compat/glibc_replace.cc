@@ -31,7 +31,7 @@ int __wrap_stat64(const char* path, struct stat* result) {
 }
 int __wrap_fstat64(int fd, struct stat* result) { return __fxstat(kStatVersion, fd, result); }
 
-// While this is not 0, libstdc++'s shared_ptr skips its atomics; we have threads, so it stays 0.
+// While this is not 0, libstdc++'s shared_ptr skips its atomics. We have threads, so it stays 0.
 char __wrap___libc_single_threaded = 0;
 
 // Used by libstdc++'s random_device.
