@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See cuda.h: finds the driver's functions by name, and turns its results into errors. Any thread.
 #include "lib/gpu/cuda.h"
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver, found at run time: our own declarations of the few functions that we call. Types and
-// numbers are compared with NVIDIA's header by tests/single/test_gpu_declarations.py.
+// The CUDA driver, found at run time: our declarations of the few functions that we call.
+// tests/single/test_gpu_declarations.py compares them with NVIDIA's header.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ namespace farandole::cuda {
 using Result = int;
 using Device = int;
 using Context = CUctx_st*;
-using Stream = CUstream_st*;  // the runtime API's streams and events are the same handles
+using Stream = CUstream_st*;  // also the runtime API's handles
 using Event = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
 using Pool = CUmemPoolHandle_st*;
-using Address = unsigned long long;  // in device memory, or anywhere else under unified addressing
+using Address = unsigned long long;  // in device memory, or anywhere under unified addressing
 
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
@@ -47,7 +47,7 @@ constexpr int kMemoryPoolsSupported = 115;
 constexpr int kPoolReleaseThreshold = 4;
 constexpr int kAllocationPinned = 1;
 constexpr int kLocationDevice = 1;
-constexpr int kPointerOrdinal = 9;  // of the device on which it lies
+constexpr int kPointerOrdinal = 9;  // the device of an address
 
 struct Uuid {
   char bytes[16];
@@ -61,14 +61,13 @@ struct PoolProperties {
     int id = 0;
   } location;
   void* security = nullptr;
-  size_t max_bytes = 0;  // 0: the device's
+  size_t max_bytes = 0;  // 0: the device's maximum
   unsigned char reserved[56] = {};
 };
 
-// Each member is the driver's function of that meaning; the symbol's name, suffix included, is in
-// cuda.cc and fixes the version of its signature.
+// Driver functions by meaning. cuda.cc has their symbols, whose suffixes fix the versions of the signatures.
 struct Api {
-  std::string path;  // of the file that was opened
+  std::string path;  // file that was opened
 
   Result (*init)(unsigned flags);
   Result (*error_name)(Result result, const char** name);
@@ -86,7 +85,7 @@ struct Api {
   Result (*stream_destroy)(Stream stream);
   Result (*stream_wait)(Stream stream, Event event, unsigned flags);
   Result (*stream_capturing)(Stream stream, int* status);
-  Result (*exchange_capture_mode)(int* mode);  // of this thread
+  Result (*exchange_capture_mode)(int* mode);  // the calling thread's
   Result (*event_create)(Event* event, unsigned flags);
   Result (*event_destroy)(Event event);
   Result (*event_record)(Event event, Stream stream);
@@ -108,13 +107,12 @@ struct Api {
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    Stream stream, void** parameters, void** extra);
 
-  // Throws Error(kLibrary): "what: CUDA_ERROR_... (text)"; with the bytes asked, if memory ran out.
+  // Throws Error(kLibrary): "what: CUDA_ERROR_... (text)"; with the requested bytes if memory ran out.
   void check(Result result, const char* what) const;
   std::string text_of(Result result) const;
 };
 
-// The driver at `path`, or, if that is empty, where the loader finds it. Initialised. Throws
-// Error(kLibrary) with the remedy.
+// Opens and initialises the driver at `path`, or where the loader finds it (""). Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::string& path);
 
 }  // namespace farandole::cuda

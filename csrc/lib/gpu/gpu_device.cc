@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_device.h. Used by everything that touches the GPU; any thread.
 #include "lib/gpu/gpu_device.h"
 
 #include <bit>
@@ -93,7 +92,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
     cuda::PoolProperties properties;
     properties.location.id = ordinal;
     api_->check(api_->pool_create(&pool_, &properties), "cuMemPoolCreate");
-    // Kept for the next bucket: what is given back to the driver comes back only by synchronising.
+    // Keeps memory for the next bucket: what the driver gets back returns only by synchronising.
     uint64_t keep = std::numeric_limits<uint64_t>::max();
     api_->check(api_->pool_attribute(pool_, cuda::kPoolReleaseThreshold, &keep),
                 "cuMemPoolSetAttribute");

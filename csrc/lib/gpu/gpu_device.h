@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU, as this rank uses it: its primary context (the one that frameworks use too), our stream, and
-// what is borrowed from it: events, device memory, pinned memory. Any thread.
+// One GPU as this rank uses it: its primary context, our stream, and lent events, device and pinned memory. Any thread.
 #pragma once
 
 #include <map>
@@ -15,7 +14,7 @@ namespace farandole {
 
 class GpuDevice;
 
-// A point in a stream. Goes back to its device's pool.
+// A point in a stream. Returns to its device's pool.
 class GpuEvent {
  public:
   GpuEvent(std::shared_ptr<GpuDevice> device, cuda::Event event)
@@ -25,17 +24,17 @@ class GpuEvent {
   GpuEvent& operator=(const GpuEvent&) = delete;
 
   void record(cuda::Stream stream);
-  void make_wait(cuda::Stream stream) const;  // what comes later in `stream` waits for this point
+  void make_wait(cuda::Stream stream) const;  // later work in `stream` waits for this point
   bool fired() const;                         // throws kLibrary if the device has failed
   void wait() const;                          // blocks this thread, asleep
-  bool fires_by(Deadline deadline) const;     // blocks this thread until then at most
+  bool fires_by(Deadline deadline) const;     // blocks this thread, at most until then
 
  private:
   std::shared_ptr<GpuDevice> device_;
   cuda::Event event_;
 };
 
-// Pinned host memory: goes back to its device's pool.
+// Pinned host memory. Returns to its device's pool.
 class PinnedMemory {
  public:
   PinnedMemory(std::shared_ptr<GpuDevice> device, std::byte* data, size_t bytes)
@@ -57,8 +56,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   static std::shared_ptr<GpuDevice> open(std::shared_ptr<const cuda::Api> api, int ordinal);
   ~GpuDevice();
 
-  // The device's context is this thread's current one meanwhile, and what it does is no concern of a capture that other
-  // threads have begun. Throws nothing: where the context is gone, the calls in it say so.
+  // Makes the device's context current in this thread, and keeps this thread's calls out of captures of other threads.
+  // Throws nothing: if the context is gone, calls in the scope report it.
   class Scope {
    public:
     explicit Scope(const GpuDevice& device);
@@ -69,7 +68,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
    private:
     const GpuDevice& device_;
     const bool entered_;
-    int capture_mode_ = cuda::kCaptureRelaxed;  // then the one before
+    int capture_mode_ = cuda::kCaptureRelaxed;  // then the previous one
   };
 
   const cuda::Api& api() const { return *api_; }
@@ -77,24 +76,23 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   int capability() const { return capability_; }  // 90: sm_90
   const cuda::Uuid& uuid() const { return uuid_; }
   std::string name() const;
-  // Of high priority; does not wait for the default stream.
+  // High priority; does not wait for the default stream.
   cuda::Stream stream() const { return stream_; }
 
-  // Blocks until our stream has done all that is in it now, or for 5 seconds: kernels that were given up end soon, and what
-  // comes after them writes to buffers.
+  // Blocks until our stream has done its present work, at most 5 seconds: kernels that were given up end soon.
   void synchronize() noexcept;
 
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
-  // In the order of `stream`: usable by later work there, reused after earlier work there. Our own pool.
-  // Out of memory: Error(kLibrary) that names the bytes.
+  // In the order of `stream`: usable by later work there, reused after earlier work there. From our own pool. Out of
+  // memory: Error(kLibrary) with the number of bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
   // False: not yet, because the stream is captured.
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
-  // With the device: earlier it could wait for work that never ends.
+  // Unloads it with the device: earlier that could wait for work that never ends.
   void unload_at_end(cuda::Module module);
-  // Also of the default stream while a stream that waits for it is captured: CUDA allows no use of it then.
+  // Also true for the default stream while a stream that waits for it is captured: CUDA then allows no use of it.
   bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:
@@ -114,7 +112,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::mutex mutex_;
   std::vector<cuda::Event> events_;
   std::vector<cuda::Module> modules_;
-  std::multimap<size_t, std::byte*> pinned_;  // by bytes
+  std::multimap<size_t, std::byte*> pinned_;  // by size
 };
 
 }  // namespace farandole

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nccl.h: finds NCCL's functions by name, and turns its results into errors. Called by data/nccl.
 #include "lib/gpu/nccl.h"
 
 #include "base/error.h"
@@ -30,8 +29,8 @@ void fill_all(const DynamicLibrary& library, Api& api) {
 
 }  // namespace
 
-// NCCL connects in threads of its own. A capture in global mode forbids them to wait for a stream; the error that NCCL then
-// returns does not tell, but its last words quote CUDA.
+// NCCL connects in its own threads. A capture in global mode forbids them to wait for a stream. NCCL's error then does
+// not say so, but its last error text quotes CUDA.
 std::string Api::text_of(Result result, Comm comm) const {
   const char* found = last_error(comm);
   const std::string words = found ? found : "";

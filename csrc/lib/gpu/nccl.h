@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, found at run time: the copy that the process carries already, else one from site-packages. Our own
-// declarations, compared with NVIDIA's header by tests/single/test_gpu_declarations.py.
+// NCCL, found at run time: the copy that the process has loaded, else one from site-packages.
+// tests/single/test_gpu_declarations.py compares our declarations with NVIDIA's header.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ using DataType = int;
 using RedOp = int;
 
 constexpr Result kSuccess = 0;
-constexpr Result kInProgress = 7;  // of a communicator that does not block
+constexpr Result kInProgress = 7;  // non-blocking communicators only
 
-// All types and operators are in the rows of base/dtype.h and base/reduce_op.h.
+// Types and operators are in the rows of base/dtype.h and base/reduce_op.h.
 constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
 constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
 
@@ -31,7 +31,7 @@ struct UniqueId {
   char bytes[128];
 };
 
-// The first members of ncclConfig_t; `size` and `version` tell the library which of them there are.
+// First members of ncclConfig_t. `size` and `version` tell the library which members there are.
 struct ConfigV21400 {
   size_t size = sizeof(ConfigV21400);
   unsigned magic = 0xcafebeef;
@@ -39,8 +39,8 @@ struct ConfigV21400 {
   int blocking = 1;
 };
 
-constexpr int kFirstWithConfig = 21400;  // the oldest version that we use
-// Before, ncclCommAbort frees the communicator also within a group, before that ends (src/init.cc).
+constexpr int kFirstWithConfig = 21400;  // oldest version that we use
+// Older versions free a communicator in ncclCommAbort even within a group, before that ends (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {
@@ -73,14 +73,13 @@ struct Api {
   Result (*group_start)();
   Result (*group_end)();
 
-  // "text (NCCL's last words)", with the remedy for what CUDA refuses during a capture, and for a user's setting.
+  // "text (NCCL's last error)", with a remedy for what CUDA refuses during a capture, and for a user's setting.
   std::string text_of(Result result, Comm comm) const;
-  // Throws Error(kLibrary): "what: " and that text.
+  // Throws Error(kLibrary): "what: " and text_of().
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 
-// The first of `paths` that the process holds or that can be opened. Throws Error(kLibrary) with the
-// remedy, also for a version that is too old.
+// Opens the first of `paths` that is loaded or loads. Throws Error(kLibrary) with a remedy, also for an old version.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
 }  // namespace farandole::nccl

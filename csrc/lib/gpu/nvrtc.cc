@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nvrtc.h. Used by GpuModule, in the thread of the rank's first GPU tensor.
 #include "lib/gpu/nvrtc.h"
 
 #include "base/error.h"
@@ -10,7 +9,7 @@ namespace {
 
 constexpr int kOldestCapability = 80;
 
-// One compilation; NVRTC's own memory goes with it.
+// One compilation. Destroys NVRTC's memory.
 class Compilation {
  public:
   Compilation(const Api& api, const std::string& source) : api_(api) {
@@ -52,8 +51,8 @@ class Compilation {
   Result result_ = 0;
 };
 
-// NVRTC opens its builtins by their name, and that of CUDA 13.0 from a wheel does not find those beside itself. Held by
-// the process they are found; without them NVRTC says what is missing.
+// NVRTC opens its builtins by name, and that of CUDA 13.0 from a wheel does not look next to itself. Once the process
+// has loaded them, they are found; without them NVRTC says what is missing.
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);

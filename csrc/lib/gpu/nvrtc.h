@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA's run-time compiler: one function of it is all that anybody needs.
+// NVIDIA's run-time compiler, reduced to one function.
 #pragma once
 
 #include <memory>
@@ -31,11 +31,11 @@ struct Api {
   Result (*log)(Program program, char* out);
 };
 
-// Throws Error(kLibrary) with the remedy.
+// Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// A cubin for exactly this compute capability (90: sm_90); for one that this NVRTC doesn't know yet, PTX
-// that the driver finishes. Throws Error(kLibrary) with the compiler's words.
+// Compiles a cubin for exactly this compute capability (90: sm_90). For one that this NVRTC does not know, PTX that the
+// driver finishes. Throws Error(kLibrary) with the compiler's text.
 std::string compile(const Api& api, const std::string& source, int capability);
 
 }  // namespace farandole::nvrtc

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nvtx.h. Opened by RankGpu where a profiler listens; the driver names ranges.
 #include "lib/gpu/nvtx.h"
 
 #include "base/error.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named ranges on the timeline of Nsight Systems, by NVIDIA's NVTX library. Without a profiler its functions do
-// nothing.
+// Named ranges on Nsight Systems' timeline, by NVIDIA's NVTX library. They do nothing without a profiler.
 #pragma once
 
 #include <memory>
@@ -12,17 +11,17 @@ namespace farandole::nvtx {
 struct Api {
   std::string path;
 
-  int (*push)(const char* name);  // of the calling thread
+  int (*push)(const char* name);  // for the calling thread
   int (*pop)();
 };
 
-// Throws Error(kLibrary) with the remedy.
+// Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// From here to the end of the scope; what is launched in between belongs to it.
+// A range from here to the end of the scope. What is launched meanwhile belongs to it.
 class Range {
  public:
-  // nullptr: none.
+  // `api`: nullptr: does nothing.
   Range(const Api* api, const std::string& name) : api_(api) {
     if (api_) api_->push(name.c_str());
   }

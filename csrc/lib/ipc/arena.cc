@@ -43,7 +43,7 @@ void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
 
 // ---- a mapping
 
-// Aligned to huge pages, so that the memfd's huge pages can be mapped as such in every process.
+// Aligned to huge pages, so that every process can map the memfd's huge pages as such.
 Mapping map_arena(int fd, bool inherit) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
@@ -63,7 +63,7 @@ Mapping map_arena(int fd, bool inherit) {
   Mapping mapping(first + before, {bytes});
   map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
   madvise(mapping.get(), bytes,
-          MADV_DONTDUMP);  // else a core file has every rank's arrays once per rank
+          MADV_DONTDUMP);  // otherwise a core file holds every rank's arrays once per rank
   if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
   return mapping;
 }
@@ -84,7 +84,7 @@ std::byte* Arena::allocate(size_t bytes) {
   if (!mapping_) mapping_ = map_arena(fd_.get(), /*inherit=*/true);
   const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   const size_t room = round_up(std::max<size_t>(bytes, 1), page);
-  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // this check takes 0.1 ms
+  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // the check takes 0.1 ms
   const uint64_t offset = take(room, page);
   try {
     fill(offset, room);
@@ -98,7 +98,6 @@ std::byte* Arena::allocate(size_t bytes) {
   return mapping_.get() + offset;
 }
 
-// First fit.
 uint64_t Arena::take(size_t bytes, size_t alignment) {
   for (auto [start, length] : free_) {
     const uint64_t offset = round_up(start, alignment);
@@ -130,8 +129,8 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
   free_.emplace(offset, bytes);
 }
 
-// Huge pages come only from page faults, not from fallocate. Kernels without MADV_POPULATE_WRITE can't fault
-// them in without risking SIGBUS, so they get small pages.
+// Huge pages come only from page faults, not from fallocate. Kernels without MADV_POPULATE_WRITE cannot fault them in
+// without the risk of SIGBUS, so they get small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {
@@ -182,7 +181,7 @@ void Arena::retire(const std::byte* memory) {
   if (found == allocations_.end() || found->second.retired) return;
   const uint64_t offset = found->first;
   make_private(offset, found->second.bytes);
-  // A write makes a page private; OR-ing 0 atomically can't lose another thread's store.
+  // A write makes a page private. OR-ing 0 atomically cannot lose another thread's store.
   for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
     std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.get() + offset + at)).fetch_or(0);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for arrays that the other ranks of the host can map: one sparse memfd whose pages come and go with
-// allocations. A peer maps it once and then sees whatever is allocated later.
+// Memory for arrays that the host's other ranks can map: a sparse memfd whose pages come and go with allocations. A
+// peer maps it once, and then sees later allocations, too.
 #pragma once
 
 #include <atomic>
@@ -17,41 +17,39 @@
 
 namespace farandole {
 
-// A whole arena mapped into one process. Only allocated pages cost memory. With `inherit`, forked children keep the
-// mapping. Throws kLibrary.
+// Maps a whole arena; only allocated pages cost memory. `inherit`: forked children keep the mapping. Throws kLibrary.
 Mapping map_arena(int fd, bool inherit);
 
-// One arena. Any thread.
 class Arena {
  public:
-  // As large as the machine's memory, but at most 256 GiB, so that a process can map hundreds.
+  // The machine's memory, but at most 256 GiB, so that a process can map hundreds of arenas.
   static size_t default_bytes();
 
-  // Takes neither memory nor, before the first allocation, address space.
+  // Takes no memory, and no address space before the first allocation.
   explicit Arena(size_t bytes = default_bytes());
 
-  // Zeroed whole pages, already resident: too little memory is an Error(kLibrary) here, not a SIGBUS later.
+  // Returns zeroed, resident whole pages: too little memory is an Error(kLibrary) here, not a SIGBUS later.
   std::byte* allocate(size_t bytes);
-  // Frees the pages at once, for all processes. False: `memory` does not begin an allocation of this arena.
+  // Frees the pages at once, for all processes. False: `memory` is not the start of an allocation here.
   bool release(std::byte* memory);
-  // Offset of `memory` in the memfd, for peers; it may lie inside an allocation. nullopt: not shared.
+  // Offset of `memory` (perhaps inside an allocation) in the memfd, for peers. nullopt: not shared.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
-  // Stops sharing the allocation around `memory`: its content stays, copied to private pages, while peers
-  // keep the old pages and what they hold. Other threads may use the memory meanwhile.
+  // Stops sharing the allocation around `memory`: its content moves to private pages, and peers keep the old ones.
+  // Other threads may use the memory meanwhile.
   void retire(const std::byte* memory);
-  // Reads, at `offset` of the old pages, what peers wrote there after retire(). Throws kLibrary.
+  // Reads what peers wrote to the old pages, at `offset`, after retire(). Throws kLibrary.
   void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;
-  bool in_use() const { return in_use_; }  // at least one allocation was ever made
-  // Call when no peer is left: frees the old pages that retire() left to peers.
+  bool in_use() const { return in_use_; }  // at least one allocation was made
+  // Frees the old pages that retire() left to peers. Call it when no peer is left.
   void forget_peers();
 
-  int fd() const { return fd_.get(); }  // to send to peers; stays owned here
+  int fd() const { return fd_.get(); }  // to send to peers; the arena keeps it
   size_t bytes() const { return bytes_; }
 
-  // Call around fork(), so that the child finds consistent tables. The child sees the parent's memory until
-  // it writes to it; the parent never sees the child's writes.
+  // Call around fork(), so that the child finds consistent tables. The child sees the parent's memory until it writes
+  // there; the parent never sees the child's writes.
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
   void after_fork_in_child();
@@ -79,14 +77,14 @@ class Arena {
   Allocations allocations_;
 };
 
-// A process's arenas, from which its arrays are allocated. They outlive a job, because arrays do.
+// A process's arenas, from which its arrays are allocated. Arrays outlive jobs, and so do arenas. Any thread.
 class ArenaPool {
  public:
   explicit ArenaPool(size_t arena_bytes = Arena::default_bytes());
 
   std::byte* allocate(size_t bytes);
   void release(std::byte* memory);
-  // The arena for a new job: a fresh one if peers of an earlier job may still write to the last one.
+  // Returns the arena for a new job: a fresh one if peers of an earlier job may still write to the last one.
   std::shared_ptr<Arena> share();
 
   void before_fork();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of atomic operations by which the members of a cell meet. A template, so that Cell runs it on shared memory
-// and futexes, and the model checker in tests/csrc on a model of both.
+// The order of atomic operations by which the members of a cell meet. A template: Cell runs it on shared memory and
+// futexes, the model checker in tests/csrc on a model of both.
 //
 // `State` offers atomic, sequentially consistent steps on one word: load(), replace(expected&, desired), wake() and
-// sleep(expected, deadline); sleep() returns false if a signal came or the deadline passed.
+// sleep(expected, deadline). sleep() returns false if a signal came or the deadline passed.
 //
-// The word counts rounds. In each one every member arrives once at most. A round ends
+// The word counts rounds. Each member arrives at most once per round. A round ends
 //   completed: the last member arrived and found that all make the same call; or
-//   dissolved: somebody gave up, and all who had arrived must make their call in another way.
-// Both empty the cell for the next round. A completed round needs every member, so between two of a member's arrivals one
-// round at most is completed: a member tells by that count how its round has ended, even if others were dissolved
-// since. For the same reason two places for data, taken by the parity of the completed rounds, are enough.
+//   dissolved: somebody gave up, and all who had arrived must make their call in a different way.
+// Both empty the cell for the next round. A completed round needs every member, so at most one completes between two
+// arrivals of a member. So a member learns from that count how its round ended, even if others dissolved since; and two
+// places for data, chosen by the parity of completed rounds, are enough.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace farandole::cell_protocol {
 
 constexpr uint32_t kArrived = 1;  // 8 bits: members that have arrived
 constexpr uint32_t kArrivedMask = 0xff;
-constexpr uint32_t kAsleep = 1 << 8;     // one of them sleeps
+constexpr uint32_t kAsleep = 1 << 8;     // a member sleeps
 constexpr uint32_t kCompleted = 1 << 9;  // 7 bits: rounds, modulo 128
 constexpr uint32_t kCompletedMask = 0x7f * kCompleted;
 constexpr uint32_t kDissolved = 1 << 16;  // 16 bits
@@ -31,7 +31,7 @@ enum class End { kUnderWay, kCompleted, kDissolved };
 
 constexpr uint32_t arrived(uint32_t word) { return word & kArrivedMask; }
 constexpr uint32_t parity(uint32_t word) { return word / kCompleted % 2; }
-// The round that the word is in.
+// Returns the round of the word.
 constexpr uint32_t round_of(uint32_t word) { return word & ~(kArrivedMask | kAsleep); }
 constexpr uint32_t after_completed(uint32_t word) {
   const uint32_t completed = (word + kCompleted) & kCompletedMask;
@@ -45,7 +45,7 @@ constexpr End end_of(uint32_t round, uint32_t word) {
   return completed ? End::kCompleted : End::kDissolved;
 }
 
-// Ends the round of `word`, and wakes who sleeps in it. False: the word has changed, and is loaded.
+// Ends the round of `word`, and wakes sleepers. False: the word has changed, and was loaded again.
 template <class State>
 bool end_round(State& state, uint32_t& word, uint32_t next) {
   const bool asleep = (word & kAsleep) != 0;
@@ -54,7 +54,7 @@ bool end_round(State& state, uint32_t& word, uint32_t next) {
   return true;
 }
 
-// Dissolves the round, unless it has ended.
+// Dissolves the round unless it has ended.
 template <class State>
 End give_up(State& state, uint32_t round) {
   uint32_t word = state.load();
@@ -64,7 +64,7 @@ End give_up(State& state, uint32_t round) {
   return end_of(round, word);
 }
 
-// Dissolves the round if a member has arrived. Called by who will make a call in another way, after having said so.
+// Dissolves the round if a member has arrived. Call it after announcing that this member calls in a different way.
 template <class State>
 void disturb(State& state) {
   uint32_t word = state.load();
@@ -73,7 +73,7 @@ void disturb(State& state) {
   }
 }
 
-// This member's data are in place. `agree()`: all members, which have arrived, make the same call; `round` is set.
+// This member's data are in place. `agree()`: all arrived members make the same call. Sets `round`.
 template <class State, class Agree>
 End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   uint32_t word = state.load();
@@ -89,7 +89,7 @@ End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   }
 }
 
-// Sleeps until the round that this member has arrived in ends; dissolves it at the deadline, or when a signal comes.
+// Sleeps until the end of the round in which this member has arrived. Dissolves it at the deadline or after a signal.
 template <class State>
 End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
   for (;;) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank's threads sleep on: one EventCount per rank, in shared memory. Zeroed memory is a valid one.
+// The word on which a rank's threads sleep: one EventCount per rank, in shared memory. Zeroed memory is valid.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,14 @@
 
 namespace farandole {
 
-// The sleeper: a user thread that drives, or the rank's background thread. At most one of each.
+// A sleeper: the user thread that drives, or the rank's background thread. At most one of each.
 enum class Sleeper : uint32_t {
   kCaller = event_protocol::kCallerAsleep,
   kBackground = event_protocol::kBackgroundAsleep,
 };
 
 inline std::atomic<uint64_t> g_rescued_wakeups{0};
-// Lost wake-ups of this process, found when the longest sleep ended. Not 0 means a bug, or a peer that died
-// between the instructions of a notify().
+// Lost wake-ups of this process, found when the longest sleep ended. Not 0: a bug, or a peer died inside notify().
 inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 
 // The background thread: for (;;) { if (try_drive()) { work; stop_driving(has_work); }
@@ -35,19 +34,19 @@ class alignas(64) EventCount {
   EventCount(const EventCount&) = delete;
   EventCount& operator=(const EventCount&) = delete;
 
-  // Any thread of any process, after publishing work with seq_cst. Wakes a sleeping caller; otherwise, unless
-  // a thread drives, the background thread. No system call if nobody is woken.
+  // Any thread of any process, after it has published work with seq_cst. Wakes a sleeping caller; otherwise the
+  // background thread, unless a thread drives. No system call if nobody is woken.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
   // Own process only: wakes the background thread for work that no caller will do.
   void notify_background() { event_protocol::notify(state_, event_protocol::kBackgroundAsleep); }
 
-  // Own process only. Takes the driver's role, a lock that nobody waits for. While it is taken, notify() does
-  // not wake the background thread, since the driver checks for work again before it sleeps or leaves.
+  // Own process only. Takes the driver's role, a lock for which nobody waits. Meanwhile notify() does not wake the
+  // background thread: the driver checks for work again before it sleeps or leaves.
   bool try_drive() { return event_protocol::try_drive(state_); }
   bool driven() const { return (state_.load_flags() & event_protocol::kDriven) != 0; }
 
-  // Gives up the role, then checks for work and wakes whoever should drive now.
+  // Gives the role back, then checks for work and wakes whoever should drive now.
   template <class Predicate>
   void stop_driving(Predicate&& has_work) {
     event_protocol::stop_driving(state_, has_work);
@@ -55,10 +54,9 @@ class alignas(64) EventCount {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most a second, so that a caller handles its signals; check for work afterwards. False:
-  // a signal handler has run. `ticket` is from prepare(). `has_work` must load with seq_cst and see all work
-  // announced since prepare(), because a notify() that finds no sleeper leaves no other trace; it must be true
-  // only for announced work.
+  // Sleeps once, for at most a second so that a caller handles its signals; check for work afterwards. False: a
+  // signal handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must be true for all work
+  // announced since prepare(), because a notify() that finds no sleeper leaves no other trace, and for no other work.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of atomic operations by which no wake-up is lost. A template, so that EventCount runs it on
-// shared memory and futexes, and the model checker in tests/csrc on a model of both.
+// The order of atomic operations by which no wake-up is lost. A template: EventCount runs it on shared memory and
+// futexes, the model checker in tests/csrc on a model of both.
 //
-// `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&,
-// desired), set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
+// `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&, desired),
+// set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace farandole::event_protocol {
 
-// Bits of the flags. The first two also serve as futex wait bits.
+// Bits of the flags. The first two are also futex wait bits.
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
 constexpr uint32_t kDriven = 4;  // a thread drives, and checks for work before it sleeps or leaves
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
-// Clears and returns the flag of the one sleeper to wake, among `kinds`; 0: no wake-up is needed. A caller
-// goes first; the background thread is not woken while somebody drives.
+// Clears and returns the flag of the sleeper to wake, among `kinds`; 0: nobody. A caller goes first. The background
+// thread is not woken while somebody drives.
 template <class State>
 uint32_t take_sleeper(State& state, uint32_t kinds) {
   uint32_t flags = state.load_flags();
@@ -32,8 +32,8 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call after publishing. Takes the flag before the bump: in the other order, a late notifier could take the
-// flag of a sleeper that has already read the new word and would sleep for ever.
+// Call it after publishing. It takes the flag before the bump: otherwise a late notifier could take the flag of a
+// sleeper that has read the new word already and would sleep for ever.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -42,7 +42,7 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// One sleep: sets the flag, checks for work, sleeps while the word equals `ticket`, as loaded before.
+// Sleeps once: sets the flag, checks for work, sleeps while the word equals `ticket` (loaded before).
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -50,7 +50,7 @@ FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& h
   state.set_flags(sleeper);
   if (!has_work()) {
     result = state.sleep(ticket, sleeper, deadline);
-    // Work after a time-out: either a notifier is about to wake us, or a wake-up was lost.
+    // Work after a time-out: a notifier is about to wake us, or a wake-up was lost.
     if (result == FutexResult::kTimedOut && has_work()) {
       result = state.sleep(ticket, sleeper, state.grace());
       if (result == FutexResult::kTimedOut) state.rescued();
@@ -65,8 +65,8 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Gives up the role before checking: a notifier that saw the role taken woke nobody, and a wake-up of the
-// driver may have been meant for work that it will not do.
+// Gives the role up before it checks: a notifier that saw the role taken woke nobody, and a wake-up of the driver may
+// have been meant for work that it will not do.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

@@ -20,7 +20,8 @@ struct Prefix {
 
 constexpr size_t kAlignment = 8;
 constexpr size_t kSmallestCapacity = 64;
-constexpr uint32_t kWrap = ~uint32_t{0};  // as a length: the next record is at the ring's start
+constexpr uint32_t kWrap =
+    ~uint32_t{0};  // a length that means: the next record is at the ring's start
 static_assert(sizeof(Prefix) == kAlignment);
 
 constexpr size_t with_prefix(size_t record) {
@@ -105,7 +106,7 @@ Bytes RingReader::front() {
   if (length == kWrap) {
     const size_t skipped = until_wrap(tail_);
     if (skipped >= ready) throw_corrupt("wrap at", tail_);
-    tail_ += skipped;  // the next pop() tells the writer
+    tail_ += skipped;  // the next pop() reports it
     ready -= skipped;
     length = read_length(at(tail_));
   }

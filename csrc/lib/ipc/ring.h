@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of records in shared memory with one writer and one reader, in two processes. Neither blocks, and
-// either may die at any time: a record is seen whole or not at all. Carries reports and log entries inside a
-// host (control/channel/shm_channel).
+// A ring of records in shared memory with one writer and one reader, in two processes. Neither blocks, and either may
+// die at any time: a record is seen whole or not at all.
 #pragma once
 
 #include <atomic>
@@ -14,7 +13,7 @@ namespace farandole {
 
 using Bytes = std::span<const std::byte>;
 
-// Zeroed memory is an empty ring. Positions count bytes since the start; they never wrap.
+// Zeroed memory is an empty ring. Positions count bytes since the start, and never wrap.
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head;         // published; stored by the writer
   alignas(64) std::atomic<uint64_t> tail;         // consumed; stored by the reader
@@ -22,10 +21,10 @@ struct RingHeader {
 };
 static_assert(std::is_standard_layout_v<RingHeader> && sizeof(RingHeader) == 192);
 
-// A ring's memory. Its capacity is agreed elsewhere: values that a peer can write are not trusted.
+// A ring's memory. The capacity is agreed elsewhere, because values that a peer can write are not trusted.
 class RingMemory {
  public:
-  // `capacity` is a power of two, at least 64; `memory` is 64-byte aligned, bytes(capacity) long.
+  // `capacity`: a power of two, at least 64. `memory`: 64-byte aligned, bytes(capacity) long.
   RingMemory(std::byte* memory, size_t capacity);
   static constexpr size_t bytes(size_t capacity) { return sizeof(RingHeader) + capacity; }
 
@@ -44,13 +43,12 @@ class RingWriter : public RingMemory {
  public:
   RingWriter(std::byte* memory, size_t capacity);
 
-  // Pushes one record of 1 to max_record() bytes, `first` then `second`; false: no room now. The publishing
-  // store is seq_cst; notify the reader after it.
+  // Pushes one record of 1 to max_record() bytes by a seq_cst store; then notify the reader. False: no room.
   bool try_push(Bytes first, Bytes second = {});
 
-  // After try_push() failed: asks the reader to tell when half of the ring is free. Then try_push() again.
+  // After a failed try_push(): asks the reader to report when half of the ring is free. Then try_push() again.
   void want_room() { header_->room_wanted.store(1); }
-  // Whether the reader has told since. Any thread of the writer's process.
+  // True if the reader has reported since. Any thread of the writer's process.
   bool room_granted() const { return header_->room_wanted.load() == 0; }
 
  private:
@@ -66,7 +64,7 @@ class RingReader : public RingMemory {
 
   bool empty() const { return header_->head.load() == tail_; }
 
-  // The oldest record, in place until pop(), 8-byte aligned; empty if none. Throws if the ring is corrupt.
+  // Returns the oldest record in place, 8-byte aligned, until pop(); empty if none. Throws if the ring is corrupt.
   Bytes front();
 
   // Drops the record that front() returned. True: the writer waits for room and should be notified.
@@ -74,7 +72,7 @@ class RingReader : public RingMemory {
 
  private:
   uint64_t tail_;
-  size_t front_bytes_ = 0;  // of the record that front() returned, with its prefix; 0: none
+  size_t front_bytes_ = 0;  // size of front()'s record with its prefix; 0: none
 };
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory without a name: a memfd, so that a rank that dies in any way leaves nothing behind.
+// Unnamed shared memory (a memfd), so that a rank that dies in any way leaves nothing behind.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,23 @@ struct SegmentSize {
   SegmentSize(size_t all, size_t first) : bytes(all), at_once(first) {}
 
   size_t bytes;
-  size_t at_once;  // who writes to a byte after these calls allocate_pages() first
+  size_t at_once;  // writers to later bytes call allocate_pages() first
 };
 
 class Segment {
  public:
-  // Creates zeroed memory, already allocated: a full tmpfs or memory limit is an Error here, not a SIGBUS
-  // later. `label` shows in /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither
-  // touch nor destroy the Segment.
+  // Creates zeroed memory and allocates it: too little memory is an Error here, not a SIGBUS later. `label` shows in
+  // /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither touch nor destroy the Segment.
   static Segment create(const char* label, SegmentSize size, bool inherit = false);
 
-  // Maps a segment that another rank created. Throws if its creator could still shrink it.
+  // Maps another rank's segment. Throws if its creator could still shrink it.
   static Segment map(Fd fd, bool inherit = false);
 
   Segment() = default;
 
   std::byte* data() const { return memory_.get(); }
   size_t size() const { return memory_.get_deleter().bytes; }
-  int fd() const { return fd_.get(); }  // to send to peers; stays owned here
+  int fd() const { return fd_.get(); }  // to send to peers; the segment keeps it
 
  private:
   Segment(Fd fd, size_t bytes, bool inherit);

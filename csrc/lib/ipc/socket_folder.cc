@@ -28,8 +28,8 @@ constexpr mode_t kOwnOnly = 0700;
 constexpr size_t kLongestName = 64;
 constexpr time_t kNewSeconds = 2;  // seconds
 
-// The same for all processes of a user on a host, unless a stranger is in the way. The user's runtime folder is not the
-// first, because it goes when they log out, and their job may stay.
+// Candidates are equal for all processes of a user on a host, unless a stranger is in the way. The user's runtime
+// folder is not first: it vanishes at logout, and a job may stay.
 std::vector<std::string> candidates() {
   const std::string name = "/farandole-" + std::to_string(geteuid());
   std::vector<std::string> all{"/tmp" + name};
@@ -42,7 +42,7 @@ std::vector<std::string> candidates() {
   return all;
 }
 
-// Makes the folder if it is missing; returns why it can't be used, or an empty text.
+// Creates the folder if missing. Returns the reason why it cannot be used, or "".
 std::string trouble_with(const std::string& folder, std::optional<struct stat>& found) {
   if (folder.size() + 1 + kLongestName >= sizeof(sockaddr_un::sun_path)) return "is too long";
   if (folder.find_first_of(",: \t\n") != std::string::npos) return "has a comma, colon or blank";
@@ -55,7 +55,7 @@ std::string trouble_with(const std::string& folder, std::optional<struct stat>& 
   return {};
 }
 
-// Asked by a kind of socket that nobody opens there: if a process has the other one, nothing is connected.
+// Asks with a kind of socket that nobody opens there: if a process has the other kind, nothing is connected.
 bool has_process(const std::string& path) {
   const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -65,7 +65,7 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes the sockets of processes that were killed. New ones stay: bind() makes the name before the socket is there.
+// Removes sockets of killed processes. New ones stay, because bind() creates the name before the socket is there.
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -82,7 +82,7 @@ void sweep(const std::string& folder, const std::string& beginning) {
 
 SocketFolder socket_folder() {
   const std::string boot =
-      boot_id();  // hosts may share the folder, but see their own processes only
+      boot_id();  // hosts may share the folder, but only see their own processes
   std::string why;
   for (const std::string& folder : candidates()) {
     std::optional<struct stat> found;

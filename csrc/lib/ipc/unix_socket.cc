@@ -64,7 +64,7 @@ std::string random_name() {
   return name;
 }
 
-// connect() on a blocking socket waits for a place in the backlog, for at most the send time-out.
+// connect() on a blocking socket waits for a place in the backlog, at most for the send time-out.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
@@ -98,7 +98,6 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
   }
 }
 
-// The user of the process that connected or listened.
 uid_t peer_user(int fd) {
   ucred peer{};
   socklen_t size = sizeof(peer);
@@ -253,7 +252,7 @@ UnixSocket UnixListener::accept(const JobKey& key, Deadline deadline) {
     try {
       if (equal_keys(peer.receive(deadline).bytes, key)) return peer;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kPeer) throw;  // else the peer has ended
+      if (error.code() != ErrorCode::kPeer) throw;  // otherwise the peer has ended
     }
   }
 }

@@ -30,7 +30,7 @@ class CommOf final : public MpiComm {
   }
 
   int largest_tag() override {
-    constexpr int kLeast = 32767;  // the least that the MPI standard requires
+    constexpr int kLeast = 32767;  // minimum in the MPI standard
     const int* largest = nullptr;
     int found = 0;
     check(mpi_.comm_get_attr(comm_, Abi::kTagUpperBound, &largest, &found), "MPI_Comm_get_attr");
@@ -114,8 +114,7 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// Each MPI that this process has loaded, whatever its file is called. By a name that no profiling library
-// defines, which wrap MPI's functions.
+// Finds each MPI that is loaded, whatever its file name, by a symbol that no profiling library (a wrapper) defines.
 std::vector<DynamicLibrary> loaded_mpis() {
   return DynamicLibrary::that_define("PMPI_Initialized");
 }
@@ -129,9 +128,9 @@ std::optional<DynamicLibrary> running_mpi() {
   return std::nullopt;
 }
 
-// What the library says of itself, its first line; empty: nothing.
+// First line of the library's description; empty: none.
 std::string version_text(const DynamicLibrary& mpi) {
-  constexpr size_t kLongest = 8192;  // of the standard ABI, the largest of all
+  constexpr size_t kLongest = 8192;  // the standard ABI's, the largest of all
   const auto ask = mpi.find<int(char*, int*)>("MPI_Get_library_version");
   std::string text(kLongest, '\0');
   int length = 0;
@@ -144,11 +143,11 @@ enum class Abi { kOpenMpi, kMpich, kStandard, kUnknown };
 Abi abi_of(const DynamicLibrary& mpi, const std::string& version) {
   if (mpi.find<void>("ompi_mpi_comm_world") != nullptr) return Abi::kOpenMpi;
   const auto ask = mpi.find<int(int*, int*)>("MPI_Abi_get_version");
-  int major = -1, minor = -1;  // what a library says that has another one
+  int major = -1, minor = -1;  // set by libraries with another ABI
   if (ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1) {
     return Abi::kStandard;
   }
-  const auto names = {"MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"};  // CRAY MPICH too
+  const auto names = {"MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"};  // also Cray MPICH
   const bool mpich = std::ranges::any_of(
       names, [&](const char* name) { return version.find(name) != std::string::npos; });
   return mpich ? Abi::kMpich : Abi::kUnknown;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages through the MPI that this process already runs (any with one of the ABIs in
-// mpi_abi.h, found by its symbols). Used by mpi_wire. Any thread; errors are kLibrary with MPI's error text.
+// Point-to-point messages through the MPI that this process already runs: any with an ABI in mpi_abi.h, found by its
+// symbols. Used by MpiWire. Any thread. Errors are kLibrary with MPI's text.
 #pragma once
 
 #include <cstddef>
@@ -14,22 +14,22 @@ namespace farandole {
 class MpiComm;
 
 struct MpiLibrary {
-  std::string file, version;  // the first line of MPI_Get_library_version; empty: it says nothing
-  const char* abi;            // whose binary interface it has, in words; "": none of mpi_abi.h
+  std::string file, version;  // first line of MPI_Get_library_version; may be empty
+  const char* abi;            // name of its binary interface; "": none of mpi_abi.h
 };
 
-// The MPI that this process runs, or else the first that it has loaded; nullopt: none.
+// The MPI that this process runs, else the first that it has loaded; nullopt: none.
 std::optional<MpiLibrary> mpi_of_process();
 
-// A message in flight. Its memory must stay valid until test() has returned true; if nobody asks, for ever.
+// A message in flight. Its memory must stay valid until test() has returned true, or for ever if nobody asks.
 class MpiRequest {
  public:
   MpiRequest() = default;
 
   explicit operator bool() const { return comm_ != nullptr; }  // in flight
-  // True: the message is complete and this object empty. Also throws for a message of the wrong length.
+  // True: the message is complete, and this object is empty. Also throws for a message of wrong length.
   bool test();
-  // Makes a receive complete soon without its message; does nothing to a send.
+  // Lets a receive complete soon without its message. No effect on a send.
   void cancel();
 
  private:
@@ -38,21 +38,20 @@ class MpiRequest {
       : comm_(&comm), handle_(handle), receives_(receives) {}
 
   MpiComm* comm_ = nullptr;
-  int64_t handle_ = 0;  // an int or a pointer, depending on the library
+  int64_t handle_ = 0;  // int or pointer, depending on the library
   int receives_ = -1;   // bytes expected; -1: a send, or cancelled
 };
 
-// A communicator owned by the caller; it must outlive this object and its requests.
+// A communicator. The caller owns it; it must outlive this object and its requests.
 class MpiComm {
  public:
-  // `handle`: address of an MPI_Comm of the library that runs. Throws if none runs, if its ABI is unknown, or
-  // if it was not initialised with MPI_THREAD_MULTIPLE.
+  // `handle`: address of the running library's MPI_Comm. Throws without a known ABI or MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 
   virtual int largest_tag() = 0;
 
-  // Synchronous (MPI_Issend): complete once the receiver has it, so none is left in MPI's buffers.
+  // Synchronous (MPI_Issend): completes when the receiver has it, so none stays in MPI's buffers.
   MpiRequest send(const std::byte* data, int bytes, int to, int tag) {
     return {*this, start_send(data, bytes, to, tag), -1};
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interfaces of MPI libraries, so that one binary serves all of them without anyone's mpi.h: Open
-// MPI's, MPICH's (its family has it too: Cray, Intel, MVAPICH, ParaStation), and the standard one of MPI 5.0,
-// chapter 20. tests/single/test_mpi_abi.py compares every line with the headers.
+// Binary interfaces of MPI libraries, so that one binary serves all: Open MPI's, MPICH's (also Cray, Intel, MVAPICH,
+// ParaStation), and the standard one of MPI 5.0, chapter 20. test_mpi_abi.py compares every line with the headers.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +10,7 @@
 
 namespace farandole::mpi_abi {
 
-constexpr int kSuccess = 0;  // the same in all
+constexpr int kSuccess = 0;  // equal in all
 
 struct OpenMpi {
   static constexpr int kThreadMultiple = 3;
@@ -74,7 +73,7 @@ struct Standard {
   }
 };
 
-// The functions we call, with their prototypes, looked up by name.
+// The functions that we call, looked up by name.
 template <class Abi>
 struct Functions {
   using Comm = typename Abi::Comm;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket with the connections that have not yet proved who they are. It never blocks on one of
-// them: each is judged by the bytes received so far and dropped after 5 s without a proof. Where strangers take all
-// places, or all descriptors of the process, all are judged once more, then the oldest is dropped that has not said its
-// hello, or else the oldest: an honest caller calls again. Part of TcpListener.
+// A listening socket and its unauthenticated connections. It judges each by the bytes received so far, without
+// blocking, and drops it after 5 s without a proof. If strangers take all places or descriptors, it judges all once
+// more, then drops the oldest one without a hello, or else the oldest: an honest caller calls again.
 #pragma once
 
 #include <poll.h>
@@ -23,7 +22,7 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise ulimit -n";
 
-template <class Connection>  // its first member is its Fd; greeted(): it has said its hello
+template <class Connection>  // its first member is its Fd; greeted(): it has sent its hello
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -31,13 +30,13 @@ class GuardedListener {
   // `most`: unauthenticated connections kept at once.
   GuardedListener(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
   int fd() const { return fd_.get(); }
-  // Makes room for so many honest callers beside the strangers; forget() takes it back.
+  // Adds room for this many honest callers; forget() removes it.
   void expect(size_t callers) { most_ += callers; }
   void forget(size_t callers) { most_ -= callers; }
 
-  // Accepts pending connections, as many as may wait and no more, so that a flood of strangers can't hold the caller's
-  // thread. Then calls undecided(connection) for each; false: it was proved, and moved away, or is
-  // to be dropped. Throws Error(kLibrary) if the process has no descriptor left, and no stranger has one.
+  // Accepts pending connections, at most as many as may wait, so a flood of strangers cannot hold the caller's thread.
+  // Then calls undecided(connection) for each; false: it was proved and moved away, or must be dropped. Throws
+  // Error(kLibrary) if the process has no descriptor left and no stranger has one.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {
@@ -82,7 +81,7 @@ class GuardedListener {
     Connection connection;
     Deadline due;
   };
-  // Each has this time in any case, lest a flood of strangers drives out an honest caller before its proof is here.
+  // Each connection gets this time, so a flood of strangers does not drive out an honest caller.
   static constexpr std::chrono::milliseconds kLeast{100};
   bool is_young(const Pending& one) {
     const Deadline due =
@@ -92,7 +91,7 @@ class GuardedListener {
     return true;
   }
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
-  // Not empty: the one that goes for another. An honest caller that is far away has said its hello.
+  // If not empty: the connection to drop for another. A distant honest caller has sent its hello.
   auto superfluous() {
     const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);
@@ -102,7 +101,7 @@ class GuardedListener {
   Fd fd_;
   size_t most_;
   std::vector<Pending> waiting_;
-  Deadline resumes_ = Deadline::at(0);  // when calls are taken again
+  Deadline resumes_ = Deadline::at(0);  // when accepting resumes
 };
 
 }  // namespace farandole

@@ -28,10 +28,10 @@ constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy wit
 constexpr std::chrono::milliseconds kPause{50};      // between two rounds
 constexpr int kTcpBacklog = 1024;
 
-// hello:   magic, rank of the caller, the line, the caller's nonce    caller -> listener
-// answer:  the listener's nonce, its proof                            listener -> caller
-// proof:   the caller's proof                                        caller -> listener
-// welcome: one byte: the listener keeps the connection               listener -> caller
+// hello:   magic, the caller's rank, the line, the caller's nonce    caller -> listener
+// answer:  the listener's nonce and proof                           listener -> caller
+// proof:   the caller's proof                                       caller -> listener
+// welcome: one byte: the listener keeps the connection              listener -> caller
 constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '3', '\n'};
 constexpr size_t kHello = 8 + 4 + 8 + 16;
 constexpr size_t kAnswer = 16 + 16;
@@ -43,8 +43,8 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
   out.insert(out.end(), bytes, bytes + size);
 }
 
-// What a proof covers: who speaks, both ranks, the line and both nonces, so that no proof can be replayed or
-// reflected. The session's keys are hashes of the same, of other purposes.
+// A proof covers its direction, both ranks, the line and both nonces, so it cannot be replayed or reflected. The
+// session's keys are hashes of the same data for other purposes.
 struct Handshake {
   int32_t caller, listener;
   TcpLine line;
@@ -114,7 +114,7 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// Starts a connect; on failure returns an invalid Fd and sets errno.
+// Starts a connect. Returns an invalid Fd, with errno, after a failure.
 Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -153,7 +153,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // once: a peer proved between here and wait() would not wake the wait
+    look(own, key);  // only once: a peer proved between here and wait() would not end the wait
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;
@@ -208,7 +208,7 @@ bool TcpListener::undecided(Unauthenticated& caller, int32_t own, const Key128& 
   }
 }
 
-// Answers a hello. False: it is not a valid hello, or the peer has closed.
+// Answers a hello. False: the hello is invalid, or the peer has closed.
 bool TcpListener::answer(Unauthenticated& caller, int32_t own, const Key128& key) {
   const std::byte* const hello = caller.received.data();
   if (std::memcmp(hello, kMagic, sizeof kMagic) != 0) return false;
@@ -286,7 +286,7 @@ void TcpCaller::hear() {
   if (received_.size() > kAnswer) stage_ = Stage::kProved;
 }
 
-// The next step() tries the next address; after a round, only after a pause.
+// The next step() tries the next address; after a round it pauses first.
 void TcpCaller::hang_up(const std::string& why, bool refused) {
   fd_.reset();
   stage_ = Stage::kPause;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP between ranks of different hosts: a listener and a caller, whose connections count only after both ends
-// have proved that they know the job's key and which rank they are.
+// TCP between ranks of different hosts: a listener and a caller. A connection counts only after both ends have proved
+// that they know the job's key and which rank they are.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace farandole {
 
-// Where a rank can be reached, from its peer info.
+// Addresses of a rank, from its peer info.
 struct TcpAddress {
   std::vector<std::string> hosts;  // numeric, most likely to work first
   uint16_t port = 0;               // 0: the rank has no usable sockets
@@ -26,14 +26,14 @@ struct TcpAddress {
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// Keys by which the ends of one connection can authenticate what follows the handshake. They follow from the job's
-// key and both nonces, so no other connection ever has the same, and whoever relays the handshake does not know them.
+// Keys that authenticate what follows the handshake. They derive from the job's key and both nonces, so they differ
+// between connections, and whoever relays the handshake does not know them.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};
 };
 
-// A connection, non-blocking, to a rank that has proved its identity.
+// A non-blocking connection to a rank that has proved its identity.
 struct TcpPeer {
   int32_t rank = 0;
   Fd fd;
@@ -43,19 +43,18 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces, and tells the addresses of some (addresses_of() in interfaces.h). On a machine
-  // without usable sockets the address has port 0.
+  // Listens on all interfaces; address() has those of addresses_of() (interfaces.h). Port 0: no usable sockets.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
-  // Waits for a control connection from each of these ranks. Connections that fail the proof are dropped at
-  // once, silent ones after kPatience. Throws Error(kPeer) naming the ranks missing at the deadline.
+  // Waits for a control connection from each of these ranks. Drops connections that fail the proof, and silent ones
+  // after kPatience. Throws Error(kPeer) with the ranks missing at the deadline.
   std::vector<TcpPeer> accept(int32_t own, const std::vector<int32_t>& ranks, const Key128& key,
                               Deadline deadline);
-  // The connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
+  // Takes the connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
-  // Makes room for so many honest callers at once, beside kMaxStrangers others; forget() takes it back.
+  // Adds room for this many honest callers to kMaxStrangers; forget() removes it.
   void expect(size_t callers) { guarded_.expect(callers); }
   void forget(size_t callers) { guarded_.forget(callers); }
 
@@ -66,11 +65,11 @@ class TcpListener {
     bool greeted() const { return rank >= 0; }
 
     Fd fd;
-    int32_t rank = -1;                     // as claimed in its hello; -1: no hello yet
-    TcpLine line = 0;                      // as claimed
-    std::vector<std::byte> received = {};  // of its next message
-    std::vector<std::byte> wanted = {};    // the proof it must send
-    TcpSession session = {};               // once it has
+    int32_t rank = -1;                     // claimed in its hello; -1: no hello yet
+    TcpLine line = 0;                      // claimed
+    std::vector<std::byte> received = {};  // part of its next message
+    std::vector<std::byte> wanted = {};    // the proof that it must send
+    TcpSession session = {};               // valid after the proof
   };
   void look(int32_t own, const Key128& key);
   TcpPeer take_proved(int32_t rank, TcpLine line);
@@ -79,11 +78,10 @@ class TcpListener {
 
   TcpAddress address_;
   GuardedListener<Unauthenticated> guarded_;
-  std::vector<TcpPeer> proved_;  // and not taken yet
+  std::vector<TcpPeer> proved_;  // not taken yet
 };
 
-// Connects to a rank: tries its addresses in turn, again and again, until one has proved to be that rank.
-// Only wait() blocks.
+// Connects to a rank: tries its addresses in turn until one has proved to be that rank. Only wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
@@ -93,12 +91,13 @@ class TcpCaller {
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }
   void wait(Deadline deadline) const;
-  // All addresses have refused for this long. A silent one (its rank may be busy) starts the time anew.
+  // True if all addresses have refused for this long. A silent one (its rank may be busy) restarts the time.
   bool refused_for(std::chrono::nanoseconds time) const;
-  // The errors of each address, for an error message.
+  // Errors of each address, for messages.
   std::string trouble() const;
 
  private:
+  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. A failure leads to pause and a next address.
   enum class Stage { kPause, kConnecting, kListening, kProved };
   void dial();
   void see_whether_connected();
@@ -117,11 +116,11 @@ class TcpCaller {
   Key128 nonce_{};
   std::vector<std::byte> received_;
   TcpSession session_;
-  std::string tried_, tried_before_;  // errors in this round, in the previous one
+  std::string tried_, tried_before_;  // errors of this round, and of the previous one
   Fd fd_;
 };
 
-// Makes a control connection to a rank. Throws Error(kPeer) with what was tried.
+// Opens a control connection to a rank. Throws Error(kPeer) with what was tried.
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 

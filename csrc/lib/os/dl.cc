@@ -55,7 +55,8 @@ std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {
   std::set<const void*> seen;
   for (const std::string& name : names) {
     void* handle = dlopen(name.empty() ? nullptr : name.c_str(), kFlags | RTLD_NOLOAD);
-    void* address = handle == nullptr ? nullptr : dlsym(handle, symbol);  // of what it needs, too
+    void* address =
+        handle == nullptr ? nullptr : dlsym(handle, symbol);  // also searches its dependencies
     Dl_info definer;
     if (address == nullptr || dladdr(address, &definer) == 0) continue;
     if (seen.insert(address).second) found.push_back(DynamicLibrary(handle, definer.dli_fname));

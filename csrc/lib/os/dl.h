@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library found at run time. It is never unloaded, since its own threads may still run its code. Who owns the
-// file is not checked: the user chose it by settings, the loader's paths or the folders that Python imports from.
+// A shared library found at run time. It is never unloaded, because its own threads may still run its code. The owner
+// of the file is not checked: the user chose it by settings, the loader's paths or Python's import folders.
 #pragma once
 
 #include <optional>
@@ -11,30 +11,29 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // The first of `names` that the process has already loaded, else the first that can be loaded. `error`, if
-  // given, receives the loader's error for each name that failed.
+  // Returns the first of `names` that is loaded, else the first that loads. `error` receives the loader's errors.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
-  // The same, but throws Error(kLibrary) where there is none: "no `what`", the reason, and `remedy`.
+  // Like try_open(), but throws Error(kLibrary): "no `what`", the reason, and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
 
-  // Those that the process has loaded and that define this symbol themselves.
+  // Returns the loaded libraries that define this symbol themselves.
   static std::vector<DynamicLibrary> that_define(const char* symbol);
 
   const std::string& name() const { return name_; }
-  // The folder of the library that defines this symbol; empty: unknown.
+  // Folder of the library that defines this symbol; empty: unknown.
   std::string folder_of(const char* symbol) const;
 
   template <class Function>
-  Function* find(const char* symbol) const {  // nullptr: the library has no such function
+  Function* find(const char* symbol) const {  // nullptr if missing
     return reinterpret_cast<Function*>(find_address(symbol));
   }
   template <class Function>
   Function* require(const char* symbol) const {  // throws kLibrary
     return reinterpret_cast<Function*>(require_address(symbol));
   }
-  // Fills one entry of a table of functions; throws kLibrary.
+  // Fills an entry of a function table; throws kLibrary.
   template <class Function>
   void fill(Function*& row, const char* symbol) const {
     row = require<Function>(symbol);

@@ -25,9 +25,9 @@ constexpr const char* kRemedy =
     "--memory, and --shm-size or /dev/shm), or start fewer ranks on this host";
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// Names of the files and keys in control groups v2 and v1.
+// Names of files and keys in control groups v2 and v1.
 struct Generation {
-  const char* membership;  // the field between the colons of a line of /proc/self/cgroup
+  const char* membership;  // middle field of a line of /proc/self/cgroup
   const char* root;
   const char* limit;
   const char* usage;
@@ -43,7 +43,7 @@ constexpr Generation kGenerations[] = {
      {"total_inactive_file", "total_active_file"}},
 };
 
-// The number in the line "key number".
+// Parses the line "key number".
 std::optional<uint64_t> find_number(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -62,7 +62,6 @@ std::optional<uint64_t> read_number(const std::string& path) {
   return number;
 }
 
-// Bytes that one group has left.
 uint64_t left_in(const std::string& folder, const Generation& names) {
   const std::optional<uint64_t> limit = read_number(folder + "/" + names.limit);
   const std::optional<uint64_t> usage = read_number(folder + "/" + names.usage);
@@ -128,7 +127,7 @@ void prefer_huge_pages(void* begin, size_t bytes) {
           MADV_HUGEPAGE);
 }
 
-// In steps, because a call interrupted by a signal (a profiler's, say) has to be repeated.
+// Allocates in steps, because a call interrupted by a signal (a profiler's, say) has to be repeated.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

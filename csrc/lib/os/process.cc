@@ -18,10 +18,10 @@
 namespace farandole {
 namespace {
 
-using CoreSet = std::array<cpu_set_t, 8>;  // for 8,192 cores, the most that Linux has
+using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, Linux's maximum
 
-// Fields of the main thread's stat from the third on. The second, the name, may contain blanks and brackets.
-// Not /proc/PID/stat, the same for these fields: qemu-user invents it for the process that reads its own.
+// Fields of the main thread's stat from the third on. The second, the name, may contain blanks and brackets. Not
+// /proc/PID/stat, which is equal in these fields: qemu-user invents that file for the process itself.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string number = std::to_string(pid);
   const std::string text = read_text_file("/proc/" + number + "/task/" + number + "/stat");
@@ -47,7 +47,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Checked after opening: from now on the pidfd can't refer to another process.
+  // Checked after opening: from now on the pidfd cannot refer to another process.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

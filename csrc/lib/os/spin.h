@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides whether a thread polls before it sleeps, and for how long: the only place that does.
+// Decides whether and how long a thread polls before it sleeps. No other code decides that.
 #pragma once
 
 #include <sched.h>
@@ -11,15 +11,14 @@
 
 namespace farandole {
 
-// A thread polls and yields in turns, for as long as it is alone on its core: a yield that lasts shows that somebody
-// else wants the core, and the thread then sleeps, this time and the next times. One object for each thread that polls,
-// because what one of them finds says nothing about the other.
-// Where ranks share cores, a caller yields after each look: the peer that it waits for may need this core, and a yield
-// costs less than to sleep and be woken. Only a yield much longer than a peer's part in a small call is too long then.
+// A thread polls and yields in turns while it is alone on its core. A yield that lasts shows that somebody else wants
+// the core: the thread then sleeps, this time and the next times. Each polling thread has its own object. If ranks
+// share cores, a caller yields after each look: the awaited peer may need this core, and a yield costs less than
+// sleeping and waking. Only a yield much longer than a peer's part in a small call is then too long.
 class Spin {
  public:
-  // A caller can do nothing but wait. The background thread takes a core that the program may need, so it wants more
-  // of them, and polls less and less often while it finds nothing.
+  // A caller can only wait. The background thread takes a core that the program may need, so it requires more cores,
+  // and polls ever less often while it finds nothing.
   enum class Who { kCaller, kBackground };
 
   // `setting_us`: FARANDOLE_SPIN_US; -1 decides by the number of cores that the host's ranks may use together.
@@ -36,7 +35,7 @@ class Spin {
     }
   }
 
-  // Polls; true as soon as `has_work` is. `moving`: a bucket is in flight, so peers will answer soon.
+  // Polls; returns true as soon as has_work() does. `moving`: a bucket is in flight, so peers will answer soon.
   template <class Predicate>
   bool operator()(bool moving, Predicate&& has_work) {
     const int64_t limit = moving ? moving_ns_ : waiting_ns_;
@@ -71,7 +70,7 @@ class Spin {
   static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;
   int looks_ = 16;                  // between two yields
-  int64_t long_yield_ns_ = 20'000;  // a yield that comes back at once takes 1 us
+  int64_t long_yield_ns_ = 20'000;  // a yield that returns at once takes 1 us
   bool backs_off_;
   int64_t waiting_ns_;
   int64_t moving_ns_;

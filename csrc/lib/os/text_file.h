@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small files: reading those of /proc and /sys, writing reports. Any thread. Where other users may write too, as in
-// /tmp, what they have put at a name is neither followed nor written into.
+// Small files: reads those of /proc and /sys, writes reports. Any thread. If other users may write to the folder (as in
+// /tmp), it neither follows nor writes into what they have put at a name.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace farandole {
 
-// The file as far as it can be read; empty: not at all.
+// Returns the readable part of the file; empty: none.
 std::string read_text_file(const std::string& path);
 
-// Writes all of it; false: errno tells why not.
+// Writes all of it. False, with errno, after a failure.
 bool write_whole(int fd, std::string_view text);
 
-// A new file to write, in place of one that is there; a device or pipe is opened as it is. Invalid: errno tells why.
+// Opens a new file in place of an existing one; devices and pipes as they are. Invalid Fd: see errno.
 Fd create_file(const std::string& path);
 
-// Creates or replaces a file atomically; only this user may read it. Throws Error(kLibrary).
+// Creates or replaces a file atomically. Only this user may read it. Throws Error(kLibrary).
 void write_text_file(const std::string& path, const std::string& text);
 
 // Creates a folder and its parents if missing. Throws Error(kLibrary).

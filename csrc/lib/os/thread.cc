@@ -82,7 +82,7 @@ bool is_main_thread() {
 }
 
 void ask_for_short_slice() {
-  struct {  // struct sched_attr, first version; glibc has no declaration before 2.41
+  struct {  // struct sched_attr, first version; glibc declares it since 2.41
     uint32_t size = 48;
     uint32_t policy = 0;
     uint64_t flags = 0;
@@ -93,7 +93,7 @@ void ask_for_short_slice() {
     uint64_t period_ns = 0;
   } attributes;
   static_assert(sizeof(attributes) == 48);
-  // Keep a policy and niceness that the user chose.
+  // Keeps a policy and niceness that the user chose.
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;
   attributes.runtime_ns = 100'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the core's own threads: named, with all signals blocked (signals belong to the user's threads).
+// Starts the core's threads: named, with all signals blocked, because signals belong to the user's threads.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-// A thread of the core; join() it before it goes.
+// A thread of the core. join() it before its destruction.
 class Thread {
  public:
   Thread() = default;
@@ -24,17 +24,17 @@ class Thread {
 
  private:
   std::thread thread_;
-  int simulated_ = 0;  // its number there
+  int simulated_ = 0;  // its number in the simulation
 };
 
-// The kernel allows 15 characters; a longer `name` is cut.
+// Longer names are cut to 15 characters, the kernel's limit.
 Thread start_thread(const std::string& name, std::function<void()> run);
 
-// A thread that may hang for ever in a library of others. Once it may, it must use nothing of its owner's.
+// A thread that may hang for ever in a foreign library. From then on it must use nothing of its owner's.
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);
-  // Waits for its end until the deadline. Then it is left alone: the process may end before it.
+  // Waits until the deadline for its end, then abandons it; the process may end before it.
   void join_or_leave(Deadline deadline);
 
  private:
@@ -42,18 +42,16 @@ class LeavableThread {
   Thread thread_;
 };
 
-// True on the thread that the process began with.
+// True on the thread with which the process started.
 bool is_main_thread();
 
-// Asks the scheduler for a short slice (100 us) at normal priority, so that this thread soon preempts
-// computing ones. Older kernels ignore it.
+// Asks for short scheduler slices (100 us), so this thread soon preempts computing ones. Older kernels ignore that.
 void ask_for_short_slice();
 
-// Lets this thread's timed sleeps end on time: by default the kernel may add 50 us to each.
+// Lets this thread's timed sleeps end on time. By default the kernel may add 50 us to each.
 void ask_for_punctual_sleeps();
 
-// Lets this thread preempt all normal ones: SCHED_RR at its lowest priority. False: not permitted. A policy
-// that the user chose is kept.
+// Lets this thread preempt all normal ones: lowest SCHED_RR. Keeps a policy chosen by the user. False: not permitted.
 bool ask_for_real_time();
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of XLA's FFI C API that a handler needs. Our own declarations, compared with XLA's header
-// by tests/with_jax/jobs/test_declarations.py. Every struct begins with its size, which grows with XLA's versions.
+// The part of XLA's FFI C API that a handler needs. tests/with_jax/jobs/test_declarations.py compares our declarations
+// with XLA's header. Every struct starts with its size, which grows with XLA's versions.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace farandole::xla {
 
-// What we are written for; XLA refuses to register a handler of a version that it does not support.
+// The version for which we are written. XLA refuses handlers of versions that it does not support.
 constexpr int kMajor = 0;
 constexpr int kMinor = 1;
 
 constexpr int kMetadataExtension = 1;
 constexpr int kExecuteStage = 3;
-constexpr int kBuffer = 1;  // the one kind of argument and result
+constexpr int kBuffer = 1;  // the only kind of argument and result
 constexpr int kArrayAttribute = 1;
 constexpr int kStringAttribute = 4;
 
@@ -30,7 +30,7 @@ enum class Code : int {
 using DataType = int;
 constexpr DataType kInt32 = 4;
 constexpr DataType kFloat64 = 12;
-constexpr DataType kToken = 17;  // the type of a value without bytes, which orders calls
+constexpr DataType kToken = 17;  // type of a value without bytes, which orders calls
 
 struct Error;
 
@@ -47,7 +47,7 @@ struct Version {
   int minor;
 };
 
-// Asked for by a call that has this extension, and does nothing else.
+// A call with this extension only asks for the version.
 struct Metadata {
   size_t size;
   Version version;
@@ -108,7 +108,6 @@ struct Buffer {
   int64_t* shape;
 };
 
-// Arguments or results.
 struct Values {
   size_t size;
   Extension* extensions;
@@ -148,7 +147,7 @@ struct CallFrame {
   Attributes attributes;
 };
 
-// Whether a struct of XLA's has all that ours has.
+// True if XLA's struct has all members of ours.
 template <class Struct>
 bool has(const Struct& theirs) {
   return theirs.size >= sizeof(Struct);
