@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How elements are loaded into vectors of lanes and stored again. A codec loads `kLanes` elements into lanes
-// of the type they are computed in, and stores them with a single rounding.
+// Loads elements into vectors of lanes and stores them again. A codec loads `kLanes` elements into lanes of the type in
+// which they are computed, and stores them with a single rounding.
 //
-// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage, and code
-// built for a newer CPU can't be linked into an older CPU's path. No std headers here, for the same reason.
+// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage, and code for a newer
+// CPU cannot be linked into an older CPU's path. No std headers here, for the same reason.
 #pragma once
 
 #include <stddef.h>
@@ -25,8 +25,7 @@ struct Words {  // views of a vector: as float32 lanes, and as 16-bit elements, 
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
 };
 
-// For targets without such instructions: converts 16-bit elements to 32-bit lanes and back, and IEEE halves
-// to float32 and back in integer arithmetic.
+// For targets without such instructions: integer arithmetic converts 16-bit elements to 32-bit lanes and back.
 template <class Cpu>
 struct PortableHalves {
   using Floats = typename Words<Cpu>::Floats;
@@ -118,7 +117,7 @@ struct BFloat16 : Float16<Cpu> {
     __builtin_memcpy(&halves, from, sizeof halves);
     return (Lanes)(Cpu::zero_extend(halves) << 16);
   }
-  // NaNs must be canonical here, because the payload of another one could round up to infinity.
+  // NaNs must be canonical here: the payload of another one could round up to infinity.
   static void store(char* to, Lanes lanes) {
     const Bits bits = (Bits)lanes;
     const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -126,8 +125,8 @@ struct BFloat16 : Float16<Cpu> {
   }
 };
 
-// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers that are too
-// large become kBeyond: infinity, or NaN in a format without infinity.
+// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers too large become kBeyond:
+// infinity, or NaN in a format without infinity.
 template <class Cpu, int kMantissa, int kBeyond>
 struct Float8 : Float16<Cpu> {
   using Stored = uint8_t;
@@ -137,7 +136,7 @@ struct Float8 : Float16<Cpu> {
   using Signed = Vector<int32_t, Cpu::kVectorBytes>;
   using Bytes = Vector<uint8_t, Cpu::kVectorBytes / 4>;
   static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
-  static constexpr int kDropped = 23 - kMantissa;  // bits that a float32's mantissa loses
+  static constexpr int kDropped = 23 - kMantissa;  // mantissa bits that a float32 loses
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
   // Shifted into an IEEE half (exponent bias 15), the bits mean the number divided by a power of two.
@@ -169,7 +168,7 @@ struct Float8 : Float16<Cpu> {
   }
 };
 
-// Booleans as bytes: any non-zero byte is read as 1.
+// Booleans as bytes; any non-zero byte is read as 1.
 template <class Cpu>
 struct Boolean : Same<Cpu, uint8_t> {
   using Lanes = Vector<uint8_t, Cpu::kVectorBytes>;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kBlock = 2048;  // elements checked together
 
-// NaN and infinity have an exponent of ones, so adding its lowest bit carries into the sign. Integer
-// arithmetic only, which compilers vectorise for every instruction set.
+// NaN and infinity have an exponent of ones, so adding its lowest bit carries into the sign. Uses integer arithmetic
+// only, which compilers vectorise for every instruction set.
 template <class Word>
 size_t search(const void* data, size_t elements, uint64_t exponent_bits) {
   const auto exponent = static_cast<Word>(exponent_bits);

@@ -6,7 +6,7 @@ namespace farandole::gpu {
 
 enum MoveKind : unsigned char {
   kCopyBytes = 0,  // `elements` bytes from source to target
-  kFill = 1,       // `elements` elements of `to`, all with the bits in `pattern`
+  kFill = 1,       // `elements` elements of `to`, each with the bits in `pattern`
   kConvert = 2,    // to(source * factor / divisor), element by element
 };
 
@@ -20,7 +20,7 @@ struct MoveChunk {
   unsigned elements;
   unsigned divisor;
   unsigned char kind;  // a MoveKind
-  unsigned char from;  // a DType of real numbers; a complex one counts as two of them
+  unsigned char from;  // a DType of real numbers; a complex one is two of them
   unsigned char to;
   unsigned char unused[5];
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernel that packs, unpacks, scales, casts and fills many segments in one launch, one MoveChunk per
-// thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
+// The GPU kernel that packs, unpacks, scales, casts and fills many segments in one launch, one MoveChunk per thread
+// block. NVRTC compiles it at run time, after gpu_chunk.h; it needs no other header.
 
 namespace farandole::gpu {
 
@@ -27,7 +27,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// ---- elements: how each dtype is loaded into the type it is computed in, and rounded back
+// ---- Elements: each dtype is loaded into the type in which it is computed, and rounded back
 
 template <class Integer>
 struct IntegerElement {
@@ -210,7 +210,7 @@ __device__ void copy_words(const MoveChunk& chunk, unsigned begin, unsigned byte
   const unsigned count = bytes / sizeof(T);
   unsigned i = threadIdx.x;
   for (; i + (kUnrolled - 1) * blockDim.x < count; i += kUnrolled * blockDim.x) {
-    T words[kUnrolled];  // all loads come before the first store, so that more are in flight
+    T words[kUnrolled];  // all loads precede the first store, so more are in flight
 #pragma unroll
     for (unsigned k = 0; k < kUnrolled; ++k) words[k] = from[i + k * blockDim.x];
 #pragma unroll
@@ -261,7 +261,7 @@ __device__ void fill_any(const MoveChunk& chunk) {
   }
 }
 
-// Packs into the wider type that sums are taken in, or unpacks from it. False: the chunk has other types.
+// Packs into the wider type in which sums are taken, or unpacks from it. False: the chunk has other types.
 template <unsigned char kNarrow, unsigned char kWide>
 __device__ bool convert_between(const MoveChunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;

@@ -9,7 +9,7 @@ namespace farandole::gpu {
 const char* kernel_source();
 constexpr const char* kMoveKernel = "farandole_move";
 constexpr unsigned kMoveThreads = 512;
-// Bytes per thread block: small enough to occupy every multiprocessor, large enough to keep the list short.
+// Bytes per thread block: small enough to occupy every multiprocessor, large enough for a short list.
 constexpr unsigned kChunkBytes = 64 * 1024;
 
 }  // namespace farandole::gpu

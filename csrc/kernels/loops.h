@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction loops, compiled once per target with its flags (see CMakeLists.txt): without contraction, so
-// that all targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
+// The reduction loops, compiled once per target with its flags (see CMakeLists.txt): without contraction, so that all
+// targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,8 +9,7 @@
 
 namespace farandole::kernels {
 
-// Each op is one expression, for vectors and scalars. In Min and Max a NaN wins, and of equal values the
-// first one (so of -0 and +0 whichever came first).
+// Each op is one expression, for vectors and scalars. In Min and Max a NaN wins, else of equals (-0, +0) the first.
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -40,7 +39,7 @@ struct Max {
   }
 };
 
-// What is done to each input and to the result, besides the op.
+// Applied to each input and to the result, besides the op.
 template <class Cpu>
 struct Keep {
   template <class V>
@@ -77,9 +76,9 @@ template <class Cpu, class Codec, class Op, class Scale>
 struct Tiles {
   using Lanes = typename Codec::Lanes;
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
-  static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes in memory of one vector
+  static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical: which operand's NaN survives an addition depends on the compiler.
+  // Makes all NaNs canonical: the compiler decides which operand's NaN survives an addition.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -90,8 +89,8 @@ struct Tiles {
     return scale.input(Codec::load(static_cast<const char*>(in) + at));
   }
 
-  // Reduces four vectors at `at`: reads every source once, accumulators stay in registers. Unrolled so that
-  // each source has its own loads: prefetchers follow one stream per instruction.
+  // Reduces four vectors at `at`: reads every source once, with accumulators in registers. Unrolled so that each source
+  // has its own loads: prefetchers follow one stream per instruction.
   static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
     Lanes a = input(in[0], at, scale);
     Lanes b = input(in[0], at + kStep, scale);
@@ -116,7 +115,7 @@ struct Tiles {
     Codec::store(out + at, finish(a, scale));
   }
 
-  // Reduces the last `bytes` < kStep, padding each source to a vector.
+  // Reduces the last `bytes` < kStep; pads each source to a vector.
   static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
                    const Scale& scale) {
     char padded[kStep] = {};

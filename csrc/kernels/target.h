@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of one build of the loops. Included by files compiled for newer CPUs: no std headers here.
+// The interface of one build of the loops. Files for newer CPUs include it, so it uses no std headers.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +20,7 @@ using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, si
 // Converts elements to the type that carries sums, times `pre`; or back, times `post` / divisor.
 using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
 
-// The loops of one element type; nullptr: the op is not supported.
+// Loops of one element type; nullptr: the op is not supported.
 struct Row {
   ReduceFn sum = nullptr;
   ReduceFn min = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts elements to the type that carries their sums, and back: for integers with factors or a divisor,
-// and for small floats between the two steps of a reduction. No std headers here (see codec.h).
+// Converts elements to the type that carries their sums, and back: for integers with factors or a divisor, and for
+// small floats between the two steps of a reduction. No std headers here (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -19,8 +19,7 @@ constexpr auto wide_zero() {
     return uint64_t{};
 }
 
-// Integers with factors or a divisor: rare, so written for exactness, not speed. Scaling is done in double,
-// truncates towards zero and saturates; NaN becomes 0.
+// Integers with factors or a divisor, written for exactness. Truncates towards zero and saturates; NaN becomes 0.
 template <class Cpu, class T>
 struct WideIntegers {
   using Wide = decltype(wide_zero<Cpu, T>());

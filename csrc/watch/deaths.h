@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for the death of other ranks of this host. It depends on neither Python nor the engine,
-// so a death is reported within milliseconds.
+// A thread that waits for deaths of other ranks on this host. It needs neither Python nor the engine.
 #pragma once
 
 #include <functional>
@@ -20,8 +19,8 @@ class DeathWatch {
     Rank rank = 0;
     pid_t pid = 0;
     uint64_t start_time = 0;
-    bool same_namespace = true;  // else its pid means nothing here
-    int socket = -1;             // used without pidfds: it closes when the peer dies; -1: none
+    bool same_namespace = true;  // otherwise its pid means nothing here
+    int socket = -1;             // used without pidfds: closes when the peer dies; -1: none
   };
   // Called on the watch thread, once per death.
   using OnDeath = std::function<void(const Peer&)>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorders of a host's ranks, in one segment that all map, so that the living can read a dead
-// rank's last events. Other processes attach to it through /proc/PID/fd.
+// The flight recorders of a host's ranks, in one segment that all map, so that others can read a dead rank's last
+// events. Other processes attach to it through /proc/PID/fd.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace farandole {
 enum class EventKind : uint8_t {
   kSubmit,      // this rank has submitted a call
   kNegotiated,  // all ranks have; its log entry was read
-  kLaunched,    // a bucket begins to move
+  kLaunched,    // a bucket starts to move
   kDone,        // a tensor's result is there; without a call: a bucket has moved
   kError,       // a call failed; without a call: the job
   kPeerDied,    // `value`: the rank
-  // For the timeline only; `value`: duration in nanoseconds.
+  // Timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
   kStage,    // a block's phase: own input made accessible to peers
   kReduce,   // ... all inputs reduced to a result
@@ -39,20 +39,20 @@ const char* name_of(EventKind kind);
 constexpr size_t kRecordedDimensions = 6;
 
 struct FlightEvent {
-  int64_t time_ns = 0;  // CLOCK_MONOTONIC; the beginning, if it has a duration
+  int64_t time_ns = 0;  // CLOCK_MONOTONIC; start, if it has a duration
   int64_t call = 0;     // the handle; 0: none
   uint64_t bytes = 0;
   uint64_t sequence = 0;  // submit: number of an unnamed call. negotiated: position in the log
-  uint64_t bucket = 0;    // of the set, from 1; 0: none. submit of a message's end: its tag
-  int64_t value = 0;      // depends on `kind`; error: the code; submit of a message's end: the peer
+  uint64_t bucket = 0;    // the set's bucket, from 1; 0: none. submit of a send or receive: its tag
+  int64_t value = 0;      // by `kind`; error: the code; submit of a send or receive: the peer
   uint32_t name = 0;      // see Labels
   SetId set = 0;
   uint32_t thread = 0;
   EventKind kind = EventKind::kSubmit;
   uint8_t op = 0;
   uint8_t dtype = 0;
-  uint8_t dimensions = 0;  // of the tensor; only the first kRecordedDimensions are stored
-  uint32_t site = 0;       // of a submit: the line that makes it, see Labels
+  uint8_t dimensions = 0;  // number of dimensions; only the first kRecordedDimensions are stored
+  uint32_t site = 0;       // program line of a submit, see Labels
   int64_t shape[kRecordedDimensions] = {};
 
   size_t bytes_used() const {
@@ -65,16 +65,14 @@ static_assert(sizeof(FlightEvent) == 120);  // with its stamp: two cache lines
 // A call that is submitted and neither done nor failed.
 struct OpenCall {
   uint64_t position = 0;      // in the log; 0: not all ranks have submitted it
-  uint64_t bucket = 0;        // known with it
-  int64_t negotiated_ns = 0;  // likewise
-  int64_t lane = 0;           // likewise: the set whose bucket it is
+  uint64_t bucket = 0;        // with `position`
+  int64_t negotiated_ns = 0;  // with `position`
+  int64_t lane = 0;           // with `position`: the set whose bucket it is
   FlightEvent submit;
 };
 
-// A value in shared memory that any thread may write and any process may read without a lock. A stamp detects
-// incomplete values, even if the writer died while writing.
-
-// Zeroed memory is a Stamped that was never written.
+// A value in shared memory that any thread may write and any process may read without a lock. A stamp detects values
+// that are incomplete because their writer died. Zeroed memory was never written.
 template <class T>
 class Stamped {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
@@ -86,8 +84,7 @@ class Stamped {
     T value;
   };
 
-  // `number` has to grow. False: another writer is active or has written a later number; nothing is written.
-  // Only the first `bytes` of `value` are used.
+  // `number` must grow. False: another writer is active or was later; nothing is written. Uses `bytes` of `value`.
   bool write(uint64_t number, const T& value, size_t bytes = sizeof(T)) {
     const uint64_t writing = 2 * number + 1;
     uint64_t stamp = stamp_.load(std::memory_order_relaxed);
@@ -96,13 +93,13 @@ class Stamped {
     std::array<uint64_t, kWords> words;
     const size_t used = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
     std::memcpy(words.data(), &value, used * sizeof(uint64_t));
-    // Release: whoever reads one of these words then reads a stamp no older than `writing`.
+    // Release: a reader of one of these words then reads a stamp no older than `writing`.
     for (size_t i = 0; i < used; ++i) words_[i].store(words[i], std::memory_order_release);
     stamp_.store(writing + 1, std::memory_order_release);
     return true;
   }
 
-  // nullopt: never written, or being written.
+  // Returns nullopt if it was never written, or is being written.
   std::optional<Seen> read() const {
     const uint64_t before = stamp_.load(std::memory_order_acquire);
     if (before == 0 || before % 2 == 1) return std::nullopt;
@@ -119,9 +116,7 @@ class Stamped {
   std::atomic<uint64_t> words_[kWords];
 };
 
-// A rank's counters, in memory that every rank of the host may read.
-
-// Counts values by magnitude: slot i holds those with i binary digits, that is below 2^i.
+// Counts values by magnitude: slot i holds those with i binary digits, which are below 2^i.
 struct Histogram {
   static constexpr size_t kSlots = 48;
   std::atomic<uint64_t> count;
@@ -136,11 +131,12 @@ struct Histogram {
   }
 };
 
+// A rank's counters, in memory that every rank of the host may read.
 struct Tally {
   std::atomic<uint64_t> submitted;  // tensors
   std::atomic<uint64_t> done;
   std::atomic<uint64_t> failed;
-  std::atomic<uint64_t> bytes;    // of tensors that are done
+  std::atomic<uint64_t> bytes;    // moved by tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
   Histogram negotiation_ns;  // submit to log entry
@@ -154,7 +150,7 @@ struct Tally {
   std::atomic<int64_t> moving_since_ns;  // 0: no bucket is moving
 };
 
-// How often a rank was the last to submit a tensor, and by how much in total. Written by rank 0.
+// Number of times that a rank was the last to submit a tensor, and its total delay. Written by rank 0.
 struct Lateness {
   std::atomic<uint64_t> times;
   std::atomic<uint64_t> ns;
@@ -175,7 +171,7 @@ struct FlightText {
   uint64_t length;
   char text[kBytes];
 };
-// Adds a line, if there is room. One thread at a time.
+// Adds a line if there is room. One thread at a time.
 void add_line(Stamped<FlightText>& lines, const std::string& text);
 
 // One rank's page. Zeroed memory is a rank that has done nothing.
@@ -186,22 +182,22 @@ struct FlightPage {
   struct Identity {
     int32_t rank;
     int32_t size;
-    int32_t world;  // its number in the job's life
+    int32_t world;  // counts the worlds of this job
     int64_t pid;
-    uint64_t start_time;  // of the process; tells it from a later one with the same number
+    uint64_t start_time;  // distinguishes the process from a later one with this number
     int64_t began_ns;     // time of init()
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;
   std::atomic<uint64_t> recorded;  // number of events; the last kEvents are stored
-  std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
+  std::atomic<uint64_t> dropped;   // lost because two writers met in one slot
   Stamped<FlightFailure> failure;  // the last one
-  Stamped<FlightText> story;       // of the worlds before this one
+  Stamped<FlightText> story;       // formation of the worlds before this one
   Stamped<FlightText> findings;    // a line for each thing that looks wrong, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];
-  // Calls that are open, though the ring may have lost them: their handles (0: none), and what is known.
+  // Handles of open calls (0: none) and what is known of them; the ring may have lost their events.
   std::atomic<int64_t> open[kOpen];
   Stamped<OpenCall> open_calls[kOpen];
   LabelMemory labels;
@@ -216,8 +212,7 @@ class FlightMemory {
       : memory_(memory), local_ranks_(local_ranks), ranks_(ranks) {}
   void prepare();
 
-  // For other processes. nullopt: the memory was not prepared by the same build. The header is read once, because
-  // its writer may be hostile and change it later.
+  // For other processes. nullopt: not prepared by this build. Reads the header once: its writer may be hostile.
   static std::optional<FlightMemory> attach(std::byte* memory, size_t bytes);
 
   int local_ranks() const { return local_ranks_; }

@@ -14,7 +14,7 @@
 namespace farandole {
 namespace {
 
-// The members of an event, without its braces.
+// The members of an event, without braces.
 void write_members(Json& json, const FlightEvent& event, const LabelMemory& labels) {
   const Op op = event.op < kOpCount ? static_cast<Op>(event.op) : Op{};
   json.member("t", event.time_ns).member("kind", name_of(event.kind));
@@ -37,7 +37,6 @@ void write_members(Json& json, const FlightEvent& event, const LabelMemory& labe
   json.member(posted ? "peer" : "value", event.value);
 }
 
-// The calls that are submitted and neither done nor failed.
 void write_open(Json& json, const FlightPage& page) {
   json.key("open").open('[');
   for (size_t place = 0; place < FlightPage::kOpen; ++place) {
@@ -117,7 +116,7 @@ FlightMemory attached(const Segment& segment) {
               "installation that the job runs");
 }
 
-// nullopt: the rank has not written one that can be true.
+// Returns nullopt if the memory holds no plausible identity.
 std::optional<FlightPage::Identity> identity_of(const FlightMemory& memory, int local) {
   const auto seen = memory.page(local).identity.read();
   if (!seen || seen->value.rank < 0 || seen->value.rank >= memory.ranks()) return std::nullopt;
@@ -159,7 +158,7 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
   json.close('}').line();
   json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
-  if (events > 0) write_open(json, page);  // before the events, which say what became of them
+  if (events > 0) write_open(json, page);  // before the events, which show their outcome
   write_events(json, page, events);
   json.close('}');
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of names in shared memory, each stored once; events refer to them by number.
+// A table of names in shared memory, each stored once. Events refer to them by number.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@ namespace farandole {
 
 constexpr uint32_t kNoLabel = 0;  // for unnamed calls
 
-// Written by its rank only; readers see complete names only.
+// Only its rank writes it. Readers see complete names only.
 struct LabelMemory {
   static constexpr size_t kBytes = 512 << 10;
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. Unknown numbers read as "". Thousands of events may name one label, so a hostile writer's name is cut.
+  // Any process. Unknown numbers read as "". Names are cut: a hostile writer could name a long one in every event.
   static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a rank's flight recorder: always on, about 100 ns per event. One per rank; its FlightMemory outlives
-// the rank.
+// Writes a rank's flight recorder, always, at about 100 ns per event. One per rank; its FlightMemory outlives the rank.
 #pragma once
 
 #include <atomic>
@@ -16,25 +15,25 @@
 
 namespace farandole {
 
-// What the recorder needs to know of a call; stored in its Submission.
+// The recorder's data of a call, stored in its Submission.
 struct RecordedCall {
   int64_t call = 0;
   uint32_t name = kNoLabel;
-  uint32_t site = kNoLabel;  // where the program makes it
+  uint32_t site = kNoLabel;  // program line
   SetId set = 0;
   Op op = Op::kAllreduce;
   DType dtype = DType::kUInt8;
-  Rank peer = kAnyRank;  // of a send or receive
+  Rank peer = kAnyRank;  // peer and tag: sends and receives only
   int64_t tag = 0;
   uint64_t bytes = 0;
   uint64_t bucket = 0;
   int64_t submitted_ns = 0;
-  size_t place = FlightPage::kOpen;  // among the open calls; kOpen: none was free
+  size_t place = FlightPage::kOpen;  // index among the open calls; kOpen: none was free
 };
 
 class Recorder {
  public:
-  // `folder`: where dumps go; empty: there are none.
+  // `folder`: for dumps; empty: no dumps.
   Recorder(FlightMemory memory, int local, FlightPage::Identity identity, std::string folder = {});
 
   // ---- Under RankCalls::mutex_
@@ -44,11 +43,11 @@ class Recorder {
   void submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape);
 
   // ---- Any thread
-  // `time_ns` is passed, so that the calls of a bucket share one clock reading.
+  // `time_ns` is an argument, so that the calls of a bucket share one clock reading.
   void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
   void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
-  // A bucket of `tensors` tensors begins to move; returns the time.
+  // A bucket of `tensors` tensors starts to move. Returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
   void job_failed(const Failure& failure);
@@ -57,17 +56,17 @@ class Recorder {
   // On rank 0: `rank` was the last to submit, by `ns` nanoseconds.
   void late(Rank rank, int64_t ns);
 
-  // A caller begins and ends to block. `over` is false if the wait was only interrupted and will be repeated.
+  // A caller starts or stops blocking. `over`: false if the wait was only interrupted and will be repeated.
   void wait_begins(int64_t call, uint32_t name);
   void wait_ends(bool over);
 
-  // For the timeline only: a block's phase on a set's lane; a batch of log entries.
+  // Timeline only: a block's phase on a set's lane; a batch of log entries.
   void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
   void cycle();
 
-  // Keeps how this world came about, and dumps it.
+  // Records how this world was formed, and dumps the recorder.
   void tell_story(const std::string& text) { tell(page_.story, text, "a new world"); }
-  // Keeps that something looks wrong though nothing has failed, and dumps it.
+  // Records something that looks wrong though nothing has failed, and dumps the recorder.
   void tell_finding(const std::string& text) { tell(page_.findings, text, text); }
   // Dumps the recorders of all ranks of this host. Never throws.
   void dump_host(const std::string& reason);

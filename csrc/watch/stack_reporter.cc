@@ -38,7 +38,7 @@ bool has_handler(int signal, void (*handler)(int)) {
          (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == handler);
 }
 
-// What arrives within `patience`; empty: nothing.
+// Returns what arrives within `patience`; may be empty.
 std::string read_pipe(int fd, std::chrono::milliseconds patience) {
   const Deadline deadline = Deadline::in(patience);
   pollfd event{fd, POLLIN, 0};
@@ -65,8 +65,7 @@ std::string python_stacks(const StackSource& source) {
   return text;
 }
 
-// faulthandler writes one block per thread, with the current one (here the main thread) anywhere among them.
-// Moves that block to the front.
+// faulthandler writes a block per thread, with the current one (here the main thread) anywhere. Moves it to the front.
 std::string main_thread_first(const std::string& stacks) {
   const size_t at = stacks.find("Current thread");
   if (at == std::string::npos || at == 0) return stacks;
@@ -80,7 +79,7 @@ bool is_in(std::string_view line, std::span<const std::string> folders) {
   });
 }
 
-// Leaves out the library's frames on top of each stack, so that the first line is the user's.
+// Removes the library's frames on top of each stack, so the first line is the user's.
 std::string without_own_frames(const std::string& stacks, std::span<const std::string> folders) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -98,13 +97,13 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
   return text;
 }
 
-// Threads that make no calls of ours, by a file in their stacks: they feed and pin a DataLoader's batches, show progress,
-// or listen to the agent of an elastic job.
+// Threads that make no farandole calls, by a file in their stacks: they feed and pin a DataLoader's batches, show
+// progress, or listen to the agent of an elastic job.
 constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if no thread but the main one has Python frames, except the quiet ones.
+// True if no other thread has Python frames, except the quiet ones.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -131,7 +130,7 @@ bool is_of_a_library(std::string_view frame) {
          frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
 }
 
-// Adds to the user's frames, "  File "train.py", line 9 in main", the loops they are in.
+// Adds the loops around them to the user's frames, "  File "train.py", line 9 in main".
 std::string with_loops(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -170,7 +169,7 @@ std::string state_of(const std::string& tid) {
   return text + "\n";
 }
 
-// What /proc says of the main thread and the other threads that are not ours; one line each.
+// The state in /proc of the main thread and of threads that are not ours, one line each.
 std::string thread_states() {
   std::string text = state_of(std::to_string(getpid()));
   std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/task"), &closedir);
@@ -221,7 +220,7 @@ std::vector<size_t> loops_around(const std::string& source, size_t number) {
   for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
   std::vector<size_t> loops;
   if (lines.size() < number) return loops;
-  // Upwards, each line that is indented less than all before opens a block that holds them.
+  // Going up, each line that is indented less than all before opens a block around them.
   size_t least = std::string::npos;
   for (size_t at = number; at > 0; --at) {
     const std::string& line = lines[at - 1];
@@ -250,7 +249,7 @@ void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
       std::lock_guard done(mutex_);
       busy_ = false;
     });
-  } catch (const std::system_error&) {  // no thread available: others see that we don't answer
+  } catch (const std::system_error&) {  // no thread available: others see that we do not answer
     busy_ = false;
   }
 }

@@ -27,9 +27,9 @@ std::string upper(std::string text) {
 
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
 
-constexpr size_t kEnough = 4096;    // events for which the writer is woken
-constexpr size_t kMost = 1u << 18;  // events in memory; more are dropped and counted
-constexpr auto kRest = std::chrono::milliseconds(50);  // until events are written however few
+constexpr size_t kEnough = 4096;                       // wakes the writer
+constexpr size_t kMost = 1u << 18;                     // in memory; more are dropped and counted
+constexpr auto kRest = std::chrono::milliseconds(50);  // until events are written, however few
 
 }  // namespace
 
@@ -40,7 +40,7 @@ TraceFile::TraceFile(const std::string& path, const FlightPage& page)
   flush();
 }
 
-// Viewers don't need the closing bracket, so a killed rank's file is readable.
+// Viewers do not need the closing bracket, so a killed rank's file is readable.
 void TraceFile::head() {
   json_.open('[').line().open('{').member("ph", "M").member("name", "process_name");
   json_.member("pid", who_.rank).key("args").open('{');
@@ -83,7 +83,7 @@ int64_t TraceFile::thread_of(const FlightEvent& event) {
   return thread;
 }
 
-// An event with a duration of `value` nanoseconds.
+// Writes an event with a duration of `value` nanoseconds.
 void TraceFile::slice(const char* category, std::string_view name, const FlightEvent& event,
                       int64_t track) {
   const int64_t began =
@@ -120,7 +120,7 @@ void TraceFile::submit(const FlightEvent& event) {
   const std::string_view label = page_.labels.at(event.name);
   const std::string name =
       label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
-  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // as in Horovod's
+  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // Horovod's form
   const int64_t track = thread_of(event);
   begin("X", "submit", name, event.time_ns);
   json_.key("dur").microseconds(kSubmitNs).member("tid", track).key("args").open('{');
@@ -263,7 +263,7 @@ void Timeline::write_all() {
     batch.clear();
     {
       std::unique_lock lock(mutex_);
-      // By this clock, because glibc before 2.30 waits by no other.
+      // glibc before 2.30 can only wait by this clock.
       enough_.wait_until(lock, std::chrono::system_clock::now() + kRest,
                          [this] { return stopping_ || events_.size() >= kEnough; });
       last = stopping_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory; a
-// thread of its own writes the file, twenty times a second or when many have come.
+// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory; its own thread
+// writes the file, twenty times a second or when many have come.
 #pragma once
 
 #include <atomic>
@@ -21,23 +21,22 @@
 
 namespace farandole {
 
-// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each calling thread
-// (submissions and waits), each process set's lane (buckets and their blocks), and one line per tensor in
-// flight, with an arrow to its bucket.
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each calling thread (submissions and
+// waits), each set's lane (buckets and their blocks), and a line per tensor in flight, with an arrow to its bucket.
 class TraceFile {
  public:
-  // Throws Error(kLibrary) if the file can't be created. `page` must outlive this.
+  // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this.
   TraceFile(const std::string& path, const FlightPage& page);
 
   void write(const FlightEvent& event);
-  void flush();  // writes to the file; a failure is logged once
+  void flush();  // writes to the file; logs one failure
   void close(uint64_t dropped);
 
  private:
   struct TracedCall {
     uint64_t id = 0;  // unique among all ranks
     std::string name;
-    std::string stage;  // the current one, for viewers
+    std::string stage;  // current stage, for viewers
   };
 
   void head();
@@ -71,7 +70,7 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error: kInvalidArgument if a timeline is being written, kLibrary if it can't be.
+  // Creates the file. Throws Error: kInvalidArgument if a timeline is being written, kLibrary if it cannot be created.
   void start(const std::string& path, bool mark_cycles);
   // Writes the rest and closes the file. Idempotent.
   void stop();
@@ -100,7 +99,7 @@ class Timeline {
   Thread writer_;
 };
 
-// The file of a rank if the job writes to `path`: for rank 0 itself, for rank 2 NAME.rank2.SUFFIX beside it.
+// A rank's file if the job writes to `path`: that for rank 0, NAME.rank2.SUFFIX next to it for rank 2.
 std::string timeline_path(const std::string& path, Rank rank);
 
 }  // namespace farandole
