@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of all backends, and the layout of a bucket's parts. A Backend moves the bytes of one process set on one
-// kind of memory. All members give it the same buckets in the same order (the log's).
+// The interface of all backends, and the layout of a bucket's parts.
 #pragma once
 
 #include <algorithm>
@@ -27,32 +26,31 @@ class GpuEvent;
 
 // One tensor of a bucket, as this rank sees it. "Member" is an index into the process set.
 struct Part {
-  Signature signature;               // root is a member index here; shape is this rank's own
+  Signature signature;               // root is a member index; shape is this rank's
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
   std::byte* output = nullptr;       // nullptr: the result is dropped
-  std::vector<bool> present;         // by member: has an input; empty: all have
-  // Meaning depends on CollectiveTraits::rows.
+  std::vector<bool> present;         // by member: it has an input; empty: all have
+  // Defined by CollectiveTraits::rows.
   std::vector<int64_t> rows;
   int64_t divisor = 1;                 // Average divides by it
-  std::shared_ptr<GpuEvent> produced;  // for GPU buffers: we may use them after this event
+  std::shared_ptr<GpuEvent> produced;  // GPU buffers may be used after this event
 
   bool has(int member) const { return present.empty() || present[static_cast<size_t>(member)]; }
 };
 
 enum class Progress {
   kWaiting,   // a peer must act first; it wakes us, or look_again() says when to check
-  kMoved,     // some bytes have moved; there may be more to move now
+  kMoved,     // some bytes have moved, and more may move at once
   kFinished,  // the bucket is done: no peer accesses its buffers any more
 };
 
-// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written.
+// Times the phases of a backend's blocks for the timeline. Free while no timeline is written.
 enum class Phase { kStage, kReduce, kConsume };
 
 struct PhaseWatch {
   const std::atomic<bool>* listening = nullptr;  // nullptr: never
   std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
 
-  // Runs `work` and reports its time as this phase.
   template <class Work>
   void time(Phase phase, Work&& work) const {
     const bool listened = listening != nullptr && listening->load(std::memory_order_relaxed);
@@ -62,37 +60,39 @@ struct PhaseWatch {
   }
 };
 
+// Moves the bytes of one process set on one kind of memory. All members give it the same buckets in log order. Only
+// the driver calls it, except ready() and look_again(); all calls are under Engine::work_mutex_. Order: begin(), step()
+// until kFinished, the next begin(). If step() throws, abort() follows. After abort(), no peer accesses this rank's
+// buffers, and step() must not be called.
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Starts a bucket; the previous one must be finished. `parts` stay valid until kFinished or abort().
+  // Starts a bucket; the one before has finished. `parts` must stay valid until kFinished or abort().
   virtual void begin(std::span<const Part> parts) = 0;
-  // Moves at most one block; never blocks. Only between begin() and kFinished.
+  // Moves at most one block, without blocking. Only between begin() and kFinished. Throws Error if the bucket is lost.
   virtual Progress step() = 0;
-  // Whether step() would make progress; checked before the driver sleeps. No side effects.
+  // True if step() would make progress; asked before the driver sleeps. No side effects.
   virtual bool ready() const = 0;
-  // When to call step() again without a wake-up; only for backends whose wire can't wake a thread.
+  // When to call step() again without a wake-up, for backends whose wire cannot wake a thread.
   virtual Deadline look_again() const { return Deadline::never(); }
-  // Drops the bucket in flight. No peer accesses our buffers afterwards, and step() must not be called.
+  // Drops the bucket in flight.
   virtual void abort() = 0;
-  // Bytes that rest() would free. Call it between two buckets; does nothing while a peer still reads them.
+  // Bytes that rest() frees. Call both between two buckets; rest() does nothing while a peer still reads them.
   virtual size_t held() const { return 0; }
   virtual void rest() {}
 };
 
-// Which buckets a backend carries. A set may have one of each kind, and their messages must not mix.
+// Kind of buckets that a backend carries. A set may have a backend for each; their messages must not mix.
 enum class Feeds { kHost, kGpu };
 
-// Whether two buffers share bytes.
 template <class A, class B>
 bool overlap(A a, size_t a_bytes, B b, size_t b_bytes) {
   return a < b + b_bytes && b < a + a_bytes;
 }
 
-// The factors and divisor of a reduction.
 kernels::Factors factors_of(const Part& part);
 
-// Where the members' bytes are in the buffers of one part, computed from shapes and rows only.
+// Positions of members' bytes in the buffers of one part, from shapes and rows only.
 class PartLayout {
  public:
   PartLayout(const Part& part, int members)
@@ -106,18 +106,18 @@ class PartLayout {
   size_t share_start(int owner) const;
   size_t longest_share() const;
 
-  // Size of a member's input, if it has one, and of its result.
+  // Size of a member's input (if it has one) and result.
   size_t input_bytes(int member) const;
   size_t output_bytes(int member) const;
 
-  // For Rows::kPairs: bytes that `sender` sends to `receiver`.
+  // Rows::kPairs: bytes from `sender` to `receiver`.
   size_t bytes_between(int sender, int receiver) const;
 
   // Without reduction, an input is sent in pieces, each to one member or to all.
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
-  // The member that a piece is for, or kEverybody. If each gets another piece, a sender begins with the next
-  // member and ends with itself, so that not all send to the same member at once.
+  // Member that gets a piece, or kEverybody. With a piece for each, a sender starts with the next member and ends with
+  // itself, so that not all send to one member at once.
   int receiver(int sender, int piece) const;
   size_t piece_start(int sender, int receiver) const;    // in the sender's input
   size_t landing_start(int sender, int receiver) const;  // in the receiver's output
@@ -137,10 +137,10 @@ class PartLayout {
   const int members_;
 };
 
-// The `widening` for fill_window() of bytes that keep their size.
+// The `widening` of fill_window() for bytes that keep their size.
 constexpr size_t as_it_is(const Part&) { return 1; }
 
-// How far one sequence of bytes of a run has been scheduled.
+// Progress in scheduling one sequence of bytes of a run.
 struct PartLane {
   size_t part = 0;  // index in the bucket
   int piece = 0;
@@ -150,14 +150,14 @@ struct PartLane {
 // Consecutive parts of one kind, which schedules cut into blocks together, window by window.
 class PartRun {
  public:
-  // Limits a run, and so a block, to keep a step short even with thousands of tiny tensors.
+  // Limits a run, and so a block: a step stays short even with thousands of tiny tensors.
   static constexpr size_t kMostParts = 1024;
 
   explicit PartRun(int members) : members_(members) {}
 
   // `parts` must stay valid until the last fill_window().
   void start(std::span<const Part> parts) { parts_ = parts, begin_ = end_ = 0; }
-  // Starts the next run of parts of one kind; false: no parts are left.
+  // Starts the next run of parts of one kind. False: no parts are left.
   template <class KindOf>
   bool open(KindOf&& kind_of) {
     if (end_ == parts_.size()) return false;
@@ -172,9 +172,8 @@ class PartRun {
   PartLane lane() const { return {.part = begin_}; }
   bool ended(const PartLane& lane) const { return lane.part == end_; }
 
-  // Schedules the next `window` bytes of a lane: calls emit(lane, offset in the window, bytes) for each
-  // contiguous range. `widening(part)`: bytes in the window per byte of the part. Returns the bytes of the
-  // window that are used.
+  // Schedules a lane's next `window` bytes: calls emit(lane, offset in the window, bytes) for each contiguous range.
+  // `widening(part)`: bytes in the window per byte of the part. Returns the number of bytes used.
   template <class Widening, class PieceBytes, class Emit>
   size_t fill_window(PartLane& lane, size_t window, Widening&& widening, PieceBytes&& piece_bytes,
                      Emit&& emit) const {
@@ -205,7 +204,7 @@ class PartRun {
  private:
   const int members_;
   std::span<const Part> parts_;
-  size_t begin_ = 0, end_ = 0;  // of the run, as part indices
+  size_t begin_ = 0, end_ = 0;  // part indices of the run
 };
 
 }  // namespace farandole

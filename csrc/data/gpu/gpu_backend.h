@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend whose memory is on a GPU: a bucket is finished once it is launched into our stream, and done
-// once that stream has come past it.
+// Interface of backends on GPU memory. A bucket is finished when it is in our stream, and done when that has passed it.
 #pragma once
 
 #include <memory>
@@ -15,32 +14,31 @@
 
 namespace farandole {
 
-// A launched bucket, until its point in the stream is past.
+// A launched bucket, until the stream has passed it.
 struct GpuWork {
   std::shared_ptr<GpuEvent> past;
-  std::vector<std::shared_ptr<PinnedMemory>> keep;  // what the stream reads or writes until then
+  std::vector<std::shared_ptr<PinnedMemory>> keep;  // memory that the stream uses until then
 };
 
 class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // On the lowest member, once: a key, by which all members' connect() find each other. Not all backends have one.
+  // Lowest member, once: the key by which all members' connect() find each other. Not all backends have one.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
-  // Of the bucket for which step() has just said kFinished.
+  // Call it once after step() has returned kFinished: that bucket's work.
   GpuWork take_work() { return std::move(work_); }
-  // Launched work may no longer come to its end (NCCL found an error, or time is up): throws
-  // Error(kLibrary). Called between buckets.
+  // Called between buckets. Throws Error(kLibrary) if launched work may never end: NCCL found an error, or time is up.
   virtual void check() const = 0;
-  virtual bool failed() const = 0;  // check() would throw
-  // The oldest launched bucket has come to its end.
+  virtual bool failed() const = 0;  // true if check() would throw
+  // The oldest launched bucket is done.
   virtual void finished() = 0;
-  // After abort(): blocks until nothing of ours writes to buffers any more, for a few seconds at most.
+  // After abort(): blocks for at most a few seconds, until none of our work writes to buffers.
   void synchronize() const noexcept { device_->synchronize(); }
 
  protected:
-  // All of the bucket is in our stream.
+  // The whole bucket is in our stream.
   Progress finish() {
     work_.past = device_->recorded(device_->stream());
     parts_ = {};
@@ -48,7 +46,7 @@ class GpuBackend : public Backend {
   }
 
   const std::shared_ptr<GpuDevice> device_;
-  std::span<const Part> parts_;  // of the bucket under way
+  std::span<const Part> parts_;  // the bucket under way
   GpuWork work_;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_completions.h. Used by the launch lane and the staged backend: the driver hands events over, our thread
-// waits.
+// The driver hands events over; our thread waits.
 #include "data/gpu/gpu_completions.h"
 
 #include <chrono>
@@ -9,7 +8,7 @@
 namespace farandole {
 namespace {
 
-// Whoever ends us has waited for the stream before. Work that still does not end never will: its peer is dead.
+// The destroying thread has waited for the stream before. Work that still does not end has a dead peer, and never will.
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace

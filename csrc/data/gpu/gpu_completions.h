@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that sleeps on a GPU's events, in the order in which they were handed over.
+// A thread that sleeps on a GPU's events, in the order in which they were added.
 #pragma once
 
 #include <atomic>
@@ -19,9 +19,9 @@ namespace farandole {
 
 class GpuCompletions {
  public:
-  // `ring`: wakes the driver; called on our thread after each event.
+  // `ring` wakes the driver. Our thread calls it after each event.
   explicit GpuCompletions(std::function<void()> ring);
-  // Waits until the event that it sleeps on has fired, for a few seconds at most; those behind it are dropped.
+  // Waits a few seconds at most for the current event, and drops those behind it.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
@@ -46,7 +46,7 @@ class GpuCompletions {
   };
   static void run(Queue& queue);
 
-  const std::shared_ptr<Queue> queue_;  // the thread's too, which may stay behind
+  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may stay behind
   LeavableThread thread_;
 };
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_lane.h. Used by runtime/lanes; the driver only.
 #include "data/gpu/gpu_lane.h"
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// What was launched here, but never on some peer that has left, does not end.
+// Work that a peer which has left never launched does not end.
 constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace
@@ -70,7 +69,7 @@ void GpuLane::check() const {
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
-// A bucket may come before the key with which its set's communicator is opened.
+// A bucket may come before the key that opens its set's communicator.
 bool GpuLane::next_may_go() const {
   return !waiting_.empty() && backends_.contains(waiting_.front().set);
 }
@@ -100,7 +99,7 @@ void GpuLane::drain() {
   }
 }
 
-// Launched buckets run to their end first: the set's communicator goes last.
+// Launched buckets end first; then the set's communicator may go.
 void GpuLane::close(SetId set) {
   drain();
   check();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buckets of all process sets on this rank's GPU, launched one after the other in log order: NCCL
-// needs one order over all communicators of a device. The driver only.
+// The buckets of all sets on this rank's GPU, launched in log order: NCCL needs one order per device. Driver only.
 #pragma once
 
 #include <deque>
@@ -17,37 +16,36 @@ namespace farandole {
 
 struct GpuBucket {
   SetId set = kWorldSet;
-  std::span<const Part> parts;  // until it has finished, or was given up
-  std::string label = {};       // on a profiler's timeline
+  std::span<const Part> parts;  // valid until it has finished or was given up
+  std::string label = {};       // for a profiler's timeline
 };
 
 class GpuLane {
  public:
-  // `ring`: wakes the driver; from other threads. `ranges`: nullptr: no profiler listens.
+  // `ring` wakes the driver, from other threads. `ranges`: nullptr: no profiler listens.
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
       : ranges_(std::move(ranges)), completions_(std::move(ring)) {}
 
-  // Buckets of this set may come from here on.
+  // Buckets of this set may follow.
   void open(SetId set, std::unique_ptr<GpuBackend> backend) { backends_[set] = std::move(backend); }
-  // As GpuBackend's.
+  // See GpuBackend.
   std::optional<std::pair<SetId, std::string>> new_key();
   void connect(SetId set, const std::string& key) { backends_.at(set)->connect(key); }
-  // Ends the set's backend, and gives up its buckets that were not launched.
+  // Ends the set's backend, and gives up its unlaunched buckets.
   void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Finishes what the GPU is past, then launches one bucket at most; what comes after `past` in a stream sees its
-  // results. False: there was nothing to do. Throws what a backend or the device found. `may_launch`: false holds new
-  // buckets back (program order).
+  // Retires what the GPU has passed, then launches at most one bucket; work in a stream after `past` sees its results.
+  // False: nothing to do. Throws errors of a backend or the device. `may_launch`: false holds new buckets back.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
-  // Buckets ever that are done, in the order of their launch: nobody reads or writes their buffers again.
+  // Number of buckets done, in launch order. Nobody uses their buffers any more.
   uint64_t finished() const { return finished_; }
   bool ready(bool may_launch) const;
-  Deadline look_again(bool may_launch) const;  // as Backend's
-  // Blocks until what was launched is done, or has failed, or for half a minute.
+  Deadline look_again(bool may_launch) const;  // see Backend
+  // Blocks until launched work is done or has failed, at most half a minute.
   void drain();
-  // Gives up all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that
-  // communicators with nothing under way are closed, not aborted.
+  // Gives up all buckets. Afterwards none of our work writes to their buffers. `together`: all ranks do so now, so idle
+  // communicators are closed instead of aborted.
   void abort(bool together);
 
  private:
@@ -63,10 +61,10 @@ class GpuLane {
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<GpuBucket> waiting_;
-  bool begun_ = false;  // the first of them
+  bool begun_ = false;  // the first of waiting_
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
-  GpuCompletions completions_;  // of launched buckets
+  GpuCompletions completions_;  // for launched buckets
 };
 
 }  // namespace farandole

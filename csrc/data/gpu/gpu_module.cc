@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_module.h. Opened by the thread of the rank's first GPU tensor; functions are taken by any.
+// The thread of the rank's first GPU tensor creates it; any thread takes functions.
 #include "data/gpu/gpu_module.h"
 
 #include <cinttypes>
@@ -26,7 +26,7 @@ std::string digest(const std::string& text) {
   return digits;
 }
 
-// Relative folders are ignored, as the XDG specification wants it.
+// Ignores relative folders, as the XDG specification requires.
 std::string cache_folder() {
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   if (cache && *cache == '/') return std::string(cache) + "/farandole";
@@ -64,7 +64,7 @@ void KernelCache::write(const std::string& image) const {
   try {
     make_folder(path_.substr(0, path_.rfind('/')));
     write_text_file(path_, image + seal(image));
-  } catch (const Error&) {  // a full disk, or a folder that is not ours to write
+  } catch (const Error&) {  // a full disk, or a folder that we may not write
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our kernels, compiled for one device and loaded there, or found in the user's cache.
+// Our kernels, compiled for one device and loaded there, or taken from the user's cache.
 #pragma once
 
 #include <memory>
@@ -10,25 +10,23 @@
 
 namespace farandole {
 
-// Our kernels as this user's processes have compiled them before, in a file: NVRTC takes a second of each rank's
-// start. Many processes, also of other hosts, may read and write the file at once.
+// Caches compiled kernels in a file, because NVRTC takes a second of each rank's start. Many processes, also of other
+// hosts, may read and write the file at once.
 class KernelCache {
  public:
-  // What this NVRTC makes of the source for this compute capability. In $XDG_CACHE_HOME/farandole, else in
-  // ~/.cache/farandole.
+  // Key: this NVRTC, the source and the compute capability. In $XDG_CACHE_HOME/farandole or ~/.cache/farandole.
   KernelCache(const nvrtc::Api& nvrtc, const std::string& source, int capability);
 
-  // Empty: there is none, or other users may write it, or it is not what write() was given: the driver would read beyond
-  // the end of half an image.
+  // Empty if there is none that is whole and that only this user may write. (The driver would read beyond a cut image.)
   std::string read() const;
-  // Where it cannot be kept, the next process compiles as well.
+  // Failures are ignored; the next process compiles again.
   void write(const std::string& image) const;
   const std::string& path() const { return path_; }  // empty: the user has no such folder
 
  private:
   std::string seal(const std::string& image) const;
 
-  const std::string key_;  // all that the image follows from
+  const std::string key_;  // all that determines the image
   const std::string path_;
 };
 

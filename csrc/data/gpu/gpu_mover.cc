@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_mover.h. Used by NcclBackend; the driver only.
 #include "data/gpu/gpu_mover.h"
 
 #include <algorithm>

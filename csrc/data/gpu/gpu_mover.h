@@ -12,15 +12,14 @@
 
 namespace farandole {
 
-// The work of one launch. Cuts every segment into chunks, one for each thread block.
+// The work of one launch. Cuts every segment into chunks, one per thread block.
 class MoveList {
  public:
   void copy(cuda::Address target, cuda::Address source, size_t bytes);
-  // target = source * factor / divisor, in type `to`; both types are real numbers. factor 1, divisor 1
-  // and equal types are a copy.
+  // target = source * factor / divisor, in type `to`; both types are real. factor 1, divisor 1 and equal types copy.
   void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
                double factor, int64_t divisor);
-  // What changes no result of `op`.
+  // Fills with the identity of `op`.
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);
 
   std::span<const gpu::MoveChunk> chunks() const { return chunks_; }

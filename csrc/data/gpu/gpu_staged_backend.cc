@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gpu_staged_backend.h. Used by the launch lane; the driver only.
 #include "data/gpu/gpu_staged_backend.h"
 
 #include <algorithm>
@@ -25,7 +24,7 @@ void GpuStagedBackend::begin(std::span<const Part> parts) {
   }
 }
 
-// All members cut alike: by the shape alone.
+// Depends on the shape only, so all members cut alike.
 void GpuStagedBackend::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);
@@ -52,7 +51,7 @@ bool GpuStagedBackend::ready() const {
   return may_fetch || may_move || over || failed();
 }
 
-// Copies the next slice to the host; its arrival wakes the driver.
+// Copies the next slice to the host. Its arrival wakes the driver.
 bool GpuStagedBackend::fetch_next() {
   if (slices_.empty() || staged_.size() >= kSlicesAhead) return false;
   Staged staged;
@@ -79,7 +78,6 @@ bool GpuStagedBackend::has_arrived() const {
   return !staged_.empty() && staged_.front().arrival <= completions_.past();
 }
 
-// Moves a block of the oldest slice.
 bool GpuStagedBackend::move() {
   if (!begun_) {
     if (!has_arrived()) return false;

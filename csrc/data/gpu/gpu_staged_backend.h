@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on GPUs without NCCL: through pinned host memory and a backend of host memory. Large
-// reductions and broadcasts travel in pieces, so that the copies and the host's work overlap.
+// Collectives on GPUs without NCCL: through pinned host memory and a host backend. Large reductions and broadcasts
+// travel in slices, so copies and the host's work overlap.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,7 @@ class GpuStagedBackend final : public GpuBackend {
   static constexpr size_t kPieceBytes = 4 << 20;
   static constexpr size_t kSlicesAhead = 3;
 
-  // `host`: for the same members, fed by nobody else. `ring` wakes the driver.
+  // `host`: for the same members, used by nobody else. `ring` wakes the driver.
   GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host, int member,
                    int members, std::function<void()> ring);
 
@@ -32,7 +32,7 @@ class GpuStagedBackend final : public GpuBackend {
   void finished() override {}
 
  private:
-  // A part, or a slice of its elements.
+  // A part, or some of its elements.
   struct Slice {
     size_t part;
     size_t first = 0;     // element
@@ -57,10 +57,10 @@ class GpuStagedBackend final : public GpuBackend {
   const int members_;
   std::deque<Slice> slices_;    // not yet fetched
   std::deque<Staged> staged_;   // fetched, not yet delivered
-  uint64_t fetched_ = 0;        // copies to the host, ever
-  Part moving_;                 // what the host moves of the oldest of staged_
-  bool begun_ = false;          // it does
-  GpuCompletions completions_;  // of copies to the host
+  uint64_t fetched_ = 0;        // copies to the host so far
+  Part moving_;                 // the part of staged_.front() that the host moves
+  bool begun_ = false;          // host_ moves it
+  GpuCompletions completions_;  // for copies to the host
 };
 
 }  // namespace farandole

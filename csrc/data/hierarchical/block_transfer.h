@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block in flight between hosts, as one member sees it: its tasks for each chunk, its messages, and the
-// memory that the messages use.
+// One block in flight between hosts, as one member sees it: tasks for its chunks, messages, and their memory.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +12,10 @@
 
 namespace farandole {
 
-// The messages of one kind of one block, posted and completed in order.
+// One message of a block. Messages of one kind are posted and completed in order.
 struct Message {
   int32_t peer;    // a member
-  uint32_t chunk;  // of the block
+  uint32_t chunk;  // index in the block
   size_t offset;   // in the block's arena
   size_t bytes;
   Wire::Ticket ticket = -1;
@@ -40,7 +39,7 @@ class MessageQueue {
       m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes);
     }
   }
-  // Polls messages until one is incomplete. True: at least one has become complete.
+  // Polls messages until one is incomplete. True: at least one has completed.
   bool look(Wire& wire) {
     const size_t before = done_;
     while (done_ < posted_ && wire.done(messages_[done_].ticket)) ++done_;
@@ -56,7 +55,6 @@ class MessageQueue {
   size_t done_ = 0;
 };
 
-// Whether any member on the host has an input.
 bool host_has(const Part& part, const HostMap& hosts, int host);
 
 struct BlockTransfer {
@@ -64,7 +62,7 @@ struct BlockTransfer {
   struct ChunkTask {
     uint32_t chunk;
     bool reduces = false;   // makes this host's partial result
-    bool combines = false;  // makes the result from partials, or passes on the one received
+    bool combines = false;  // makes the result from partials, or passes a received one on
     bool relays = false;    // receives the result
     size_t partial = 0;
     size_t result = 0;

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-size_t slots_begin(int members) {  // the counters have pages of their own
+size_t slots_begin(int members) {  // the counters have their own pages
   return whole_pages(HostProgressTable::bytes_needed(members));
 }
 
@@ -57,7 +57,7 @@ void HierarchicalBackend::begin(std::span<const Part> parts) {
   plan_next();
 }
 
-// At most one phase of a block; polls the wire each time, because polling moves its messages.
+// Does at most one phase of a block. Polls the wire each time, because that moves its messages.
 Progress HierarchicalBackend::step() {
   const bool moved = poll();
   if (can_consume()) {
@@ -148,7 +148,7 @@ bool HierarchicalBackend::finished() const {
   return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }
 
-// True: a message has become complete. Polls only those that a phase waits for.
+// True: a message has completed. Polls only those for which a phase waits.
 bool HierarchicalBackend::poll() {
   wire_->move();
   bool moved = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for several hosts (hierarchical allreduce): each host reduces in shared memory, workers
-// exchange partial results over the wire, results return through shared memory. The driver only.
+// The backend for several hosts (hierarchical allreduce): each host reduces in shared memory, workers exchange partial
+// results over the wire, and results return through shared memory. Driver only.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,10 @@
 
 namespace farandole {
 
-// When to poll a wire that can't wake a thread: soon at first, then at doubling intervals; and when it has
-// been silent for too long.
+// When to poll a wire that cannot wake a thread (soon, then at doubling intervals), and when it is silent for too long.
 class WirePatience {
  public:
-  // `silence_ns`: limit without a message while a bucket is in flight; 0: none.
-  // `names`: of all members, by which an error calls them.
+  // `silence_ns`: limit without a message while a bucket is in flight; 0: none. `names`: of all members, for errors.
   WirePatience(int64_t silence_ns, std::vector<std::string> names)
       : silence_ns_(silence_ns), names_(std::move(names)) {}
 
@@ -35,7 +33,7 @@ class WirePatience {
   // Something has moved: poll again soon.
   void moved() { interval_ = kShortest; }
   void message() { last_message_ = now_ns(); }
-  // Nothing has moved. False: silent for too long.
+  // Call it if no byte has moved. False: silent for too long.
   bool wait() {
     const int64_t now = now_ns();
     next_look_ = now + interval_;
@@ -53,31 +51,30 @@ class WirePatience {
   const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll
   int64_t next_look_ = 0;     // time of the next poll
-  int64_t last_message_ = 0;  // when one was completed, or a bucket began
+  int64_t last_message_ = 0;  // when a message completed, or a bucket started
 };
 
-// The phases of a block: staged (inputs copied to shared memory), reduced (this host's partials made and
-// sent), combined (all hosts' partials reduced, results sent), published (results copied to shared memory),
-// consumed. Each phase has its own cursor over a few slots. Partials are summed in member order within a
-// host, then in host order, so all members get the same bits.
+// Phases of a block: staged (inputs in shared memory) -> reduced (this host's partials made and sent) -> combined (all
+// hosts' partials reduced, results sent) -> published (results in shared memory) -> consumed. Each phase has its own
+// cursor over a few slots. Partials are summed in member order, then in host order: all members get equal bits.
 class HierarchicalBackend final : public Backend {
  public:
   struct Setup {
-    HostMap hosts;  // of the set's members
+    HostMap hosts;  // hosts of the set's members
     int member = 0;
     std::byte* memory = nullptr;            // zeroed, mapped by this host's members, aligned to 64
     size_t bytes = 0;                       // at least bytes_needed()
-    std::vector<EventCount*> wakeups = {};  // of this host's members
+    std::vector<EventCount*> wakeups = {};  // this host's members'
     std::unique_ptr<Wire> wire = nullptr;
     HierarchicalSchedule::Sizes sizes = {};
     int slots = kSlots;  // equal on all members
     double silence = 0;  // seconds without a message until a bucket fails; 0: never
-    std::vector<std::string> names = {};  // of all members, for errors
+    std::vector<std::string> names = {};  // all members', for errors
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;
 
-  // Throws kInternal if there is not enough memory.
+  // Throws kInternal if the memory is too small.
   explicit HierarchicalBackend(Setup setup);
   // `local_members`: on one host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots);
@@ -124,7 +121,7 @@ class HierarchicalBackend final : public Backend {
   WirePatience patience_;
   const PhaseWatch watch_;
   const std::vector<EventCount*> wakeups_;
-  HostProgressTable progress_;  // of this host's members
+  HostProgressTable progress_;  // this host's members'
   const std::unique_ptr<Wire> wire_;
   HierarchicalSchedule plan_;
   HierarchicalWorker worker_;
@@ -133,7 +130,7 @@ class HierarchicalBackend final : public Backend {
   bool has_next_ = false;  // transfer(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    // Numbers of blocks, counted over all buckets.
+    // Numbers of blocks, over all buckets.
     uint64_t staged = 0, reduced = 0, combined = 0, published = 0, consumed = 0;
     uint64_t settled = 0;  // all their messages are complete
   } at_;

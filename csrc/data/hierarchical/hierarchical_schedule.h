@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, and each block into chunks: the unit of messages between hosts. Depends only on
-// shapes, rows and members, so all members cut alike. Never reads tensors.
+// Cuts a bucket into blocks, and blocks into chunks, the units of messages between hosts, alike on all members.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace farandole {
 
-// Contiguous elements of one part within one chunk.
+// Contiguous elements of one part in one chunk.
 struct Piece {
   uint32_t part;  // index in the bucket
   size_t wide;    // offset of its partial results from the chunk's start
@@ -23,16 +22,15 @@ struct Piece {
   size_t bytes;
 };
 
-// How a chunk is processed: on every host with inputs, the reducer makes a partial result and sends it to the
-// combiners; a combiner makes the result and sends it to the relays of hosts that need it but don't combine.
-// Reducer, combiner and relay of a host are the same member, its worker for the chunk's stripe; in a chunk without a
-// stripe, its single sender or receiver.
+// Way of a chunk: on every host with inputs, the reducer makes a partial result and sends it to the combiners. A
+// combiner makes the result and sends it to the relays of hosts that need it but do not combine. On a host all three
+// are the same member: its worker for the chunk's stripe or, without a stripe, the chunk's only sender or receiver.
 struct Chunk {
   static constexpr int kAll = -1;
 
-  int sender = kAll;    // member that sends it; kAll: all members' inputs are reduced
-  int receiver = kAll;  // member that receives it
-  int home = kAll;      // the one host that combines; kAll: all that need it, each for itself
+  int sender = kAll;  // kAll: all members' inputs are reduced
+  int receiver = kAll;
+  int home = kAll;  // the only host that combines; kAll: each that needs it
   int stripe = kAll;
   size_t begin = 0;  // in the slot; a multiple of 16
   size_t wide_bytes = 0;
@@ -42,7 +40,7 @@ struct Chunk {
   bool reduces() const { return sender == kAll; }
   int reducer(const HostMap& hosts, int host) const;
   int combiner(const HostMap& hosts, int host) const;
-  // Whether the host's members wait for the result; on a sender's host they read what it has staged.
+  // True if the host's members wait for the result. On a sender's host they read what it has staged.
   bool needed_on(const HostMap& hosts, int host) const;
   bool combined_on(const HostMap& hosts, int host) const {
     return (home == kAll || home == host) && needed_on(hosts, host);
@@ -63,7 +61,7 @@ class HierarchicalSchedule {
  public:
   // Chunks that all hosts need start at cache lines.
   static constexpr size_t kAlignment = 64;
-  // Upper limit of messages, too, whose size MPI takes as an int.
+  // Also limits messages, whose size is an int in MPI.
   static constexpr size_t kMostBlockBytes = size_t{1} << 30;
 
   // Equal on all members.
@@ -79,7 +77,7 @@ class HierarchicalSchedule {
 
   // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().
   void start(std::span<const Part> parts);
-  // Fills the next block; false: there is none.
+  // Fills the next block. False: there is none.
   bool next(HierarchicalBlock& block);
 
  private:
@@ -112,7 +110,7 @@ class HierarchicalSchedule {
   std::vector<PartLane> lanes_;  // one per sender; reductions use one
   std::vector<Section> sections_;
   std::vector<int> senders_, homes_;
-  size_t turn_ = 0;  // among the homes; continues over all buckets
+  size_t turn_ = 0;  // in the rotation of homes, over all buckets
 };
 
 }  // namespace farandole

@@ -88,7 +88,7 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
 
 void HierarchicalWorker::combine(BlockTransfer& f) {
   for (const BlockTransfer::ChunkTask& task :
-       f.tasks) {  // what is not reduced is the result as it came
+       f.tasks) {  // the others' result is complete as it came
     if (task.combines && f.block.chunks[task.chunk].reduces()) combine_chunk(f, task);
   }
 }
@@ -133,7 +133,7 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) {
     for (const BlockTransfer::ChunkTask& task : f.tasks) {
-      if (!task.combines && !task.relays) continue;  // all others are for this member
+      if (!task.combines && !task.relays) continue;  // the others are for this member
       consume_chunk(f, f.block.chunks[task.chunk], f.arena.data() + task.result);
     }
     return;

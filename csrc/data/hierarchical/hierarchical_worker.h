@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data work of HierarchicalBackend: what each phase does with a block's bytes.
+// The data work of HierarchicalBackend: its phases, applied to a block's bytes.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,19 @@ namespace farandole {
 
 class HierarchicalWorker {
  public:
-  // `memory`: for each member of this host `slots` slots, each with room for inputs and for results. `hosts` must outlive
-  // this.
+  // `memory`: `slots` slots for each member of this host, with room for inputs and results. `hosts` must outlive this.
   HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
                      size_t block_bytes);
-  // None for a member that is alone on its host.
+  // 0 for a member that is alone on its host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots) {
     if (local_members == 1) return 0;
     return static_cast<size_t>(local_members * slots) * 2 * block_bytes;
   }
 
-  // Sets the bucket that later calls refer to.
+  // Sets the bucket for later calls.
   void start(std::span<const Part> parts) { parts_ = parts; }
-  // The bucket is given up.
   void forget() { parts_ = {}; }
-  // `block`: its number, which determines its slot.
+  // `block`: number of the block, which determines its slot.
   void stage(uint64_t block, const BlockTransfer& transfer) const;
   void reduce(uint64_t block, BlockTransfer& transfer);
   void combine(BlockTransfer& transfer);

@@ -10,7 +10,7 @@ namespace farandole {
 
 class HostMap {
  public:
-  // `host_name[member]`: any number that is unique to the member's host.
+  // `host_name[member]`: any number, unique to the member's host.
   explicit HostMap(const std::vector<int>& host_name) {
     std::vector<int> names;
     for (size_t member = 0; member < host_name.size(); ++member) {

@@ -63,14 +63,14 @@ bool MpiWire::done(Ticket ticket) {
   return true;
 }
 
-// A fault-tolerant MPI reports here that a rank is gone.
+// A fault-tolerant MPI reports the loss of a rank here.
 void MpiWire::fail(int member, const Error& error) {
   if (error.code() != ErrorCode::kLibrary) throw error;
   const Rank rank = ranks_.at(static_cast<size_t>(member));
   fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
-// Receives can be cancelled; a send completes when its receiver takes it, or never.
+// Receives can be cancelled. A send completes only when its receiver takes it.
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);
@@ -79,7 +79,7 @@ bool MpiWire::abandon() {
       if (request) request.cancel();
       while (request && !request.test() && !deadline.expired()) {
       }
-    } catch (const Error&) {  // perhaps of a dead peer: MPI keeps the request
+    } catch (const Error&) {  // perhaps a dead peer's: MPI keeps the request
     }
     under_way += request ? 1 : 0;
   }

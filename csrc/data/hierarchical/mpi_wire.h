@@ -16,19 +16,17 @@ namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // `ranks`: of the set's members, in `comm`, which must outlive this. `number`: unique among the open wires,
-  // of which there may be 2^13, since MPI guarantees no more tags. `host_names`: by
-  // rank, for error texts.
+  // `ranks`: of the set's members in `comm`, which must outlive this. `number`: unique among the open wires, at most
+  // 2^13, because MPI guarantees no more tags. `host_names`: by rank, for errors.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 
-  // MPI sends messages below about 64 KB at once. A longer one waits for the receiver's answer, which queues
-  // behind everything that the receiver is sending.
+  // MPI sends messages below about 64 KB at once. Longer ones wait for the receiver, behind all that it is sending.
   size_t most_bytes() const override { return 48 * 1024; }
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
   Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
-  void move() override {}  // testing any request makes MPI move all messages
+  void move() override {}  // testing any request moves all messages
   bool done(Ticket ticket) override;
   bool abandon() override;
 

@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// A ticket combines a connection's index with the message's number on that connection.
+// A ticket combines a connection's index with the number of a message on it.
 constexpr int kNumberBits = 40;
 constexpr int64_t kNumberMask = (int64_t{1} << kNumberBits) - 1;
 
@@ -35,7 +35,7 @@ Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size
   return post(false, member, channel, data, bytes);
 }
 
-// Both ends count a channel's messages, so they know which stream carries which message.
+// Both ends count a channel's messages, so they know which stream carries which.
 Wire::Ticket TcpWire::post(bool sends, int member, Channel channel, std::byte* data, size_t bytes) {
   const size_t route = ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
                        static_cast<size_t>(channel);
@@ -68,7 +68,7 @@ bool TcpWire::abandon() {
   return true;
 }
 
-// A silent listener's rank has not opened this wire yet; the backend limits how long we wait for it.
+// A silent listener's rank has not opened this wire yet. The backend limits that wait.
 bool TcpWire::open(Connection& connection) {
   TcpEnds& ends = *ends_;
   if (!connection.sends) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over TCP. A connection carries one channel's bytes from one member to another, and is read
-// only into posted receives. So the kernel throttles a fast sender, and messages need neither headers nor
-// buffers.
+// The wire over TCP. A connection carries one channel's bytes from one member to another, and is read only into posted
+// receives. So the kernel throttles a fast sender, and messages need no headers or buffers.
 #pragma once
 
 #include <chrono>
@@ -18,19 +17,19 @@
 
 namespace farandole {
 
-// What all wires of a rank share.
+// Shared by all wires of a rank.
 struct TcpEnds {
   Rank rank = 0;  // this rank
   Key128 key{};   // the job's key
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for error texts
-  std::chrono::milliseconds timeout;    // then a peer that refuses connections is lost
+  std::chrono::milliseconds timeout;    // limit for a peer that refuses connections
 };
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: of the set's members. `number`: never used for another wire of the job, not even a closed one.
+  // `ranks`: of the set's members. `number`: never used for another wire of the job, even after closing.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 
@@ -42,7 +41,7 @@ class TcpWire final : public Wire {
   bool abandon() override;
 
  private:
-  // Connections per channel and direction between two members; messages alternate between them.
+  // Connections per channel and direction between two members. Messages alternate between them.
   static constexpr uint64_t kStreams = 2;
 
   struct Transfer {  // the rest of a message
@@ -71,7 +70,7 @@ class TcpWire final : public Wire {
   const uint64_t number_;
   std::vector<Connection> connections_;  // by direction, member, channel and stream
   std::vector<uint64_t> posted_;         // messages, by direction, member and channel
-  std::byte nothing_{};                  // the one byte sent for an empty message
+  std::byte nothing_{};                  // sent for an empty message
   WireFault fault_;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of transports between hosts (MpiWire, TcpWire, one in tests): messages between members of one
-// process set. A wire knows neither tensors nor blocks.
+// The interface of transports between hosts: MpiWire, TcpWire, and one in tests. It knows neither tensors nor blocks.
 #pragma once
 
 #include <chrono>
@@ -14,8 +13,7 @@
 
 namespace farandole {
 
-// The first failure on a wire, withheld for 1 s, because the coordinator's Abort usually comes in that time
-// and gives a better reason.
+// The first failure on a wire. Withheld for 1 s, in which the coordinator's Abort usually gives a better reason.
 class WireFault {
  public:
   void set(Rank rank, const std::string& host, const std::string& by, const std::string& why) {
@@ -26,7 +24,7 @@ class WireFault {
                     "): that rank died, or the network between the hosts is down"};
     due_ = Deadline::in(kControlDue);
   }
-  // True: there is a failure. Throws it once its time has come.
+  // True if there is a failure. Throws it when its time has come.
   bool check() const {
     if (failure_ && due_.expired()) throw Error(failure_.code, failure_.text);
     return static_cast<bool>(failure_);
@@ -38,26 +36,28 @@ class WireFault {
   Deadline due_ = Deadline::never();
 };
 
-// The driver only. A message's memory stays in use until done() is true; it is the backend's staging memory,
-// never the user's.
+// Messages between members of one process set. Driver only; only abandon() may block, for 50 ms. A message's memory
+// is the backend's, never the user's, and must stay valid until done() returns true. After a failure done() returns
+// false, later it throws; then abandon() the wire.
 class Wire {
  public:
-  // Messages between two members arrive in order per channel, matching receives in the order posted.
+  // Messages between two members arrive in order per channel, and match receives in the order posted.
   enum class Channel { kPartial, kResult };
   static constexpr int kChannels = 2;
   using Ticket = int64_t;
 
   virtual ~Wire() = default;
-  // The longest message that is transferred efficiently; the schedule cuts chunks accordingly.
+  // Longest message that is transferred efficiently. The schedule cuts chunks accordingly.
   virtual size_t most_bytes() const = 0;
+  // Start a message, which is complete when done() says so. A lost peer shows there, too.
   virtual Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) = 0;
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
-  // Makes progress on all messages; call it before done().
+  // Makes progress on all messages. Call it before done().
   virtual void move() = 0;
-  // True: complete, and the ticket is invalid from now on; a sent message then arrives without further calls.
-  // Throws Error(kPeer) naming the rank if a member can't be reached any more.
+  // True: complete, and the ticket becomes invalid; a sent message then arrives without further calls. Throws
+  // Error(kPeer) with the rank if a member cannot be reached.
   virtual bool done(Ticket ticket) = 0;
-  // Gives up messages in flight. False: their memory may still be accessed until the process ends.
+  // Gives up messages in flight. False: their memory may be accessed until the process ends.
   virtual bool abandon() = 0;
 };
 

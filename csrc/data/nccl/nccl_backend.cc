@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nccl_backend.h. Used by the launch lane (data/gpu/gpu_lane); the driver only.
 #include "data/nccl/nccl_backend.h"
 
 #include <cstring>
@@ -41,8 +40,7 @@ bool NcclBackend::ready() const {
   return communicator_ && (communicator_->ready() || communicator_->failed());
 }
 
-// The host waits for nothing but the communicator: NCCL's kernels come into the stream later, from its thread, and what
-// must follow them waits for ready().
+// The host only waits for the communicator: NCCL's kernels enter the stream later. Work after them waits for ready().
 Progress NcclBackend::step() {
   if (!communicator_) return Progress::kWaiting;
   communicator_->check();
@@ -72,7 +70,7 @@ void NcclBackend::launch_pack() {
   mover_.launch(plan_.pack, table_, stream);
 }
 
-// Both tables in one copy, from pinned memory that lives until the bucket is done.
+// Uploads both tables in one copy, from pinned memory that lives until the bucket is done.
 void NcclBackend::upload() {
   const size_t first = plan_.pack.bytes(), second = plan_.unpack.bytes();
   auto pinned = device_->pinned(first + second);
@@ -93,7 +91,7 @@ void NcclBackend::wait_for_inputs() {
   }
 }
 
-// Scratch memory of a bucket that was cut short goes back in the order of our stream.
+// Scratch memory of an aborted bucket is freed in the order of our stream.
 void NcclBackend::abort() {
   if (communicator_) communicator_->abort();
   device_->free(std::exchange(scratch_, 0), device_->stream());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on GPUs by NCCL, everything in the order of our stream.
+// Collectives on GPUs by NCCL, all in the order of our stream.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace farandole {
 
 class NcclBackend final : public GpuBackend {
  public:
-  // `mover` is the device's and outlives the backend.
+  // `mover`: the device's; must outlive the backend.
   NcclBackend(const GpuMover& mover, NcclCommunicator::Setup setup);
 
   void begin(std::span<const Part> parts) override;
@@ -42,7 +42,7 @@ class NcclBackend final : public GpuBackend {
   NcclSchedule plan_;
   bool launched_ = false;  // the bucket's pack kernel and NCCL calls
   cuda::Address scratch_ = 0;
-  cuda::Address table_ = 0;  // of segments, in scratch memory
+  cuda::Address table_ = 0;  // table of segments, in scratch memory
 };
 
 }  // namespace farandole

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nccl_communicator.h. Used by NcclBackend; the driver, and two threads of each communicator's own.
 #include "data/nccl/nccl_communicator.h"
 
 #include <algorithm>
@@ -16,8 +15,9 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};  // at NCCL's asynchronous error and at deadlines
-// NCCL may notice before we do that a peer has died, by whatever error; then we wait for the peer's name.
+constexpr std::chrono::milliseconds kLook{
+    100};  // interval of checks for NCCL's asynchronous errors and for deadlines
+// NCCL may notice a dead peer first, by whatever error. Then we wait for the peer's name.
 constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::milliseconds kClosingLook{1};
@@ -25,9 +25,9 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 
 }  // namespace
 
-// What our threads use: one may stay in NCCL, so it outlives the communicator. The worker makes NCCL's calls in a group:
-// under the mutex they only gather what to do, and the end of the group, without it, does it and may block. So an abort
-// never meets a call that is half made.
+// State shared with our threads. It outlives the communicator, because a thread may stay in NCCL. The worker makes
+// NCCL's calls in a group: under the mutex they only collect work; the end of the group does it, without the mutex, and
+// may block. So an abort never meets a half-made call.
 class NcclCommunicator::Shared {
  public:
   struct Task {
@@ -36,8 +36,8 @@ class NcclCommunicator::Shared {
   };
   explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
-  bool begin(Task task);  // false: it is not ready, or no longer
-  void tell();            // the watcher
+  bool begin(Task task);  // false: busy, failed or aborted
+  void tell();            // wakes the watcher
   nccl::Result call(const NcclCall& call);
 
   const Setup setup;
@@ -45,12 +45,12 @@ class NcclCommunicator::Shared {
   std::atomic<State> state{State::kReady};
 
   std::mutex mutex;
-  nccl::Comm comm = nullptr;  // nullptr: it was destroyed, or never made
+  nccl::Comm comm = nullptr;  // nullptr: destroyed, or never made
   int launches = 0;
   Deadline done_by = Deadline::never();
   std::string failure;
   bool quit = false;
-  std::condition_variable posted;  // for the worker
+  std::condition_variable posted;  // wakes the worker
 
  private:
   void work();
@@ -61,12 +61,12 @@ class NcclCommunicator::Shared {
 
   std::optional<Task> task_;
   bool calling_ = false;              // the worker is at the end of a group
-  std::condition_variable returned_;  // for the watcher, which gives up
-  std::atomic<uint32_t> news_{0};     // what it sleeps on otherwise
+  std::condition_variable returned_;  // for the watcher in give_up()
+  std::atomic<uint32_t> news_{0};     // wakes the watcher otherwise
   Deadline ready_by_ = Deadline::never();
-  Deadline fails_by_ = Deadline::never();  // since NCCL has returned an error
-  bool fresh_ = false;                     // something was begun since the watcher has looked
-  bool asleep_ = false;                    // the watcher, until it is told
+  Deadline fails_by_ = Deadline::never();  // after NCCL has returned an error
+  bool fresh_ = false;                     // something was started since the watcher's last check
+  bool asleep_ = false;                    // the watcher sleeps until tell()
 };
 
 NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
@@ -168,7 +168,7 @@ void NcclCommunicator::Shared::work() {
     const nccl::Result gathered = task_->calls();
     calling_ = true;
     lock.unlock();
-    const nccl::Result ended = api.group_end();  // a group that was begun must end
+    const nccl::Result ended = api.group_end();  // an open group must end
     lock.lock();
     calling_ = false;
     const Task done = *std::exchange(task_, std::nullopt);
@@ -218,7 +218,7 @@ void NcclCommunicator::Shared::fail(const std::string& text) {
   setup.changed();
 }
 
-// Fails what is too late. Returns when to look again.
+// Fails what is overdue. Returns the time of the next check.
 Deadline NcclCommunicator::Shared::look() {
   if (state != State::kBusy && state != State::kReady) return Deadline::never();
   nccl::Result found = nccl::kSuccess;
@@ -240,7 +240,7 @@ Deadline NcclCommunicator::Shared::look() {
   return works ? Deadline::in(kLook) : Deadline::never();
 }
 
-// It sleeps once nothing has been under way for one look, so that a steady stream of buckets need not wake it.
+// The watcher sleeps after one check without work under way, so a steady stream of buckets need not wake it.
 void NcclCommunicator::Shared::watch() {
   Thread worker;
   std::unique_lock lock(mutex);
@@ -261,9 +261,8 @@ void NcclCommunicator::Shared::watch() {
   if (worker.joinable()) worker.join();
 }
 
-// Within a group ncclCommAbort raises the abort flag, by which the worker's call comes back, and frees nothing; the end
-// of the group does. NCCL may not return from it. An older NCCL frees it at once: there the call must come back by itself,
-// as it does when a dead peer's connections end.
+// Within a group, ncclCommAbort raises the abort flag, which ends the worker's call; the end of the group frees. NCCL
+// may not return from it. An older NCCL frees at once: there the call returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator, a blocking one: a thread of its own makes NCCL's calls, another one watches it and aborts it.
+// One blocking NCCL communicator, with one thread that makes NCCL's calls and one that watches and aborts it.
 #pragma once
 
 #include <atomic>
@@ -24,28 +24,29 @@ class NcclCommunicator {
     std::shared_ptr<GpuDevice> device;
     int member;
     int members;
-    std::chrono::nanoseconds open_timeout;  // of any call
+    std::chrono::nanoseconds open_timeout;  // for any call
     std::chrono::nanoseconds work_timeout;  // for launched work; 0: never
-    std::function<void()> changed;          // wakes the driver; from our threads
+    std::function<void()> changed;          // wakes the driver, from our threads
   };
   NcclCommunicator(Setup setup, const nccl::UniqueId& id);
-  // Destroys it if all is well and nothing is in flight, else aborts it, and waits a few seconds for that. If NCCL does
-  // not return by then, our threads stay in it, with the device, until the process ends.
+  // Destroys the communicator if it is healthy and idle; otherwise aborts it, and waits a few seconds. If NCCL does not
+  // return by then, our threads stay in it, with the device, until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // ---- the driver
-  bool ready() const { return state_ == State::kReady; }  // the next call may come
+  // ---- Driver only
+  bool ready() const { return state_ == State::kReady; }  // idle: the next call may come
   bool failed() const { return state_ == State::kFailed; }
   void check() const;  // throws Error(kLibrary) if it has failed
-  // Each of these begins something and returns; ready() tells when it has ended.
+  // Each of these starts something and returns. ready() is true when it has ended.
   void launch(std::span<const NcclCall> calls);
-  void finished();  // the oldest launch has come to its end
-  // Gives up kernels in flight, which end soon: NCCL does it in our thread, while nobody waits. Idempotent; throws nothing.
+  void finished();  // the oldest launch is done
+  // Gives up kernels in flight, which end soon, in our thread; nobody waits. Idempotent; throws nothing.
   void abort();
 
  private:
+  // Busy (a call is under way) <-> ready. Either may become failed (an error, a deadline); any may become aborted.
   enum class State { kBusy, kReady, kFailed, kAborted };
   class Shared;
   void begin(const char* what, std::function<nccl::Result()> calls);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One bucket as at most three launches: a pack kernel, one group of NCCL calls, an unpack kernel. Made in
-// two passes over the same code: the first measures the scratch memory, the second knows its address.
+// One bucket as at most three launches: a pack kernel, a group of NCCL calls, an unpack kernel. Built by two passes of
+// the same code: the first measures the scratch memory, the second knows its address.
 #pragma once
 
 #include <span>
@@ -13,32 +13,31 @@
 
 namespace farandole {
 
-// How a reduction looks to NCCL: which type it adds, which operator, and what our kernel does before and
-// after. Integers keep the shared-memory backend's rules (small ones are added in wider ones, divisions truncate).
+// A reduction for NCCL: type, operator, and what our kernel does before and after. Integers follow the rules of the
+// shared-memory backend: small ones are added in wider types, and divisions truncate.
 struct NcclForm {
-  DType element;  // the part's own real type: a complex number is two of them, a bool a uint8
-  size_t per_element = 1;  // real numbers in one element
-  DType type;              // what NCCL adds
+  DType element;           // the part's real type: two for a complex number, uint8 for a bool
+  size_t per_element = 1;  // real numbers per element
+  DType type;              // the type that NCCL adds
   nccl::RedOp op = nccl::kSum;
-  ReduceOp identity = ReduceOp::kSum;  // whose identity a member without input brings
+  ReduceOp identity = ReduceOp::kSum;  // identity for a member without input
   // target = source * factor / divisor, before and after
   double factor_in = 1.0, factor_out = 1.0;
   int64_t divisor_in = 1, divisor_out = 1;
 
   bool converts_in() const { return type != element || factor_in != 1.0 || divisor_in != 1; }
   bool converts_out() const { return type != element || factor_out != 1.0 || divisor_out != 1; }
-  // Calls that may share one packed buffer.
+  // True if two calls may share one packed buffer.
   bool same_call(const NcclForm& other) const {
     return type == other.type && op == other.op && identity == other.identity;
   }
 };
 
-// For an allreduce or a reducescatter. A sum of floats is a plain one, which our kernel scales afterwards, because the adders
-// of a switch take no weighted sums, and one division rounds less than a factor for each input. float16 would overflow: our
-// kernel scales it first.
+// Form of an allreduce or reducescatter. Sums of floats are scaled afterwards: a switch's adders take no weighted sums,
+// and one division rounds less than a factor per input. float16 is scaled first, because it would overflow.
 NcclForm form_of(const Part& part);
 
-nccl::DataType nccl_type(DType type);  // of a NcclForm's type
+nccl::DataType nccl_type(DType type);  // for NcclForm::type
 
 struct NcclCall {
   enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
@@ -53,8 +52,8 @@ struct NcclCall {
 
 class NcclSchedule {
  public:
-  // Small parts share one call; larger ones are reduced where they are.
-  static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
+  // Small parts share one call. Larger ones are reduced in place.
+  static constexpr size_t kPackedBytes = 1 << 20;  // limit per part
 
   NcclSchedule(int member, int members) : member_(member), members_(members) {}
 

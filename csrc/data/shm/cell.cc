@@ -11,10 +11,10 @@
 namespace farandole {
 namespace {
 
-// Then the coordinator hears who waits. A call that has waited for so long does not feel the detour.
+// Afterwards the coordinator learns who waits. A call that has waited this long does not notice the detour.
 constexpr std::chrono::milliseconds kCellPatience{2};
-// As every member reads all inputs, their sum counts. Up to these sizes that is faster than dividing the work, which
-// takes more waits (2 to 4 ranks on 2 cores with 1 MiB of L2 each).
+// Every member reads all inputs, so their sum counts. Up to these sizes this beats dividing the work, which takes more
+// waits (measured with 2 to 4 ranks on 2 cores with 1 MiB of L2 each).
 constexpr size_t kMostBytes = 1024 * 1024;
 constexpr size_t kMostBytesOfAll = 2 * 1024 * 1024;
 
@@ -84,7 +84,7 @@ bool Cell::anybody_elsewhere() const {
 
 cell_protocol::End Cell::come(const Call& call, std::span<const std::byte> input) {
   using cell_protocol::End;
-  // Rounds are completed with this member only, so nobody changes the parity before it arrives.
+  // Rounds need this member, so nobody changes the parity before it arrives.
   parity_ = cell_protocol::parity(word().load());
   Line& own = line(setup_.member);
   own.definition.store(call.definition, std::memory_order_relaxed);

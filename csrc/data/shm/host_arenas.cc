@@ -20,7 +20,7 @@ void HostArenas::look_around(const std::vector<int>& ranks) {
   for (int rank : ranks) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (rank == own_rank_ || !peer.fd || !directory_.is_announced(rank)) continue;
-    const Fd fd = std::move(peer.fd);  // one attempt
+    const Fd fd = std::move(peer.fd);  // one attempt only
     try {
       peer.mapping = map_arena(fd.get(), /*inherit=*/false);
       directory_.set_mapped(own_rank_, rank);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host as one rank sees them: its own, which peers map on demand, and theirs. Ranks are local
-// ranks here. The driver only, except mapped_bytes().
+// The arenas of a host, by local rank: this rank's, which peers map on demand, and theirs. Driver only, unless marked.
 #pragma once
 
 #include <atomic>
@@ -15,8 +14,7 @@
 
 namespace farandole {
 
-// Who has an arena in use, and who has mapped whose: flags in shared memory, each written once by one rank.
-// Zeroed memory is valid.
+// Flags in shared memory: arenas in use, and who has mapped them. One rank writes each, once. Zeroed memory is valid.
 class ArenaDirectory {
  public:
   ArenaDirectory(std::byte* memory, int ranks)
@@ -41,28 +39,26 @@ class ArenaDirectory {
 
 class HostArenas {
  public:
-  // `fds`: of every local rank's arena; the own one is unused.
+  // `fds`: of every local rank's arena; this rank's is unused.
   HostArenas(std::shared_ptr<Arena> own, int own_rank, std::vector<Fd> fds,
              ArenaDirectory directory);
 
-  // Whether this rank has ever allocated from its arena.
+  // True if this rank has ever allocated from its arena.
   bool has_own() const { return own_->in_use(); }
-  // Maps arenas that `ranks` have announced since the last call. If one can't be mapped, its owner's data are
-  // staged for good.
+  // Maps arenas that `ranks` have announced since the last call. Data in an unmappable arena is always staged.
   void look_around(const std::vector<int>& ranks);
-  // Offset of this rank's `memory` for `ranks`; nullopt: not all of them have mapped it (yet).
+  // Offset of this rank's `memory`; nullopt: not all of `ranks` have mapped it yet.
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
-  // Another rank's memory, at an offset that it has sent.
+  // Another rank's memory at an offset that it has sent.
   std::byte* at(int rank, uint64_t offset) const {
     return peers_[static_cast<size_t>(rank)].mapping.get() + offset;
   }
   // See Arena::retire(); a failure is only logged.
   void retire(const std::byte* memory) noexcept;
-  // Call after peers have written to own memory at `offset`: copies it here if the memory was retired
-  // meanwhile, for the bucket of another set.
+  // Peers have written to own memory at `offset`: copies that here if another set's bucket has retired the memory.
   void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
-  // Own bytes that peers have read or written in place. Any thread.
+  // Bytes of this rank that peers have accessed in place. Any thread.
   uint64_t mapped_bytes() const { return mapped_bytes_.load(std::memory_order_relaxed); }
   void count(size_t bytes) { mapped_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 

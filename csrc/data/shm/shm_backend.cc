@@ -16,7 +16,7 @@ namespace {
 // A reduced chunk is still in the nearest cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
-// Counters with marks, address tables and slots have pages of their own.
+// Counters with marks, address tables and slots start on their own pages.
 size_t marks_begin(int members) { return HostProgressTable::bytes_needed(members); }
 size_t tables_begin(int members, int slots) {
   return whole_pages(marks_begin(members) + Exchange::mark_bytes(members, slots));
@@ -32,8 +32,8 @@ const ShmSetup& checked(const ShmSetup& setup) {
                                         std::to_string(needed));
 }
 
-// Peers may read an input while its owner already writes results. An allreduce writes each range after all
-// have read it, but an overlapping reducescatter would overwrite bytes not yet read.
+// Peers may read an input while its owner writes results. An allreduce writes each range after all have read it, but an
+// overlapping reducescatter would overwrite bytes not read yet.
 bool may_show_input(const Part& part) {
   if (part.signature.traits().pattern != Pattern::kReduceToOwners) return true;
   const size_t bytes = part.signature.bytes();
@@ -73,8 +73,7 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// If every member reduces the whole block, nobody knows when all have read an input, and its owner may
-// overwrite it first. So such blocks, which are small, are copied.
+// Copies the small blocks that every member reduces as a whole: an owner could overwrite its input before all read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);
@@ -82,7 +81,8 @@ void Exchange::open(uint64_t number, const Block& block) {
   const uint64_t has_table = arenas_->has_own() && !block.whole ? 1 : 0;
   if (has_table) claim(claims_.back(), slots_ * sizeof(Table));
   uint64_t& told = used(number, member_);
-  if (told != has_table) told = has_table;  // else keeps the cache line valid in the peers' caches
+  if (told != has_table)
+    told = has_table;  // otherwise the cache line stays valid in the peers' caches
 }
 
 void Exchange::claim(Claim& claim, size_t bytes) {
@@ -169,7 +169,7 @@ void Exchange::abandon(std::span<const Part> parts) {
 
 SegmentSize ShmBackend::sizes(int members, size_t block_bytes, int slots) {
   const size_t at_once = tables_begin(members, slots);
-  if (members == 1) return at_once;  // nothing is staged
+  if (members == 1) return at_once;  // no peer needs staged bytes
   return {slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes), at_once};
 }
 
@@ -225,7 +225,7 @@ void ShmBackend::rest() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
-  // A block of results needs no check: it follows all members' staging, and so their consuming.
+  // A block of results needs no check: all members have staged it, so they have consumed the older ones.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
@@ -266,7 +266,7 @@ void ShmBackend::stage() {
   }
   for (const Range& range : current.keeps) keep(range);
   progress_.store(member_, &HostProgress::staged, ++at_.staged);
-  // Only the last member to stage has to wake the others.
+  // Only the last member to stage wakes the others.
   if (current.combines && progress_.all_reached(&HostProgress::staged, at_.staged)) ring_peers();
   plan_next();
 }
@@ -281,7 +281,7 @@ void ShmBackend::reduce() {
   const Block& current = block(at_.reduced);
   for (const Range& range : current.reduces) reduce_range(current, range);
   progress_.store(member_, &HostProgress::reduced, ++at_.reduced);
-  const bool last_owner =  // the others receive once all stripes are ready
+  const bool last_owner =  // the others receive when all stripes are ready
       member_ < current.owners &&
       progress_.all_reached(&HostProgress::reduced, at_.reduced, current.owners);
   const bool sent = !current.combines && !current.sends.empty();
@@ -300,8 +300,8 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
                                                 : exchange_.reach(at_.reduced, range, member));
   }
   scratch_.targets.clear();
-  // Results for peers are first reduced into private memory, then copied: the slot's cache lines are in the
-  // peers' caches, and a copy takes them over faster than the kernels' stores.
+  // Reduces results for peers into private memory first, then copies them: the slot's cache lines are in the peers'
+  // caches, and a copy takes them over faster than the kernels' stores.
   if (!shared && overwrites_own_input(part, range)) {
     scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);
@@ -329,7 +329,7 @@ void ShmBackend::combine(const Part& part, size_t bytes, size_t step) {
   }
 }
 
-// In-place reducescatter moves the share to the buffer's start, possibly over bytes of this range.
+// An in-place reducescatter moves the share to the buffer's start, perhaps over bytes of this range.
 bool ShmBackend::overwrites_own_input(const Part& part, const Range& range) const {
   const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
   if (!moves || !part.has(member_) || members_ == 1) return false;
@@ -343,7 +343,7 @@ void ShmBackend::consume() {
     if (part.output != nullptr) exchange_.fetch(at_.consumed, range, part);
   }
   progress_.store(member_, &HostProgress::consumed, ++at_.consumed);
-  // Only the last member to consume frees the slots and has to wake the others.
+  // Only the last member to consume frees the slots and wakes the others.
   if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for one host: streams buckets through small shared slots that stay in cache. The driver only.
+// The backend for one host: streams buckets through small shared slots that stay in cache. Driver only.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-// What a ShmBackend stands on. All from `members` to `direct_bytes`, and `locals`, is equal on all members.
+// Environment of a ShmBackend. `members` to `direct_bytes`, and `locals`, are equal on all members.
 struct ShmSetup {
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -33,15 +33,13 @@ struct ShmSetup {
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
   HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
   std::vector<int> locals = {};        // with arenas: local ranks of the members
-  int fd = -1;                         // the file of `memory`, if it is allocated as it is used
+  int fd = -1;                         // file of `memory`, if that is allocated on use
   PhaseWatch watch = {};
 };
 
-// How peers access a block's bytes: copied through slots in memory that all members map, or zero copy. If all
-// members map the arena that a buffer is in, only its address is exchanged, and peers read inputs and write
-// results in place. Decided per part and member.
-//
-// Called by one member, block by block. Pointers stay valid until all members have consumed the block.
+// Access of peers to a block's bytes: by copies through slots in shared memory, or in place (zero copy). If all members
+// map a buffer's arena, they exchange its address only, read inputs and write results there. Each part and member
+// decides for itself. Pointers stay valid until all members have consumed the block.
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
@@ -57,28 +55,28 @@ class Exchange {
   void expect(uint64_t block, const Range& range, const Part& part);
   // Reduce phase: `member`'s input of the range.
   const std::byte* reach(uint64_t block, const Range& range, int member) const;
-  // Reduce phase: appends to `targets` all places where peers expect the result.
+  // Reduce phase: appends all places where peers expect the result to `targets`.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
   // Memory for the range in my slot. In the reduce phase no peer reads it any more.
   std::byte* own_slot(uint64_t block, const Range& range);
   // Consume phase: copies what range.member offered or reduced into my output, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
-  // Drops the bucket in flight: afterwards no peer changes these buffers.
+  // Drops the bucket in flight. Afterwards no peer changes these buffers.
   void abandon(std::span<const Part> parts);
-  // Bytes of my slots and tables that give_back() frees; 0 where all memory is allocated for good.
+  // Bytes of my slots and tables that give_back() frees; 0 if all memory is permanent.
   size_t held() const { return held_; }
-  // No peer may read them any more.
+  // Only when no peer reads them any more.
   void give_back();
 
  private:
-  // Addresses of one part's buffers: 1 + offset in the member's arena; kNowhere: not shared.
+  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: not shared.
   static constexpr uint64_t kNowhere = 0;
   struct Address {
     uint64_t input;
     uint64_t output;
   };
-  // A member tells its peers this about one block: whether it has a table for it. If not, everything is copied.
+  // A member's note to its peers about a block: whether it has a table for it. Without one, everything is copied.
   struct Mark {
     alignas(64) uint64_t used;
   };
@@ -106,7 +104,7 @@ class Exchange {
   }
   uint64_t address_of(const std::byte* memory, size_t bytes);
 
-  // Memory of mine that is allocated up to here.
+  // My memory allocated so far.
   struct Claim {
     std::byte* begin;
     size_t bytes = 0;
@@ -127,13 +125,13 @@ class Exchange {
   size_t held_ = 0;
 };
 
-// Each block is staged, reduced and consumed. Each phase has its own cursor, so a member that waits for its
-// peers stages up to `slots` blocks ahead. Results depend bit by bit on member order only.
+// Stages, reduces and consumes each block. Each phase has its own cursor, so a member that waits for its peers stages
+// up to `slots` blocks ahead. The bits of results depend on member order only.
 class ShmBackend final : public Backend {
  public:
-  // Throws kInternal if there is not enough memory.
+  // Throws kInternal if the memory is too small.
   explicit ShmBackend(const ShmSetup& setup);
-  // Without what is allocated at once no member can begin; the rest follows where ShmSetup::fd is set.
+  // No member can start without the part that is allocated at once. The rest may follow, if ShmSetup::fd is set.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -183,7 +181,7 @@ class ShmBackend final : public Backend {
     uint64_t staged = 0;  // copies of this member's counters
     uint64_t reduced = 0;
     uint64_t consumed = 0;
-    uint64_t shown = 0;  // once all have consumed so many blocks, nobody reads my inputs any more
+    uint64_t shown = 0;  // once all have consumed this many blocks, nobody reads my inputs
   } at_;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, lazily. Depends only on shapes, rows and members, so all members cut alike, with
-// or without buffers. Never reads tensors. Used by ShmBackend.
+// Cuts a bucket into blocks, lazily, by shapes, rows and members only: alike on all members, with or without buffers.
 #pragma once
 
 #include <atomic>
@@ -13,10 +12,8 @@
 
 namespace farandole {
 
-// How far each member is: numbers of blocks over all buckets, in shared memory, only increasing. Zeroed
-// memory is valid. All accesses are seq_cst, because a check of a sleeper's flag follows them.
-
-// One member's counters; only that member writes them.
+// One member's progress: numbers of blocks over all buckets, in shared memory. Only that member writes them; they only
+// grow. Zeroed memory is valid. Accesses are seq_cst, because a check of a sleeper's flag follows them.
 struct HostProgress {
   using Counter = std::atomic<uint64_t>;
   alignas(64) Counter staged{0};
@@ -25,7 +22,6 @@ struct HostProgress {
 };
 static_assert(HostProgress::Counter::is_always_lock_free && sizeof(HostProgress) == 192);
 
-// The counters of all members of a set.
 class HostProgressTable {
  public:
   using Column = HostProgress::Counter HostProgress::*;
@@ -40,7 +36,6 @@ class HostProgressTable {
   uint64_t load(int member, Column column) const { return (rows_[member].*column).load(); }
   void store(int member, Column column, uint64_t blocks) { (rows_[member].*column).store(blocks); }
 
-  // Whether each of members [0, count) has done at least `blocks`.
   bool all_reached(Column column, uint64_t blocks, int count) const {
     for (int member = 0; member < count; ++member) {
       if (load(member, column) < blocks) return false;
@@ -56,30 +51,30 @@ class HostProgressTable {
   const int members_;
 };
 
-// Contiguous bytes of one part within one block.
+// Contiguous bytes of one part in one block.
 struct Range {
   uint32_t part;   // index in the bucket
-  int32_t member;  // whose slot they are in
+  int32_t member;  // owner of the slot
   size_t slot;     // offset in that slot; aligned to the element
   size_t input;    // offset in Part::input of the contributing member
   size_t output;   // offset in this member's Part::output
   size_t bytes;
 };
 
-// What one member does for one block, in three phases: stage, reduce, consume.
+// One member's work for a block, in three phases: stage, reduce, consume.
 struct Block {
-  std::vector<Range> sends;      // stage: my input, for peers
+  std::vector<Range> sends;      // stage: my input, to peers
   std::vector<Range> keeps;      // stage: my input into my own output
   std::vector<Range> reduces;    // reduce: all inputs into a result
-  std::vector<Range> receives;   // consume: what others sent or reduced, into my output
+  std::vector<Range> receives;   // consume: results and inputs of others, into my output
   std::vector<int32_t> sources;  // members that `receives` come from
   bool combines = false;         // all members must have staged before any reduces
   bool whole = false;            // every member reduces the whole block (one-shot)
   int owners = 0;                // members [0, owners) reduce one stripe each, for all (two-shot)
 
-  // Whether peers read what this member stages. If not, its slot may still be in use for an older block.
+  // True if peers read what this member stages. Otherwise its slot may still be in use for an older block.
   bool shows() const { return !sends.empty() || owners > 0; }
-  void clear();  // keeps the capacity, so that scheduling stops allocating
+  void clear();  // keeps the capacity, so scheduling stops allocating
 };
 
 class ShmSchedule {
@@ -87,15 +82,14 @@ class ShmSchedule {
   // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
-  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an
-  // allreduce block together have at most `direct_bytes`, every member reduces the whole block: one hop
-  // between members instead of two.
+  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If the inputs of an allreduce block have at
+  // most `direct_bytes` on all members together, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().
   void start(std::span<const Part> parts);
 
-  // Fills the next block; false: there is none.
+  // Fills the next block. False: there is none.
   bool next(Block& block);
 
  private:
@@ -117,8 +111,8 @@ class ShmSchedule {
   const size_t direct_bytes_;
   PartRun run_;
   Kind kind_ = Kind::kAllreduce;
-  std::vector<PartLane> lanes_;  // copies have one per sender, reductions use one
-  std::vector<Range> segments_;  // of an allreduce block, before it is cut into stripes
+  std::vector<PartLane> lanes_;  // one per sender for copies; reductions use one
+  std::vector<Range> segments_;  // an allreduce block, before it is cut into stripes
 };
 
 }  // namespace farandole
