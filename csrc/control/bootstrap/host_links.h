@@ -14,25 +14,23 @@
 
 namespace farandole {
 
-// By these a host's leader gives the others memory.
+// A host's leader gives memory to the other ranks. The thread of init() uses it first, later the driver.
 class HostLinks {
  public:
   virtual ~HostLinks() = default;
-  // On the leader: creates a segment for this set and sends it to these local ranks, itself excepted. After
-  // a failure some of them may have it.
+  // Leader only. Creates a segment for this set and sends it to these local ranks; after a failure some may have it.
   virtual Segment give(SetId set, const char* label, SegmentSize size,
                        std::span<const int> locals) = 0;
-  // On the others: the next segment of this set that the leader gave. Drops those of other sets, which never opened.
+  // Other ranks only. Blocks until `deadline` for the set's next segment; drops those of sets that never opened.
   virtual Segment receive(SetId set, Deadline deadline) = 0;
 };
 
-// The sockets between a host's leader and its other ranks. They carry descriptors; a closed socket also tells
-// that its rank died.
+// Links over sockets between a host's leader and its other ranks. A closed socket also reports a death.
 class SocketLinks final : public HostLinks {
  public:
   SocketLinks() = default;
-  // Collective over the ranks of this host; returns within the deadline, when every rank has its link.
-  // `to_leader`: a connection made earlier, or null to make it here.
+  // Collective over the ranks of this host. Returns within the deadline, when every rank has its link. `to_leader`:
+  // an earlier connection, or null to connect here.
   SocketLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
               UnixListener& listener, const JobKey& key, std::unique_ptr<UnixSocket> to_leader,
               Deadline deadline);
@@ -40,13 +38,13 @@ class SocketLinks final : public HostLinks {
   Segment give(SetId set, const char* label, SegmentSize size,
                std::span<const int> locals) override;
   Segment receive(SetId set, Deadline deadline) override;
-  // Collective: exchanges one descriptor of each local rank; returns them by local rank.
+  // Collective. Exchanges one descriptor of each local rank; returns them by local rank.
   std::vector<Fd> share(int fd, Deadline deadline);
-  // Collective: returns when all local ranks have called it.
+  // Collective. Returns when all local ranks have called it.
   void barrier(Deadline deadline);
 
   bool leads() const { return leads_; }
-  // On the leader: its link to a local rank.
+  // Leader only: its link to a local rank.
   const UnixSocket& member(int local) const { return *members_.at(static_cast<size_t>(local)); }
   const UnixSocket& leader() const { return *leader_; }
 

@@ -15,7 +15,7 @@
 namespace farandole {
 namespace {
 
-// Ranks by the value of one field; more than one key is a disagreement.
+// Ranks by value of one field. More than one key is a disagreement.
 using Opinions = std::map<std::string, std::vector<Rank>>;
 
 std::string text_of(const Opinions& opinions) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every rank tells all others at init. The launcher (MPI or a rendezvous server) exchanges these bytes,
-// and every rank checks them. Nothing here is secret: the world's key is derived from all of it.
+// Data that every rank gives all others at init. The launcher (MPI or a rendezvous server) exchanges the bytes, and
+// every rank checks them. None is secret: the world's key is derived from all of them and a secret.
 #pragma once
 
 #include <span>
@@ -19,14 +19,14 @@ struct PeerInfo {
   std::string build;     // hash of the core's sources
   std::string job_wide;  // settings; those of rank 0 are used
   int64_t pid = 0;
-  uint64_t start_time = 0;  // tells it from a later process with the same number
+  uint64_t start_time = 0;  // distinguishes the process from a later one with this number
   uint64_t pid_namespace = 0;
   uint64_t net_namespace = 0;
   std::string boot_id;
-  std::string host;      // for messages only, never to tell hosts apart
-  std::string listener;  // path of this rank's Unix socket; empty: none, where the rank is alone
+  std::string host;      // for messages only, never to compare hosts
+  std::string listener;  // path of this rank's Unix socket; empty if it is alone
   std::string sockets;   // SocketFolder::identity
-  TcpAddress tcp;        // its address for other hosts
+  TcpAddress tcp;        // for other hosts
 
   ByteString encode() const;
   static PeerInfo decode(ByteView in);
@@ -34,18 +34,18 @@ struct PeerInfo {
 
 PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp);
 
-// This rank's leader: the lowest of the ranks that MPI places on its host (`node`) and whose sockets it can reach.
-// Containers on one machine may have a /tmp each; those with a network of their own count as other hosts, too.
+// Leader of this rank: the lowest of the ranks that MPI places on its host (`node`) and whose sockets it can reach.
+// Containers may have separate /tmp folders or networks; those count as different hosts.
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
 
-// Ranks of a host show it at `listener`, and nowhere else: it proves that they know the world's key.
+// Proof that a rank knows the world's key. Ranks of a host show it at `listener` only.
 JobKey proof_at(const std::string& listener, const JobKey& world);
 
-// Where `own` calls `peer`. In another network never at an address that `own` has itself, loopback and a container
-// bridge's for example: who listens there is somebody else.
+// Addresses at which `own` calls `peer`. In a different network they exclude those that `own` has itself (loopback, a
+// container bridge): somebody else listens there.
 TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own);
 
-// Throws Error(kMismatch) naming the ranks if their builds differ.
+// Throws Error(kMismatch) with the ranks if their builds differ.
 void check_agreement(std::span<const PeerInfo> peer_infos);
 
 }  // namespace farandole

@@ -11,13 +11,13 @@
 namespace farandole {
 namespace {
 
-// The shortest decimal text that reads back as the same value.
+// Returns the shortest decimal text that reads back as the same value.
 std::string number(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-// Fields that ranks may disagree on, the most telling first.
+// Fields on which ranks may disagree, the most informative first.
 struct Field {
   const char* name;
   std::string (*text)(const Signature&);
@@ -183,7 +183,7 @@ RanksByValue Terms::opinions(const Text& text, const std::vector<Rank>& ranks) c
     if (found == values.end()) found = values.insert(found, {std::move(value), {}});
     for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
   }
-  for (auto& [value, who] : values) std::ranges::sort(who);  // they were in order of arrival
+  for (auto& [value, who] : values) std::ranges::sort(who);  // were in order of arrival
   std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
   return values;
 }
@@ -328,7 +328,7 @@ void Call::put_off(Rank from, const Report& report) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  // Others may count this member as none of theirs.
+  // Other members may not count this one.
   if (!by_members(request())) take(member);
   arrived_.insert(member);
   terms_.refuse(member, std::move(failure));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of member indices (positions in a process set) as bit masks, and ranks that report together as parts of
-// such masks.
+// Sets of member indices (positions in a process set) as bit masks, and groups of ranks as parts of such masks.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,7 @@ class MemberMask {
     if (size() > kFew) many_.resize(size());
   }
 
-  // False: the member was in it already.
+  // Returns false if the member was there already.
   bool insert(int member) {
     uint64_t& word = words()[static_cast<size_t>(member) / 64];
     uint64_t bit = uint64_t{1} << (member % 64);
@@ -29,8 +28,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds the mask `words`, which starts at `first_word` and has `count` members. False: some were in it
-  // already, and nothing has changed.
+  // Adds a mask of `count` members that starts at `first_word`. False: some were there already, and nothing changed.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -73,19 +71,18 @@ class MemberMask {
 
   int members_;
   int count_ = 0;
-  std::array<uint64_t, kFew> few_{};  // most sets need no more memory, nor another cache line
-  std::vector<uint64_t> many_;        // else
+  std::array<uint64_t, kFew> few_{};  // enough for most sets, and in the same cache line
+  std::vector<uint64_t> many_;        // replaces few_ for more
 };
 
-// Some members of a set, as words of a MemberMask of that set.
+// Some members of a set, as words of its MemberMask.
 struct MemberSlice {
   size_t first_word = 0;
   std::vector<uint64_t> words;
   int count = 0;
 };
 
-// Ranks that report together (those of a host and below it), as members of each process set, so that one report
-// for all of them costs a few word operations.
+// Ranks that report together (of a host and below it), as members of each set. Their report costs few operations.
 struct RankGroup {
   std::vector<Rank> ranks;              // ascending
   std::map<SetId, MemberSlice> slices;  // made on first use; set ids are never reused

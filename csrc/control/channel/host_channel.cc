@@ -19,13 +19,13 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of a message
+constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // per message
 
-// A frame: this, its MAC, the message, and the MAC of all three. The head has a MAC of its own, so that its length is
-// proved before the reader waits for that many bytes.
+// A frame holds this header, its MAC, the message, and the MAC of all three. The header has its own MAC, so the
+// reader trusts the length before it waits for that many bytes.
 struct FrameHeader {
-  uint64_t bytes;   // of the message
-  uint64_t number;  // of this frame in its direction, from 0
+  uint64_t bytes;   // message length
+  uint64_t number;  // counts the frames of its direction, from 0
 };
 constexpr size_t kMacBytes = sizeof(Mac128);
 constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
@@ -36,7 +36,7 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
                                     "repeated or left out what that rank sent");
 }
 
-// Makes the kernel give up a silent peer: both while data is unacknowledged and, by probes, while idle.
+// Makes the kernel give up a silent peer, both while data is unacknowledged and, by probes, while idle.
 void limit_silence(int fd, std::chrono::milliseconds timeout) {
   const auto set = [&](int option, int value) {
     setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -54,7 +54,7 @@ void limit_silence(int fd, std::chrono::milliseconds timeout) {
 ByteString FrameWriter::frame(ByteView message) {
   const FrameHeader header{message.size(), number_++};
   ByteString framed(kBeforeMessage + message.size() + kMacBytes);
-  const auto seal = [&](size_t bytes) {  // puts their MAC behind the first `bytes`
+  const auto seal = [&](size_t bytes) {  // appends the MAC of the first `bytes`
     const Mac128 mac = siphash128(key_, ByteView(framed).first(bytes));
     std::memcpy(framed.data() + bytes, mac.data(), kMacBytes);
   };
@@ -170,7 +170,7 @@ void TcpHostChannel::watch(Link& link, int operation) {
   if (operation == EPOLL_CTL_MOD && event.events == link.events) return;
   link.events = event.events;
   const int failed = epoll_ctl(epoll_.get(), operation, link.fd.get(), &event);
-  // A link whose peer has finished was removed from epoll, but may get something to send.
+  // A peer that has finished was removed from epoll, but may still get messages.
   if (failed && errno == ENOENT && operation == EPOLL_CTL_MOD) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd.get(), &event);
   }
@@ -187,7 +187,7 @@ void TcpHostChannel::send(Rank peer, ByteView message) {
   if (!link.out.empty()) watch(link, EPOLL_CTL_MOD);
 }
 
-// Sends as much as possible without blocking. Under the mutex.
+// Sends what it can without blocking. Under the mutex.
 void TcpHostChannel::write(Link& link) {
   while (!link.out.empty() && !link.broken) {
     ByteString& first = link.out.front();
@@ -196,7 +196,7 @@ void TcpHostChannel::write(Link& link) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
     if (n < 0) {
-      link.broken = true;  // reading will see the end as well
+      link.broken = true;  // reading will notice the end, too
       link.out.clear();
       return;
     }
@@ -253,7 +253,7 @@ void TcpHostChannel::take_messages(Link& link) {
       at += frame->bytes;
     }
   } catch (const Error& altered) {
-    return close(link, std::string("is lost: ") + altered.what());  // nothing behind it counts
+    return close(link, std::string("is lost: ") + altered.what());  // no later byte counts
   }
   link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between leaders of hosts: one TCP connection per peer, and one thread that sleeps in epoll on all of
-// them. Only finish() blocks.
+// Messages between leaders of hosts: one TCP connection per peer, and one thread that sleeps in epoll on all.
 #pragma once
 
 #include <atomic>
@@ -25,14 +24,13 @@
 
 namespace farandole {
 
-// Messages between hosts as they travel: each in a frame with its number and MACs under the connection's own key. Who
-// relays a connection can end it, but can't change, repeat, reorder, drop or add a message unnoticed.
+// Frames carry messages between hosts, each with its number and MACs under the connection's own key. Whoever relays a
+// connection can end it, but cannot change, repeat, reorder, drop or add a message unnoticed.
 
-// One direction of a connection.
 class FrameWriter {
  public:
   explicit FrameWriter(const Key128& key = {}) : key_(key) {}
-  // The next frame.
+  // Returns the next frame.
   ByteString frame(ByteView message);
 
  private:
@@ -40,17 +38,16 @@ class FrameWriter {
   uint64_t number_ = 0;
 };
 
-// The other end of it.
 class FrameReader {
  public:
   struct Frame {
     ByteView message;
-    size_t bytes;  // of the whole frame
+    size_t bytes;  // length of the whole frame
   };
 
   explicit FrameReader(const Key128& key = {}) : key_(key) {}
-  // The frame that `arrived` begins with; none: it is not whole yet. Throws Error(kPeer) if it is not the next one of
-  // the writer's; the connection is of no use then.
+  // Returns the frame at the start of `arrived`, or none if it is incomplete. Throws Error(kPeer) if it is not the
+  // writer's next one; the connection is then unusable.
   std::optional<Frame> next(ByteView arrived);
 
  private:
@@ -58,27 +55,29 @@ class FrameReader {
   uint64_t number_ = 0;
 };
 
-// The links between hosts, as a leader and its tree use them.
+// Links between hosts, used by a leader and its tree. Messages of one peer keep their order.
 class HostChannel {
  public:
   virtual ~HostChannel() = default;
-  // Any thread. Queues what can't be sent at once; drops messages to a peer that is gone.
+  // Any thread. Never blocks: queues what cannot be sent at once. Drops messages to a peer that is gone.
   virtual void send(Rank peer, ByteView message) = 0;
-  // Ends the channel: sends what is queued, then receives until all peers have ended too.
+  // Ends the channel, once: sends the queue, then receives until all peers have ended, or until `deadline`. Blocks, as
+  // no other method does. drain() still reports what has come.
   virtual void finish(Deadline deadline) = 0;
 
   using OnMessage = std::function<void(Rank, ByteView)>;
-  // `how`, behind the connection's name: "is lost: ...".
+  // `how` completes the connection's name: "is lost: ...".
   using OnEnd = std::function<void(Rank, const std::string& how)>;
-  // Tells what has come, in order; the end of a peer's connection is its last. The driver only.
+  // Driver only. Reports all that has come, in order; the end of a peer's connection is its last event. False: nothing.
   virtual bool drain(const OnMessage& hear, const OnEnd& lose) = 0;
+  // Any thread: true if drain() has something to report.
   virtual bool has_message() const = 0;
 };
 
 class TcpHostChannel final : public HostChannel {
  public:
-  // `timeout`: after which the kernel gives up a peer that acknowledges neither data nor probes. `notify` is
-  // called on the channel's thread when a message has come.
+  // `timeout`: the kernel gives up a peer that acknowledges neither data nor probes for this long. `notify` is called
+  // on the channel's thread when a message has come.
   TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
                  std::function<void()> notify);
   ~TcpHostChannel() override;
@@ -95,26 +94,26 @@ class TcpHostChannel final : public HostChannel {
     Rank rank = 0;
     Fd fd;
     std::atomic<bool> open{true};  // for receiving
-    ByteString arrived;            // beginning of a frame; the thread only
-    FrameReader reader;            // likewise
-    FrameWriter writer;            // guarded by the mutex, like all below
+    ByteString arrived;            // start of a frame; thread only
+    FrameReader reader;            // thread only
+    FrameWriter writer;            // under the mutex, like all below
     std::deque<ByteString> out;
-    size_t out_done = 0;  // bytes sent of the first one
-    uint32_t events = 0;  // that epoll waits for
-    bool broken = false;  // for sending
+    size_t out_done = 0;  // bytes of the first one that were sent
+    uint32_t events = 0;  // registered with epoll
+    bool broken = false;  // no more sending
     bool ended = false;   // shut down for writing
   };
   struct Arrival {
     Rank from;
     ByteString message;
-    std::optional<std::string> end = {};  // how the connection has ended, instead of a message
+    std::optional<std::string> end = {};  // set instead of a message when the connection has ended
   };
 
   void run();
   void wake();
-  // Whether the thread should end; under the mutex.
+  // True if the thread should end. Under the mutex.
   bool over();
-  // Ends the sending side of links with an empty queue; true: the receiving side of all has ended, too.
+  // Ends the sending side of links with an empty queue. True if all receiving sides have ended, too.
   bool say_last();
   void read(Link& link);
   void take_messages(Link& link);

@@ -55,12 +55,12 @@ void MessageWriter::flush() {
   bool left = !move_queue();
   if (left) {
     ring_.want_room();
-    left = !move_queue();  // the reader may have made room before it could see the request
+    left = !move_queue();  // the reader may have made room before it saw the request
   }
   waiting_ = left;
 }
 
-// Moves what fits to the ring; true: nothing is left.
+// Moves what fits into the ring. True: nothing is left.
 bool MessageWriter::move_queue() {
   while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
   return queue_.empty();
@@ -73,7 +73,7 @@ std::optional<ByteView> MessageReader::next(bool& room) {
   assembled_.clear();
   for (;;) {
     ByteView record = ring_.front();
-    if (record.empty()) return std::nullopt;  // pieces that came are kept
+    if (record.empty()) return std::nullopt;  // keeps the pieces that came
     ByteView body = record.subspan(1);
     if (record.front() == kLast && pieces_.empty()) {
       held_ = true;
@@ -109,7 +109,7 @@ LeaderChannel::LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& r
   }
 }
 
-// Catches errors of one member's corrupt rings, so that the leader goes on serving the others.
+// Contains errors of one member's corrupt rings, so the leader keeps serving the others.
 template <class Work>
 void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
   if (broken) return;

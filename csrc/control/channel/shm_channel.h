@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How reports reach the host's leader and log entries its ranks: one ring per rank and direction, in one
-// segment that all ranks map. No locks, so a rank may die at any point; nothing blocks, not even a full ring.
+// Carries reports to the host's leader and log entries to its ranks over rings in a shared segment, two per rank. It
+// has no locks, so a rank may die at any point. Nothing blocks, not even a full ring.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace farandole {
 
-// Layout of the control segment of a host with `ranks` ranks.
+// Layout of a host's control segment.
 class ShmLayout {
  public:
   ShmLayout(std::byte* memory, int ranks) : memory_(memory), ranks_(ranks) {}
@@ -38,14 +38,13 @@ class ShmLayout {
   int ranks_;
 };
 
-// Messages of any length over a ring; long ones are cut into pieces. A piece that finds no room is queued in
-// private memory.
+// Sends messages of any length over a ring; cuts long ones into pieces. Pieces without room wait in private memory.
 class MessageWriter {
  public:
   explicit MessageWriter(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
   void push(ByteView message);
   void flush();
-  // Whether something is queued and may fit now. Any thread.
+  // True if something is queued and may fit now. Any thread.
   bool can_flush() const { return waiting_.load() && ring_.room_granted(); }
 
  private:
@@ -60,29 +59,28 @@ class MessageWriter {
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // The next message, valid until the next call; nullopt: none. `room`: the writer should be woken, since it
-  // waits for the room made.
+  // Returns the next message, valid until the next call, or nullopt. `room`: the writer waits for room, so wake it.
   std::optional<ByteView> next(bool& room);
   bool empty() const { return ring_.empty(); }
 
  private:
   RingReader ring_;
-  ByteString pieces_;     // of a long message that is incomplete
+  ByteString pieces_;     // an incomplete long message
   ByteString assembled_;  // a long message
   bool held_ = false;     // the last message is still in the ring
 };
 
-// Every rank's end: reports go out, log entries come in.
+// A rank's end of the rings: sends reports, receives log entries.
 class MemberChannel {
  public:
   MemberChannel(const ShmLayout& layout, int local);
-  // Sends one report; under RankCalls::mutex_. Does not wake the leader: see wake_leader().
+  // Sends one report, under RankCalls::mutex_. Call wake_leader() afterwards.
   void report(ByteView message) { up_.push(message); }
   void wake_leader() { leader_wakeup_->notify(); }
-  // Sends reports that found no room at first; under RankCalls::mutex_.
+  // Sends reports that found no room before. Under RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
-  // The next log entry, valid until the next call; nullopt: none. The driver only.
+  // Driver only. Returns the next log entry, valid until the next call, or nullopt.
   std::optional<ByteView> next_entry();
   bool has_entry() const { return !down_.empty(); }
 
@@ -92,17 +90,17 @@ class MemberChannel {
   EventCount* leader_wakeup_;
 };
 
-// The end at the host's leader. Only the driver of the leader's rank.
+// The leader's end of its host's rings. Only the driver of the leader's rank calls it.
 class LeaderChannel {
  public:
   using OnReport = std::function<void(Rank, ByteView)>;
   using OnBroken = std::function<void(Rank, const Error&)>;
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
-  // Tells all reports that have come, and which ranks' memory is corrupt and not accessed any more; false: nothing.
+  // Reports all that has come, and ranks whose memory is corrupt and no longer accessed. Returns false for nothing.
   bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
-  // Wakes the members for which publish() or drain() left something to do; call after a batch.
+  // Wakes members with entries to read or room to write. Call it after a batch.
   void wake_members();
   bool has_report() const;
 
@@ -115,14 +113,14 @@ class LeaderChannel {
     MessageReader up;
     MessageWriter down;
     bool ring = false;  // wake it: it has something to read, or room to write
-    // Corrupt rings, which are not accessed again.
+    // Corrupt rings are not accessed again.
     std::atomic<bool> up_broken{false};
     std::atomic<bool> down_broken{false};
   };
   template <class Work>
   void guarded(Member& member, std::atomic<bool>& broken, Work&& work);
   std::deque<Member> members_;
-  std::vector<std::pair<Rank, Error>> broken_;  // not yet told
+  std::vector<std::pair<Rank, Error>> broken_;  // not yet reported
 };
 
 }  // namespace farandole

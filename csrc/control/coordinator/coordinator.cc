@@ -22,7 +22,7 @@ bool is_sound(const Signature& s) {
   return !ragged || (!s.shape.empty() && s.shape[0] == -1);
 }
 
-// Repeats checks that every rank makes before it reports; a failure is a bug of that rank.
+// Repeats checks that every rank makes before it reports. A failure is a bug of that rank.
 void check_request(const Request& request) {
   const Signature& first = request.signature;
   const bool one = request.more.empty();
@@ -51,15 +51,15 @@ Ready plain_ready(const Definition* known, uint32_t id, uint64_t sequence) {
   return {id, {}, sequence, plain, std::vector<Contribution>(more, plain)};
 }
 
-// Ids of a report mostly follow each other, and most are out of the caches: saves a quarter of its time.
+// Prefetches a definition. A batch's definitions are rarely cached; this saves a quarter of a report's time.
 void fetch(const Definition* definition) {
   constexpr size_t kLine = 64, kRead = 256;  // bytes
   const auto* at = reinterpret_cast<const std::byte*>(definition);
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report can't be taken any more: its set was removed (`set`: null), or ranks of it have left. A call that
-// spares these is in time, and so is another one under its name, which contradicts it.
+// True if a report comes too late: its set was removed (`set` is null), or ranks of the set have left. A call that
+// spares these is in time, and so is a contradicting call under its name.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -68,12 +68,12 @@ bool is_too_late(const SetState* set, const Request& request, Registry& registry
   return !call.is_open() || !spares_the_left(call.request());
 }
 
-// True if the rank has left, so that nobody waits for this report, which was put off.
+// True if the rank has left: then nobody waits for its deferred report.
 bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call counts members as joined who will go on, and may report it: the first leave ends joins.
+// True if the call counts members as joined that will go on and may report it: the first leave ends joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -81,7 +81,6 @@ bool counts_joined(const SetState& set, const Request& request) {
          });
 }
 
-// Why a call comes too late.
 Failure too_late(const SetState* set, const CallKey& key, const Request& request) {
   if (!set) return removed(key.set);
   std::vector<Rank> gone;
@@ -92,7 +91,7 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Blames the ranks that still stay, for a rank that has left normally and no longer waits for them.
+// Blames the ranks that stay, for a rank that has left normally and no longer waits for them.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall,
           "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
@@ -108,7 +107,7 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   take_due(now_ns);
 }
 
-// Gives a report that was put off and may be taken now; false: there is none.
+// Takes a deferred report that is now due. False: there is none.
 bool Coordinator::take_due(int64_t now_ns) {
   const std::vector<Call::Later> due = shared_.calls.take_due();
   for (const auto& [from, report] : due) receive(from, decode_report(report), now_ns);
@@ -143,7 +142,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                    if (SetState* set = shared_.sets.of(r.set, from))
                      publisher_.backends().connect(*set, from, r);
                  },
-                 [](const Expedite&) {},  // for leaders on the way
+                 [](const Expedite&) {},  // only leaders on the way use it
                  [&](const Post& r) { messages_.post(from, r, now_ns); },
              },
              report);
@@ -154,7 +153,7 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// Its calls cost a few word operations for a whole host.
+// A call costs a few word operations for a whole host.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
@@ -197,7 +196,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   return true;
 }
 
-// What is irregular goes the way of all reports.
+// Irregular reports take the general path.
 void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(id);
   Call* call = known && !known->forgetting ? &known->call : nullptr;
@@ -208,7 +207,6 @@ void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   arrived(*set, *call, from, now_ns);
 }
 
-// After a report.
 void Coordinator::arrived(SetState& set, Call& call, Rank from, int64_t now_ns) {
   if (call.complete() && set.members() > 1) {
     shared_.outbox.came_last(from, now_ns - call.since_ns());
@@ -222,7 +220,7 @@ void Coordinator::judge(SetState& set, Call& call, Rank from) {
   if (call.complete()) publisher_.judge(set, call);
 }
 
-// The call of this request; opened if this is its first report.
+// Returns the call of this request; opens it at the first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
   Call& call = shared_.calls.slot(set, definition, request, sequence);
@@ -246,7 +244,7 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   if (const Failure* past = shared_.sets.barred(request)) {
     return shared_.outbox.fail_late(from, {request.set, request.name, 0}, *past);
   }
-  // An id that is being forgotten may already have a successor under its name.
+  // The name of an id that is being forgotten may already have another id.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
@@ -299,11 +297,11 @@ void Coordinator::join(Rank from, const Join& join) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   for (Call* call : shared_.calls.all(*set)) {
-    if (call->puts_off(from)) return call->put_off(from, join);  // it joins after that
+    if (call->puts_off(from)) return call->put_off(from, join);  // it joins after that call
   }
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
-  // After a rank has left, joins end early, and the next join may come before its rank has read that.
+  // Once a rank has left, joins end early, and a rank may join again before it has read that.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   if (!set->join_failure) set->join_failure = join.failure;

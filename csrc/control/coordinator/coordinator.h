@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what is reduced, and in which order. Runs on rank 0, called by RootController. A pure state
-// machine: reports and the time go in, log entries come out; no threads, sockets, clocks or environment.
-// Negotiating readiness by name is Horovod's idea (Sergeev and Del Balso, 2018).
+// Decides what is reduced, and in which order. Runs on rank 0, called by RootController. A pure state machine:
+// reports and the time go in, log entries come out; it has no threads, sockets, clocks or environment. Negotiating
+// readiness by name is Horovod's idea (Sergeev and Del Balso, 2018).
 #pragma once
 
 #include <string>
@@ -27,29 +27,28 @@ class Coordinator {
         publisher_(shared_),
         messages_(shared_, publisher_, stalls_) {}
 
-  // A report of one rank. Throws Error(kInternal) on a report that a correct rank would not send.
+  // Takes a report of one rank. Throws Error(kInternal) on one that a correct rank would not send.
   void receive(Rank from, const Report& report, int64_t now_ns);
-  // Registers ranks that may report together, those of a host and below; returns the group's number.
+  // Registers ranks that may report together, those of a host and below. Returns the group's number.
   int add_group(std::vector<Rank> ranks);
-  // A ReadyMany, or a Ready with an id and a plain contribution, from all ranks of the group that are in the call's
-  // set.
+  // Takes a ReadyMany, or a Ready with an id and a plain contribution, from all ranks of the group in the call's set.
   void receive_all(int group, const Report& report, int64_t now_ns);
-  // A rank has died or can't go on: the job fails with this.
+  // A rank has died or cannot go on: the job fails with this.
   void lose(Rank rank, Failure failure);
   // The caller has published an Abort: nothing may follow it.
   void stop_deciding() { broken_ = true; }
-  // Call when next_tick() has come: checks for stalls.
+  // Checks for stalls. Call it when next_tick() has come.
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
 
-  // Replaces the content of `log` by the new entries, in order. Call after a batch of reports, because calls
-  // that became ready in one batch can share a bucket.
+  // Replaces the content of `log` by the new entries, in order. Call it after a batch of reports, so that calls which
+  // became ready in the batch can share a bucket.
   void publish(std::vector<Entry>& log);
-  // Undoes a process set that publish() has just opened, because there is no memory for it.
+  // Undoes a process set that publish() has just opened, if there is no memory for it.
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
-  // Messages for people (stalls) since the last call.
+  // Messages about stalls for users, since the last call.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // Which ranks were the last of a set to be ready, since the last call.
+  // The last rank of a set to be ready, for each call since the last one.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
@@ -60,7 +59,7 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // With a plain contribution, of one rank or of a group. False: its ranks have to be taken one by one.
+  // Take plain contributions, of one rank or of a group. False: the group's ranks have to be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);

@@ -10,11 +10,11 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxNames = 3;  // of a group's calls; more are counted
+constexpr size_t kMaxNames = 3;  // calls named per group; the rest is counted
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
-// The part before the last dot that all names share, "optimizer.0"; empty: none.
+// Name part before the last dot that all calls share, "optimizer.0"; empty: none.
 std::string scope_of(const CallGroup& group) {
   std::string scope = group.front()->key.name + ".";
   for (const WaitingCall* call : group) {
@@ -27,7 +27,7 @@ std::string scope_of(const CallGroup& group) {
   return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
 }
 
-// "optimizer.0" of "optimizer.0.group[0]", the name of a DistributedOptimizer; empty: `scope` is none's.
+// "optimizer.0" for "optimizer.0.group[0]", the name of a DistributedOptimizer; empty: not an optimizer's scope.
 std::string optimizer_of(const std::string& scope) {
   const size_t dot = scope.find('.');
   if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};
@@ -51,13 +51,13 @@ std::string text_of(const CallGroup& group) {
   return std::to_string(gradients) + " gradients of " + optimizer;
 }
 
-// Where a rank is, by the frames of its main thread.
+// Place of a rank, from the frames of its main thread.
 struct WaitingPlace {
   std::vector<Rank> ranks = {};
   std::string line = {};             // "train.py:9"; empty: unknown
-  std::string call = {};             // the one it waits in; empty: in backward
-  bool backward = false;             // torch's
-  std::set<std::string> loops = {};  // "train.py:7": statements that it is inside of
+  std::string call = {};             // the call it waits in; empty: in backward
+  bool backward = false;             // torch's backward
+  std::set<std::string> loops = {};  // "train.py:7": the loops that it is in
 
   bool same(const WaitingPlace& other) const {
     return std::tie(line, call, backward) == std::tie(other.line, other.call, other.backward);
@@ -70,14 +70,14 @@ bool is_of_a_library(const std::string& path) {
          path.find("/lib/python3") != std::string::npos || path.starts_with("<frozen");
 }
 
-// Reads the report of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
+// Parses the report of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
 WaitingPlace place_of(const BlockedRank& blocked) {
   WaitingPlace place{.ranks = {blocked.rank}, .call = blocked.call->what};
   std::istringstream lines(blocked.stack);
   bool in_main = false;
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  File \"")) {
-      if (in_main) break;  // the main thread comes first
+      if (in_main) break;  // the main thread is first
       in_main = line.starts_with("Current thread");
       continue;
     }
@@ -104,7 +104,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   return place;
 }
 
-// True if `from` is outside of a loop that `other` is in, and not in one that `other` has not reached.
+// True if `from` is outside a loop that `other` is in, and in none that `other` has not reached.
 bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts into words which calls wait for which ranks, and why ranks that wait for each other never meet. Pure.
+// Explains in words which calls wait for which ranks, and why ranks that wait for each other never meet. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace farandole {
 
-// A call that waits for ranks, as people read of it.
+// A call that waits for ranks, for messages to users.
 struct WaitingCall {
   std::string what;           // "'grad.w' (allreduce)"
-  std::vector<Rank> here;     // have submitted it; joined ranks excluded
-  std::vector<Rank> missing;  // have not
+  std::vector<Rank> here;     // have submitted it; without joined ranks
+  std::vector<Rank> missing;  // have not submitted it
   int64_t since_ns = 0;
-  bool moving = false;  // all have submitted it; its bytes don't move, `missing` don't answer
+  bool moving = false;  // all have submitted it, but its bytes do not move; `missing` do not answer
   CallKey key = {};
 };
 
-// Calls in which the same ranks wait for the same others; none is empty. The oldest comes first.
+// Calls in which the same ranks wait for the same others. Never empty; the oldest is first.
 using CallGroup = std::vector<const WaitingCall*>;
 std::vector<CallGroup> grouped(std::span<const WaitingCall> calls);
-// "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing"; `now_ns` < 0: without the time.
+// "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing". Without the time if `now_ns` < 0.
 std::string line_of(const CallGroup& group, int64_t now_ns);
 
-// A rank whose main thread waits in `call`; `stack` is its report's text.
+// A rank whose main thread waits in `call`. `stack` is its report's text.
 struct BlockedRank {
   Rank rank = 0;
   const WaitingCall* call = nullptr;
   std::string stack;
 };
-// One line: where ranks are that wait for each other, and the likely cause. Empty: `blocked` is.
+// One line: where ranks that wait for each other are, and the likely cause. Empty if `blocked` is.
 std::string diagnosis_of(std::span<const BlockedRank> blocked);
 
 }  // namespace farandole

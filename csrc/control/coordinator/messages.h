@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between two ranks: a send and the receive that it meets become one call of their pair, a process set
-// of these two that is made when they first meet. From there on it is a call like any other.
+// Messages between two ranks: a send and its receive become one call of their pair, a process set of the two that is
+// made at their first message. From there on it is a call like any other.
 #pragma once
 
 #include "control/coordinator/open_calls.h"
@@ -16,9 +16,9 @@ class Messages {
 
   // Throws Error(kInternal) on a post that a correct rank would not send.
   void post(Rank from, const Post& post, int64_t now_ns);
-  // A member has joined: fails the posts of the set that nobody can meet any more.
+  // A member has joined: fails the set's posts that nobody can match any more.
   void join(const SetState& set);
-  // A member has left: fails its own posts in the set, too.
+  // A member has left: also fails its own posts in the set.
   void leave(const SetState& set, Rank from);
 
  private:

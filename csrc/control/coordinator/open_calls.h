@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls in flight, by name or by their order in a set. A call begins with its first report and ends when
-// it is published or fails.
+// The calls in flight, by name or by order in a set, from the first report until they are published or fail.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +19,7 @@
 
 namespace farandole {
 
-// The sends and receives that wait for their other end. Matches them: first in, first out for each process set,
-// sender, receiver and tag. Pure, like the coordinator that uses it.
-
-// Both ranks are the world's.
+// A send or receive that waits for its other end. Ranks are world ranks.
 struct Posted {
   Posted(Rank its_rank, const Post& its_post, int64_t now_ns);
   Posted(Posted&&) = default;
@@ -41,18 +37,18 @@ struct Posted {
   int64_t since_ns;
   uint64_t arrival = 0;  // in the order in which posts came
 };
-// "send 'x' of rank 0 to rank 1 with tag 7": how error messages name it.
+// Name of a post in error messages: "send 'x' of rank 0 to rank 1 with tag 7".
 std::string text_of(const Posted& posted);
 
+// Matches sends and receives, first in, first out for each set, sender, receiver and tag. Pure, like the coordinator.
 class PostTable {
  public:
   explicit PostTable(Outbox& outbox) : outbox_(outbox) {}
 
-  // Removes the post that this one meets; nullopt: none yet. A send meets the receive that was posted first,
-  // from this rank or from any; a receive from any rank meets the send that came first.
+  // Removes and returns the earliest post that matches this one, or nullopt. A receive may match sends of any rank.
   std::optional<Posted> take_match(const Posted& posted);
   void add(Posted posted);
-  // Tells its rank, unless it has refused the call itself.
+  // Reports a failure to the post's rank, unless that has refused the call itself.
   void fail(const Posted& posted, const Failure& failure);
   // Fails and removes the posts for which `fault` returns a failure.
   void fail_if(const std::function<Failure(const Posted&)>& fault);
@@ -72,21 +68,20 @@ class PostTable {
   }
 
   Outbox& outbox_;
-  Queues queues_;  // none is empty
+  Queues queues_;  // no queue is empty
   uint64_t arrivals_ = 0;
 };
 
-// The coordinator's table of requests that have an id. Ids are small. The least recently used is evicted
-// first, and an id is reused only after every rank has dropped it.
+// A request that has a (small) id. The least recently used one is evicted; its id is free when all have dropped it.
 struct Definition {
   uint32_t id = 0;
   int uses = 0;            // calls in flight
   bool published = false;  // its Define is in the log
   bool forgetting = false;
   Call
-      call;  // named requests only: the call in flight. Here, because most reports need no more than these
+      call;  // the call in flight, for named requests; stored here because most reports need no more
   Request request;
-  MemberMask forgotten;  // ranks that have dropped it; used while forgetting
+  MemberMask forgotten;  // ranks that have dropped it, while forgetting
   std::list<uint32_t>::iterator recency;
 };
 
@@ -94,17 +89,15 @@ class Registry {
  public:
   Registry(int world_size, size_t capacity) : world_size_(world_size), capacity_(capacity) {}
 
-  // The definition of an id; nullptr: not in use.
+  // Definition of an id; nullptr: not in use.
   Definition* at(uint32_t id);
-  // The definition of a request: found by (set, name) if named, whatever its signature is now; by (set,
-  // signature) if not. Created if missing.
+  // Definition of a request, created if missing. Key: (set, name), whatever the signature; unnamed: (set, signature).
   Definition& intern(const Request& request);
   // Marks it as most recently used.
   void touch(Definition& definition);
-  // Ids to forget now, while more than `capacity` are in use: the oldest without a call. Examines only a few
-  // per call, so it has to be called repeatedly.
+  // Ids to forget while more than `capacity` are in use: the oldest without a call. Examines few; call it repeatedly.
   std::vector<uint32_t> evict();
-  // `rank` has dropped this id. Once all have, the id is free.
+  // `rank` has dropped this id. The id is free once all have.
   void forgot(uint32_t id, Rank rank);
 
   // For stall checks.
@@ -124,7 +117,7 @@ class Registry {
   std::vector<std::unique_ptr<Definition>> table_{1};  // by id; 0 means "no id"
   std::vector<uint32_t> free_;
   std::unordered_map<std::string, uint32_t> by_key_;
-  std::list<uint32_t> recency_;  // oldest first; those being forgotten excluded
+  std::list<uint32_t> recency_;  // oldest first; without those being forgotten
 };
 
 class OpenCalls {
@@ -135,24 +128,24 @@ class OpenCalls {
   Registry& registry() { return registry_; }
   const Registry& registry() const { return registry_; }
 
-  // The call slot of a request; it may not be open yet.
+  // Slot of a request's call, which may not be open yet.
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report, with the joined members already counted.
+  // Opens a call at its first report. Joined members count as arrived.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
-  // Ends a call. Unnamed ones stay in their slot until drop_finished().
+  // Ends a call. An unnamed one stays in its slot until drop_finished().
   void retire(Call& call);
   void fail(Call& call, const Failure& failure);
-  // Fails a call that not all have reported. A named call can begin anew; an unnamed one keeps its place in
+  // Fails a call before all members have reported. A named call can start again; an unnamed one keeps its place in
   // the order until the others have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
-  // Reports that waited for the end of a call, and may be taken now.
+  // Reports that waited for the end of a call and may be taken now.
   std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
-  // Both lists are in no particular order.
+  // Both lists are unordered.
   std::vector<Call*> all(SetState& set);
   std::vector<Call*> waiting(SetState& set);  // for the report of some rank
 
@@ -164,7 +157,7 @@ class OpenCalls {
   std::vector<Call::Later> due_;
 };
 
-// What the parts of the coordinator share.
+// State shared by the coordinator's parts.
 struct Shared {
   explicit Shared(CoordinatorSettings its_settings)
       : settings(std::move(its_settings)),

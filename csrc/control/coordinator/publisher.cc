@@ -11,13 +11,13 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostNoticed = 64;  // each may write a flight dump; nobody reads more
+constexpr size_t kMostNoticed = 64;  // each may write a flight dump, and nobody reads more
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits
-constexpr size_t kMaxTensors = 1024;          // of one bucket; bounds the size of its log entry
+constexpr size_t kMaxTensors = 1024;          // per bucket; bounds its log entry
 constexpr size_t kMaxResultBytes = 16 << 10;  // carried by the log
 
-// Sums payloads in member order, so that the result has the same bits as the shared-memory backend's.
+// Sums payloads in member order: the result's bits equal those of the shared-memory backend.
 ByteString reduce_payloads(const Signature& s, const Inputs& given, int members) {
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
@@ -41,7 +41,7 @@ ByteString in_member_order(const Inputs& given, int members) {
   return whole;
 }
 
-// The result of a tensor whose inputs came with the reports.
+// Result of a tensor whose inputs came with the reports.
 ByteString result_of(const Signature& s, const Inputs& given, const SetState& set) {
   switch (s.traits().pattern) {
     case Pattern::kReduceToAll: return reduce_payloads(s, given, set.members());
@@ -63,7 +63,7 @@ void append(std::vector<T>& all, std::vector<T> one) {
   }
 }
 
-// The log entry completes the call: there is nothing to move, or the entry carries it.
+// True if the log entry completes the call: there is nothing to move, or the entry carries it.
 bool finishes_at_once(const Call& call) {
   if (!call.signature().traits().moves_bytes() || call.absent()) return true;
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
@@ -109,7 +109,6 @@ std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set)
   return std::nullopt;
 }
 
-// Throws the reason if the set can't use GPUs together.
 BackendKind BackendPolicy::backend_of(const SetState& set) {
   for (Rank rank : set.ranks) {
     if (gpus_.contains(rank)) continue;
@@ -197,7 +196,7 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
               "make the call after join(), which returns the rank that joined last"};
 }
 
-// Errors that show only when all have reported.
+// Finds errors that only show when all have reported.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   for (size_t i = 0; i < call.request().parts(); ++i) {
@@ -257,8 +256,8 @@ bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
-// Writes a Define when ranks don't know the request yet, or when it has changed. Unnamed requests of other sites are
-// defined too, because ranks that always come later would never get an id for theirs.
+// Writes a Define if the request is new to the ranks or has changed. Also defines unnamed requests of other sites:
+// otherwise ranks that always come later would never get an id for theirs.
 void Publisher::define(Call& call) {
   Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
@@ -338,8 +337,7 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-// Takes calls from the front until the bucket is full. Host
-// and GPU memory have separate lanes and limits, so neither waits for the other.
+// Takes calls from the front until the bucket is full. Host and GPU memory have separate lanes, so neither waits.
 bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
@@ -363,8 +361,8 @@ bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   return begins;
 }
 
-// Ends a join when all have joined or some can't any more; but only after the last call is published, because
-// ranks that return from join() may use its name anew.
+// Ends a join when all have joined or some no longer can. It does so only after the last call is published, because
+// ranks that return from join() may reuse its name.
 void Publisher::end_join(SetState& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
   if (!over || set.waits_for_lanes()) return;

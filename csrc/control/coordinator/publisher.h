@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides about calls that all ranks have reported: whether they fail, and else log entries: results known at once,
-// process sets, and buckets for the lanes.
+// Decides calls that all ranks have reported: they fail, or become log entries (results, process sets, buckets).
 #pragma once
 
 #include <map>
@@ -15,8 +14,7 @@
 
 namespace farandole {
 
-// Decides, once per process set and before its first GPU bucket, how its GPU tensors travel; then passes on the key by
-// which its members connect.
+// Decides how a set's GPU tensors travel, once, before its first GPU bucket; then logs the members' connection key.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
@@ -24,7 +22,7 @@ class BackendPolicy {
   // Every rank reports its GPU before its first GPU tensor.
   void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
   bool is_open(SetId set) const { return open_.contains(set); }
-  // Throws Error with the reason if the set can't use GPUs together.
+  // Throws Error with the reason if the set's members cannot use GPUs together.
   void open(const SetState& set);
   void connect(const SetState& set, Rank from, const SetUp& key);
   void close(SetId set) { open_.erase(set); }
@@ -38,20 +36,19 @@ class BackendPolicy {
   std::set<SetId> open_;
 };
 
-// Unnamed calls that ranks make from different lines of the program. Calls without a name match by their order, so if one
-// rank swaps or skips one, it may match another tensor's call of the same form, and the result is wrong though nothing
-// fails.
+// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order: if a rank swaps or
+// skips one, it may match another tensor's call of the same form, and the result is wrong without any failure.
 class CallSites {
  public:
   explicit CallSites(Shared& shared) : shared_(shared) {}
 
-  // To be called once for each call that is complete and agreed. Unless such a call fails (check_sites), the set's ranks
-  // get a notice, one for all calls that match from the same lines.
+  // Call it once for each call that is complete and agreed. Returns a failure if check_sites is set; otherwise the
+  // set's ranks get one notice for all calls that match from the same lines.
   Failure judge(const SetState& set, const Call& call);
 
  private:
   Shared& shared_;
-  std::set<std::string> noticed_;  // lines
+  std::set<std::string> noticed_;  // pairs of lines
 };
 
 class Publisher {
@@ -59,11 +56,11 @@ class Publisher {
   explicit Publisher(Shared& shared) : shared_(shared), backends_(shared), sites_(shared) {}
 
   BackendPolicy& backends() { return backends_; }
-  // After a report of the call. If it is complete: fails or queues it.
+  // Call it after each report. Fails or queues a complete call.
   void judge(SetState& set, Call& call);
-  // Takes a call that is complete and agreed.
+  // Queues a call that is complete and agreed.
   void queue(SetState& set, Call& call);
-  // Writes all entries that can go out now, for all sets. Returns whether a lane of host memory begins to move.
+  // Writes all entries that can go out now, for all sets. True if a lane of host memory starts to move.
   bool flush(int64_t now_ns);
 
  private:
@@ -77,13 +74,13 @@ class Publisher {
   void remove_set(const CallKey& key, SetId id);
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
-  bool run_bucket(SetState& set, bool gpu, int64_t now_ns);  // whether its lane begins to move
+  bool run_bucket(SetState& set, bool gpu, int64_t now_ns);  // true if its lane starts to move
   void end_join(SetState& set);
 
   Shared& shared_;
   BackendPolicy backends_;
   CallSites sites_;
-  std::set<SetId> busy_pairs_;  // with calls to publish
+  std::set<SetId> busy_pairs_;  // pairs with calls to publish
 };
 
 }  // namespace farandole

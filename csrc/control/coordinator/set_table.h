@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's process sets: members, who has joined or left, and the calls waiting in each.
+// The coordinator's process sets: members, joined and left ranks, and the calls waiting in each.
 #pragma once
 
 #include <cstddef>
@@ -20,35 +20,32 @@
 
 namespace farandole {
 
-// The coordinator's output since it was last taken: log entries, messages for people, late ranks.
+// The coordinator's output since it was last taken: log entries, messages for users, late ranks.
 class Outbox {
  public:
-  // The last rank of a set to be ready for a call, and how long after the first.
+  // The last rank to be ready for a call, and its delay after the first.
   struct LateRank {
     Rank rank;
     int64_t after_ns;
   };
 
-  // Adds a log entry, for all ranks.
   void write(Entry entry) { log_.push_back(std::move(entry)); }
-  // Makes sure that ranks hear from here.
+  // Writes an entry if there is none, as a sign of life.
   void write_something() {
     if (log_.empty()) write(Answer{});
   }
-  // Fails a call that a rank reports too late. An entry serves all ranks, and answers one report of each: so a batch
-  // has as many as the rank with most.
+  // Fails a call that a rank reports too late. All ranks read an entry, and it answers one late report of each. So a
+  // batch needs as many entries as the largest number of late reports of any one rank.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
     LateCall& call = late_calls_[{key.set, key.name, key.sequence}];
     if (++call.reports[from] <= call.entries) return;
     ++call.entries;
     write(Fail{key, failure});
   }
-  // Adds a message for people.
   void notice(std::string text) { notices_.push_back(std::move(text)); }
-  // Adds a late rank, for metrics.
   void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
 
-  // Replaces the content of `log` by the entries, in order. Ends the batch.
+  // Replaces the content of `log` by the entries, in order, and ends the batch.
   void take(std::vector<Entry>& log) {
     log.clear();
     log.swap(log_);
@@ -71,28 +68,27 @@ class Outbox {
   std::vector<LateRank> late_ranks_;
 };
 
-// The coordinator's parameters, fixed for the job: size, limits, timeouts.
 struct CoordinatorSettings {
   int size = 1;                              // ranks of the world
   size_t fusion_bytes = 32 << 20;            // per bucket
   size_t gpu_fusion_bytes = 64 << 20;        // per GPU bucket
   std::string gpu_backend = "auto";          // or nccl, host
-  std::string shared_gpu = "error";          // two ranks on one GPU: error, host or nccl
+  std::string shared_gpu = "error";          // if two ranks use one GPU: error, host or nccl
   std::string gpu_order = "background";      // or program
   size_t capacity = 8192;                    // ids alive at once
-  bool check_sites = false;                  // calls from different lines that match by order fail
+  bool check_sites = false;                  // fail calls that match by order from different lines
   int max_sets = 64;                         // process sets alive at once, the world included
   int64_t stall_warn_ns = 10'000'000'000;    // 0: never
   int64_t stall_abort_ns = 300'000'000'000;  // 0: never
   std::vector<Rank> above = {};              // HostTree::above(); empty: one host
 };
 
-// A set's calls on one kind of memory, which its members' lane moves in buckets.
+// A set's calls on one kind of memory. The members' lanes move them in buckets.
 struct LaneQueue {
   std::deque<Call*> ready;      // complete and agreed, not published
   uint64_t published = 0;       // buckets
-  uint64_t done = 0;            // as reported by the set's lowest rank
-  int64_t moving_since_ns = 0;  // start of the bucket that moves now
+  uint64_t done = 0;            // reported by the set's lowest rank
+  int64_t moving_since_ns = 0;  // start of the bucket now moving
   bool moving() const { return published > done; }
 };
 
@@ -102,8 +98,8 @@ struct SetState {
   MemberMask joined;
   MemberMask left;
   Rank last_joined = -1;
-  Failure join_failure;                       // the first one that came with a Join
-  std::deque<std::unique_ptr<Call>> unnamed;  // starting at first_unnamed
+  Failure join_failure;                       // the first one in a Join
+  std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
   uint64_t first_unnamed = 0;
   std::vector<Call*> at_once;  // complete and agreed; their log entry completes them
   LaneQueue host;
@@ -111,7 +107,7 @@ struct SetState {
 
   int members() const { return static_cast<int>(ranks.size()); }
   Rank rank_of(int member) const { return ranks[static_cast<size_t>(member)]; }
-  // -1: not a member.
+  // Index of a member; -1: not a member.
   int member_of(Rank rank) const { return id == kWorldSet ? rank : index_in(ranks, rank); }
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
 };
@@ -120,34 +116,31 @@ Failure removed(SetId set);
 
 class SetTable {
  public:
-  // Starts with the world's set.
   SetTable(int world_size, int max_sets);
 
-  // The set of a report. nullptr: it was removed, which the rank may not know yet. Throws Error(kInternal) if
-  // the rank should know that it is no member.
+  // Finds a report's set. nullptr: it was removed; the rank may not know yet. Throws Error(kInternal) for non-members.
   SetState* of(SetId id, Rank from);
-  // nullptr: no such set.
   SetState* find(SetId id);
   SetState& at(SetId id) { return *sets_.at(id); }
   SetState& world() { return at(kWorldSet); }
-  // Why a set of these ranks can't be opened; code kOk: it can. `alike_allowed`: there may be one of the same ranks.
+  // The reason why a set of these ranks cannot be opened, or kOk. `alike_allowed`: another may have the same ranks.
   Failure fault_of(std::span<const int64_t> wanted, bool alike_allowed) const;
-  // Gives it a number that was never used before.
+  // Opens a set under a number that was never used before.
   SetId open(std::vector<Rank> ranks);
-  // The pair of these ranks; the log opens it when they first meet.
+  // Returns the pair of these ranks. The log opens it when they first meet.
   SetState& pair(Rank a, Rank b, Outbox& outbox);
   void erase(SetId id) { sets_.erase(id); }
 
-  // What a call by_members came to, for ranks that report its name afterwards: they have other members in mind.
-  // Kept for good, because a rank may be late by any time.
+  // Keeps the failure of a by_members() call under its name. Ranks that report the name later mean different members.
+  // It is kept for good, because a rank may be arbitrarily late.
   void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
-  // nullptr: nothing yet, or the call is none of these.
+  // Returns nullptr if no failure was kept, or if the request is not by_members().
   const Failure* barred(const Request& request) const {
     auto found = by_members(request) ? barred_.find(request.name) : barred_.end();
     return found == barred_.end() ? nullptr : &found->second;
   }
 
-  // The rank counts as gone in all sets, also in those opened later. Allowed in any state of the job.
+  // Counts the rank as gone in all sets, also in later ones. Allowed in any state of the job.
   void leave(Rank rank) { left_.insert(rank); }
   bool has_left(Rank rank) const { return left_.contains(rank); }
   std::vector<Rank> staying() const { return left_.missing(); }
@@ -155,7 +148,7 @@ class SetTable {
 
   auto begin() { return sets_.begin(); }
   auto end() { return sets_.end(); }
-  // The sets that users know: all but pairs.
+  // The sets that users know: all except pairs.
   auto known() { return std::ranges::subrange(sets_.lower_bound(kWorldSet), sets_.end()); }
   auto known() const { return std::ranges::subrange(sets_.lower_bound(kWorldSet), sets_.end()); }
 
@@ -165,7 +158,7 @@ class SetTable {
   const int world_size_;
   const int max_sets_;
   std::map<SetId, std::unique_ptr<SetState>> sets_;
-  std::map<std::pair<Rank, Rank>, SetId> pairs_;  // the lower rank first
+  std::map<std::pair<Rank, Rank>, SetId> pairs_;  // lower rank first
   SetId next_ = kWorldSet;
   MemberMask left_;  // world ranks
   std::map<std::string, Failure> barred_;

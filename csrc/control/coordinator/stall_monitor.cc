@@ -14,8 +14,8 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxCalls = 20;  // listed in one report
-constexpr size_t kMaxRanks = 8;   // whose stacks it shows
+constexpr size_t kMaxCalls = 20;  // per report
+constexpr size_t kMaxRanks = 8;   // stacks per report
 
 std::string tenths(int64_t ns) {
   const int64_t tenth = ns / 100'000'000;
@@ -24,7 +24,7 @@ std::string tenths(int64_t ns) {
 
 bool has(const std::vector<Rank>& ranks, Rank rank) { return std::ranges::count(ranks, rank) > 0; }
 
-// Puts every line of `text` on a new line, indented by four blanks.
+// Puts each line of `text` on a new line, indented by four blanks.
 std::string indented(const std::string& text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
@@ -35,7 +35,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// A call that `rank` waits in and that lacks a rank which waits for `rank` in `call`: a deadlock.
+// Finds a deadlock: a call in which `rank` waits for a rank that waits for `rank` in `call`.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -47,7 +47,7 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 }
 
 constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
-constexpr int64_t kLongestLead = 2'000'000'000;  // between question and giving up
+constexpr int64_t kLongestLead = 2'000'000'000;  // from question to giving up
 constexpr size_t kMaxReports = 20;               // failures with causes and stacks
 
 std::string line_of(const WaitingCall& call, int64_t now_ns) {
@@ -63,7 +63,7 @@ bool same(const CallKey& a, const CallKey& b) {
   return a.set == b.set && a.name == b.name && a.sequence == b.sequence && a.poster == b.poster;
 }
 
-// The first thread's frames.
+// Frames of the first thread.
 std::string frames_of(const std::string& stack) {
   std::string frames;
   std::istringstream lines(stack);
@@ -77,7 +77,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// A rank that stands still keeps these: its facts without numbers, and its frames.
+// The part that stays equal while a rank stands still: its facts without numbers, and its frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -152,7 +152,7 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  if (!heard_since && answered_ns < call.since_ns) return {};  // what it does in cells is not known
+  if (!heard_since && answered_ns < call.since_ns) return {};  // cells are invisible here
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
@@ -185,7 +185,7 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age at which a call's missing ranks are asked: at the warning, or shortly before it is given up.
+// Age of a call at which its missing ranks are asked: at the warning, or shortly before the call is given up.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -227,7 +227,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// A bucket in flight, some of whose members may have stopped.
+// A bucket in flight, if some of its members may have stopped.
 WaitingCall StallMonitor::view_of_bucket(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what =
@@ -261,7 +261,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Calls that ranks wait in, or did until recently: of calls that block each other, one is given up first.
+// Calls in which ranks wait, or did until recently: of calls that block each other, one is given up first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -306,8 +306,8 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   });
 }
 
-// A bucket can't be withdrawn, so its stall ends the job; but only if a member is known to be stopped or
-// silent, because a machine may just be slow.
+// Stall of a bucket, which ends the job, because a bucket cannot be withdrawn. Only if a member is known to be
+// stopped or silent: a machine may just be slow.
 Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
   if (!set.host.moving() || now_ns - set.host.moving_since_ns < shared_.settings.stall_abort_ns)
     return {};
@@ -319,7 +319,7 @@ Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Also those that the asked ones wait for, whatever the age: all may wait for each other.
+  // Also asks those for whom the asked ones wait, whatever the age: all may wait for each other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -351,7 +351,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    // It was asked before it looked at its clock, so this is no later than its call.
+    // The rank was asked before it looked at its clock, so this is no later than its call.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
   }
   if (question_open_ && all_answered()) conclude(now_ns);
@@ -369,7 +369,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
     });
     if (call != all.end()) waits[rank] = &*call;
   }
-  // Who waits for none of the others may go on, and so may who waits for that one.
+  // A rank that waits for none of the others may go on, and so may one that waits for it.
   while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
          0) {
   }
@@ -379,7 +379,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
   return blocked;
 }
 
-// Fails what these ranks wait for from each other, on all ranks that have submitted it.
+// Fails the calls in which these ranks wait for each other, on all ranks that have submitted them.
 void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
                                     const std::string& diagnosis, int64_t now_ns) {
   std::string text = "no progress: " + diagnosis;
@@ -399,7 +399,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
       [&](const Posted& posted) { return concerned(posted.key()) ? failure : Failure{}; });
 }
 
-// Repeats only what has changed.
+// Repeats only parts that have changed.
 void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
                         const std::string& diagnosis, int64_t now_ns) {
   std::vector<WarningPart> parts;
@@ -426,7 +426,7 @@ void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<Wa
       (text.empty() ? "; nothing else has changed" : "; this has changed:" + text));
 }
 
-// All have answered, or time is up: warns, if calls still wait.
+// All have answered, or the time is up: warns if calls still wait.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
   const int64_t patience = shared_.settings.stall_warn_ns;

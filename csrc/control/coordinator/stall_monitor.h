@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watches calls that wait for a rank: asks that rank for its stack, warns people, finally fails the call.
+// Watches calls that wait for a rank: asks the rank for its stack, warns users, finally fails the call.
 #pragma once
 
 #include <algorithm>
@@ -25,20 +25,20 @@ class StallMonitor {
 
   // Called when a rank makes a call.
   void heard(Rank rank, int64_t now_ns) { ranks_[static_cast<size_t>(rank)].heard_ns = now_ns; }
-  // Something began at `since_ns`: schedules ticks for its limits that lie ahead.
+  // Something started at `since_ns`: schedules ticks for its limits that lie ahead.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
-  // A rank's own limit (timeout=) has passed: tells whom its call waits for. `set`: null if it was removed.
+  // A rank's own limit (timeout=) has passed: says whom its call waits for. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
-  // Fails overdue calls, asks ranks, warns. A returned failure is the job's: a bucket can't be withdrawn.
+  // Fails overdue calls, asks ranks, warns. A returned failure ends the job, because a bucket cannot be withdrawn.
   Failure tick(int64_t now_ns);
   int64_t next_tick() const { return next_tick_ns_; }  // INT64_MAX: nothing waits
 
  private:
   struct RankState {
-    int64_t heard_ns = -1;  // its last call; -1: none yet
-    int64_t asked_ns = -1;  // the first time that it was asked for its stack and has not answered
-    int64_t answered_ns = -1;  // its last answer
+    int64_t heard_ns = -1;     // time of its last call; -1: none yet
+    int64_t asked_ns = -1;     // time of the first unanswered question for its stack
+    int64_t answered_ns = -1;  // time of its last answer
     StackReport answer = {};
 
     bool owes_answer() const { return asked_ns > std::max(heard_ns, answered_ns); }
@@ -46,11 +46,11 @@ class StallMonitor {
   const RankState& state_of(Rank rank) const { return ranks_[static_cast<size_t>(rank)]; }
   bool is_silent(Rank rank, int64_t now_ns) const;
   bool is_stopped(Rank rank) const;  // by a signal or a debugger
-  Rank above(Rank rank) const;       // who passes its reports on; 0: nobody, or rank 0 itself
-  // A rank does not answer: returns the silent one next to rank 0 on the way to it.
+  Rank above(Rank rank) const;       // the rank that forwards its reports; 0: none, or rank 0
+  // `rank` does not answer: returns the silent rank on its path that is nearest to rank 0.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
-  SetId joined_by(Rank rank) const;  // the set in whose join() it waits; -1: none
+  SetId joined_by(Rank rank) const;  // the set whose join() it waits in; -1: none
 
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
@@ -58,18 +58,18 @@ class StallMonitor {
   WaitingCall view_of_bucket(const SetState& set, int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
-  // The facts about one rank that `call` lacks; `farandole explain` looks for causes.
+  // Facts about one rank that `call` lacks. (`farandole explain` looks for causes.)
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
-  // About each rank that `calls` lack: the facts, and its stack. Indented lines, each after a newline.
+  // Facts and stack for each rank that `calls` lack, as indented lines, each after a newline.
   struct WarningPart {
     std::string text;
-    std::string kept;  // what does not change while nothing happens
+    std::string kept;  // the part that is constant while nothing happens
   };
   static std::string text_from(const std::vector<WarningPart>& parts);
   std::vector<WarningPart> missing_from(std::span<const WaitingCall> calls,
                                         const std::vector<WaitingCall>& all, int64_t now_ns) const;
-  // `all`: empty: without facts and stacks.
+  // `all` may be empty: then without facts and stacks.
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
   void give_up_stalled(SetState& set, int64_t now_ns);
@@ -79,7 +79,7 @@ class StallMonitor {
   void conclude(int64_t now_ns);
   void warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
             const std::string& diagnosis, int64_t now_ns);
-  // The ranks of which each waits, blocked, in a call that another one of them has not made: no wait ends that.
+  // Ranks that each wait, blocked, in a call that another of them has not made. No wait ends that.
   std::vector<BlockedRank> blocked_for_good(const std::vector<WaitingCall>& all) const;
   void end_disagreement(std::span<const WaitingCall> calls, const std::string& diagnosis,
                         int64_t now_ns);
@@ -89,7 +89,7 @@ class StallMonitor {
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   std::vector<RankState> ranks_;
-  int64_t question_ns_ = -1;  // the last CollectStacks
+  int64_t question_ns_ = -1;  // time of the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
   std::set<std::string> warned_;                       // WarningPart::kept of the last warning

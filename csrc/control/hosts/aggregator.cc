@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// Whether a report's meaning is independent of the rank's earlier reports.
+// True if a report's meaning does not depend on the rank's earlier reports.
 bool free_of_order(const Report& report) {
   return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
@@ -54,7 +54,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// What all ranks below report alike comes together again, however each rank's batches are cut.
+// Reports that all ranks below make come together again, however each rank cuts its batches.
 void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -71,7 +71,7 @@ void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now
 void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
   const auto* question = std::get_if<Inquire>(&report);
   const bool sign_of_life = question && question->number == 0;
-  if (sign_of_life && std::exchange(asked_, true)) return;  // the answer is for all
+  if (sign_of_life && std::exchange(asked_, true)) return;  // one answer serves all
   const auto* ready = std::get_if<Ready>(&report);
   const KnownCall* call = ready ? known(ready->id) : nullptr;
   const std::vector<Rank>& who = members_of(source, call);
@@ -101,13 +101,13 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
   record(who, bytes);
 }
 
-// nullptr: its call has no id, or one that the log has not told yet.
+// Returns nullptr if the call has no id, or one that the log has not defined yet.
 const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
   auto found = ids_.find(id);
   return found == ids_.end() ? nullptr : &found->second;
 }
 
-// Those who report this call.
+// Ranks that report this call.
 const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall* call) {
   const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
   if (source.ranks.empty() && !set) {
@@ -122,13 +122,13 @@ const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall*
   return who;
 }
 
-// They have made another call, so their users wait no longer.
+// These ranks have made another call, so their users wait no longer.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
   for (Rank rank : ranks) expediting_.erase(rank);
 }
 
-// Whether reports of it wait for those of the other members below.
+// True if reports of the call wait for those of the other members below.
 bool Aggregator::holds(const KnownCall* call) const {
   return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
 }
@@ -141,7 +141,7 @@ Aggregator::Pending& Aggregator::hear(const Key& key, const std::vector<Rank>& r
   return pending;
 }
 
-// In whatever way the members below have reported it.
+// Counts the members below, in whatever form they have reported.
 void Aggregator::release_if_whole(const Key& key, const Pending& pending) {
   const SetBelow& whole = sets_.at(key.set);
   if (std::cmp_less(pending.heard, whole.ranks.size())) return;
@@ -164,7 +164,7 @@ void Aggregator::release_all() {
   for (auto& [key, pending] : std::exchange(pending_, {})) release(key, pending, nullptr);
 }
 
-// Records of ready calls are free of order among themselves, but no other record overtakes them.
+// Records of ready calls may be reordered among themselves, but no other record overtakes them.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
   expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];
@@ -196,7 +196,7 @@ void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-// Comes after the ranks' Ready reports, because a Ready tells the host above that its rank no longer waits.
+// Follows the ranks' Ready reports, because a Ready tells the host above that its rank no longer waits.
 void Aggregator::tell_expedite() {
   if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_sent_, true)) return;
   ByteString expedite;

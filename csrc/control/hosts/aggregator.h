@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the reports of a host's ranks, and of the hosts below it, for the host above: equal ones become
-// one record "all of us report this", and those of several calls one record of their ids. A pure state machine:
-// reports, log entries and the time go in, records come out. To the coordinator some reports just come a little
-// late: those of one call leave together, and calls leave in batches during a step, to save messages. The first
-// after a pause, and those that a user waits for, leave at once.
+// Combines the reports of a host's ranks, and of the hosts below, for the host above: equal reports become one record,
+// and those of several calls one record of ids. A pure state machine: reports, log entries and the time go in, records
+// come out. To save messages, reports of one call leave together, and calls leave in batches during a step. The first
+// report after a pause, and those for which a user waits, leave at once.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +16,24 @@
 
 namespace farandole {
 
-// Visits the records of a message. Empty `ranks`: all members below (of the set concerned). Throws
-// Error(kInternal) on a rank that is not in `below` (ascending).
+// Visits the records of a message. Empty `ranks`: all members below of the set concerned. Throws Error(kInternal) on
+// a rank that is not in `below` (ascending).
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
 void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
 class Aggregator {
  public:
-  // How long an incomplete report waits for the other ranks. No call goes on before they have reported, so it is
-  // of use only to tell who is missing; and one by one they cost the root much more.
+  // Longest wait of an incomplete report. It only helps to name missing ranks, and single reports cost the root more.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
-  // Time between two batches. It doubles from the shortest to the longest, and starts anew after a pause of
-  // twice the longest.
+  // Time between two batches. It doubles from the shortest to the longest; a pause of twice the longest resets it.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 
-  // `size`: of the world; `below`: ranks of this host and the hosts below, ascending; `gathers_above`: the
-  // host above batches, too.
+  // `size`: of the world. `below`: ranks of this host and below, ascending. `gathers_above`: the host above batches.
   Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
-  // `ranks`: who reports. Several, or (none) all members in `child`, the ranks below a child (see HostTree).
+  // `ranks`: the reporting ranks. Empty: all members in `child`, the ranks below a child (see HostTree).
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
                int64_t now_ns);
   void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }
@@ -45,11 +41,11 @@ class Aggregator {
   void read(const Entry& entry);
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
-  // The message for the host above; empty: none yet.
+  // Returns the message for the host above; empty: none yet.
   ByteString take(int64_t now_ns);
 
  private:
-  // Of a named call its id and 0; of an unnamed one, which ranks may report by different ids, 0 and its sequence.
+  // Key of a call: id and 0 if named; 0 and sequence if unnamed, because ranks may report those by different ids.
   struct Key {
     SetId set;
     uint32_t id;
@@ -58,16 +54,16 @@ class Aggregator {
   };
   struct Pending {
     int heard = 0;            // ranks that have reported it
-    std::vector<Rank> plain;  // those with plain contributions, the same from all
-    ByteString report;        // theirs; empty: the id says it all
+    std::vector<Rank> plain;  // ranks with plain contributions, which are equal
+    ByteString report;        // the report of `plain`; empty: the id suffices
     std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
   };
   struct SetBelow {
-    std::vector<Rank> ranks;  // its members below, ascending
-    bool straight = false;    // a member has joined, or the set is closed: forward at once
+    std::vector<Rank> ranks;  // members below, ascending
+    bool straight = false;    // forward at once: a member has joined, or the set is closed
   };
-  // `gone` ids are kept: hosts below that have not yet read the log may still report them for all.
+  // Keeps `gone` ids: hosts below that have not read the log yet may still report them for all.
   struct KnownCall {
     SetId set;
     bool named;
@@ -75,11 +71,11 @@ class Aggregator {
   };
   using KnownById = std::map<uint32_t, KnownCall>;
 
-  // Who reports, as receive() takes it.
+  // Source of a report, as in receive().
   struct Source {
     const std::vector<Rank>& ranks;
     const std::vector<Rank>& child;
-    // Of the set last asked for.
+    // Last set that was looked up, and its members.
     const SetBelow* set = nullptr;
     std::vector<Rank> members = {};
   };
@@ -108,13 +104,13 @@ class Aggregator {
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Pending> pending_;
   ByteString out_;                             // records
-  std::map<std::vector<Rank>, IdRuns> ready_;  // more of them, one for each row
+  std::map<std::vector<Rank>, IdRuns> ready_;  // further records, one per row
 
   const bool gathers_above_;
-  bool asked_ = false;         // rank 0, for a sign of life; no entry has come since
-  bool urgent_ = false;        // out_ holds other reports than readiness
+  bool asked_ = false;         // rank 0 was asked for a sign of life, and no entry has come since
+  bool urgent_ = false;        // out_ holds more than readiness
   std::set<Rank> expediting_;  // ranks whose users wait
-  bool expedite_sent_ = true;  // the host above has been told, if it batches
+  bool expedite_sent_ = true;  // the host above knows (if it batches)
   int64_t gather_ns_ = kShortestGatherNs;
   int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };

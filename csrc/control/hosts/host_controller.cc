@@ -138,7 +138,7 @@ void RootController::publish_all() {
     encoded_.clear();
     encode(entry, encoded_);
     publish(encoded_);
-    if (!goes_on) break;  // the rest belongs to a job that has failed
+    if (!goes_on) break;  // the rest belongs to a failed job
   }
   entries_.clear();
   send_down();
@@ -168,8 +168,8 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Without memory, turns the opening of a set into a failure. Calls of a pair follow its opening at once, so that ends
-// the job: false, and the entry is the Abort.
+// Turns the opening of a set into a failure if there is no memory. For a pair it ends the job instead, because calls
+// follow the opening at once: returns false, and the entry is the Abort.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
@@ -263,7 +263,7 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// Where that was the host above: aborts the hosts below.
+// Aborts the hosts below if the host above was lost.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -273,7 +273,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
                                     " hears of the other hosts, " + how};
   log(LogLevel::kError, why.text);
   abort_below(why);
-  // Where only what comes from above is lost, the hosts above learn why from here; else nobody reads this.
+  // If only the path from above is lost, the hosts above learn why from here. Otherwise nobody reads this.
   report(setup_.topology.rank, Lost{std::move(why)});
 }
 
@@ -284,7 +284,7 @@ void HostRelay::abort_below(const Failure& why) {
   publish(encoded_);
 }
 
-// What rank 0 has to say comes too late for those below.
+// An explanation from rank 0 would come too late for the hosts below.
 void HostRelay::leave(const Failure& why) {
   if (over_) return;
   abort_below({ErrorCode::kPeer, why.code == ErrorCode::kPeer

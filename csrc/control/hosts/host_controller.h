@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host's leader does for its ranks: reads their reports and distributes the log; on rank 0 with the coordinator,
-// on the leaders of other hosts by passing both on.
+// The work of a host's leader: reads its ranks' reports and distributes the log. On rank 0 it uses the coordinator;
+// other leaders pass reports up and the log down.
 #pragma once
 
 #include <atomic>
@@ -24,11 +24,11 @@ namespace farandole {
 
 class HostController {
  public:
-  // Shared memory on this host for the lane of a process set of these ranks.
+  // Size of the shared memory on this host for a set's lane.
   using StagingSize = std::function<SegmentSize(SetId, const std::vector<Rank>&)>;
   struct Setup {
     LeaderChannel channel;         // inside the host
-    HostChannel* hosts = nullptr;  // to other hosts; null: there are none
+    HostChannel* hosts = nullptr;  // to other hosts; null: none
     HostTree tree;
     HostLinks& links;
     const Topology& topology;
@@ -42,11 +42,11 @@ class HostController {
   // ---- Driver only. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // The last words of a leader whose job has failed: whoever hears of the log only through it hears `why`.
+  // Called by a leader whose job has failed: ranks that get the log only from this leader learn `why`.
   virtual void leave(const Failure& why) = 0;
-  // The leader's own mapping of a set's memory, after share_staging().
+  // Returns the leader's own mapping of a set's memory, after share_staging().
   Segment take_staging(SetId set);
-  // After a step of rank 0's: warnings about stalls; who was the last to be ready.
+  // Results of a step on rank 0: warnings about stalls, and the last ranks to be ready.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   const std::vector<Coordinator::LateRank>& late_ranks() const { return late_; }
 
@@ -55,15 +55,14 @@ class HostController {
     return setup_.channel.has_report() || has_lost_ ||
            (setup_.hosts && setup_.hosts->has_message());
   }
-  // Reports that a rank of this host has died; the caller wakes the driver.
+  // Reports the death of a rank on this host. The caller wakes the driver.
   void lose(Rank rank, Failure failure);
 
  protected:
   // Publishes to this host's ranks, and adds the entry to the next message to the hosts below.
   void publish(ByteView entry);
   void send_down();
-  // Sends the memory that a log entry needs before the entry, so that no reader of it waits. Throws
-  // Error(kLibrary) if there is not enough.
+  // Sends the memory that a log entry needs before the entry. Throws Error(kLibrary) if memory is short.
   void share_memory(const Entry& entry);
   std::vector<std::pair<Rank, Failure>> take_lost();
   // "rank 3 on node7"
@@ -71,10 +70,9 @@ class HostController {
   // `how`: from HostChannel::drain().
   Failure host_is_gone(Rank leader, const std::string& how) const;
   const HostTree::Branch& branch_of(Rank leader) const;
-  // Whom an invalid message came from; it ends the job.
+  // The job ends: names the sender of an invalid message.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for each of these ranks that is on this host and stopped, so that it can't
-  // answer itself.
+  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host and so cannot answer.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {
@@ -92,14 +90,14 @@ class HostController {
  private:
   void share_staging(SetId set, const std::vector<Rank>& ranks);
 
-  std::multimap<SetId, Segment> staging_;  // a pair's for CPUs and GPUs may come together
+  std::multimap<SetId, Segment> staging_;  // a pair's CPU and GPU memory may come together
   ByteString down_;                        // entries for the hosts below
   std::mutex lost_mutex_;
   std::vector<std::pair<Rank, Failure>> lost_;
   std::atomic<bool> has_lost_{false};
 };
 
-// Rank 0's: feeds reports to the coordinator and publishes its log.
+// Rank 0: feeds reports to the coordinator and publishes its log.
 class RootController final : public HostController {
  public:
   RootController(Coordinator::Settings settings, Setup setup);
@@ -121,7 +119,7 @@ class RootController final : public HostController {
   ByteString encoded_;
 };
 
-// Every other host's: passes reports up and the log down.
+// Other leaders: pass reports up and the log down.
 class HostRelay final : public HostController {
  public:
   explicit HostRelay(Setup setup);
@@ -139,7 +137,7 @@ class HostRelay final : public HostController {
 
   Aggregator aggregator_;
   ByteString encoded_;
-  bool over_ = false;  // Abort or Stop was read, or the link above was lost
+  bool over_ = false;  // an Abort or Stop was read, or the link above was lost
 };
 
 }  // namespace farandole

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes control messages as plain little-endian bytes. The decoder trusts no length: a short or malformed
-// message throws Error(kInternal).
+// Encodes control messages as little-endian bytes. The decoder throws Error(kInternal) on short or malformed ones.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +15,8 @@
 
 namespace farandole {
 
-// Ids of requests, in order. Consecutive ones take no more room than one: the log gives ids in the order in which
-// calls begin, so those of a batch usually follow each other.
+// Ids of requests, in order. Runs of consecutive ids are compressed: the log numbers calls in the order of their
+// first reports, so the ids of a batch usually follow each other.
 class IdRuns {
  public:
   static constexpr size_t kMost = size_t{1} << 16;  // ids of one message
@@ -65,7 +64,7 @@ class IdRuns {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
-// Appends to `out`, which must not be read before the Encoder's destruction.
+// Appends to `out`. Nobody may read `out` before the Encoder is destroyed.
 class Encoder {
  public:
   explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
@@ -101,7 +100,7 @@ class Encoder {
     if (size > 0) std::memcpy(out_.data() + used_, data, size);
     used_ += size;
   }
-  static constexpr size_t kAhead = 128;  // most messages fit, so they allocate once
+  static constexpr size_t kAhead = 128;  // fits most messages, so they allocate once
   ByteString& out_;
   size_t used_;
 };
@@ -117,7 +116,7 @@ class Decoder {
     std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
     return value;
   }
-  // An enum whose valid values are 0 .. count-1.
+  // Reads an enum whose valid values are 0 .. count-1.
   template <class E>
   E get_enum(int32_t count) {
     auto value = get<int32_t>();
@@ -141,7 +140,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // A count of items of at least `least` bytes each; bounds loops and allocations.
+  // Reads a count of items of at least `least` bytes each. Bounds loops and allocations.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

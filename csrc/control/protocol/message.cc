@@ -8,7 +8,7 @@ namespace farandole {
 namespace {
 
 constexpr int32_t kErrorCodeCount = 9;
-// Bytes of a message, at least.
+// Minimum bytes of a message.
 template <class T>
 constexpr size_t kLeast = 0;
 template <>
@@ -20,7 +20,7 @@ constexpr size_t kLeast<Signature> = 40;
 template <>
 constexpr size_t kLeast<Contribution> = 18;
 
-// One function per type serves both directions, `v(field)` writing or reading, so their orders can't differ.
+// One function per type both writes and reads: `v(field)` does either, so the orders cannot differ.
 struct Writing {
   Encoder out;
   template <class T>
@@ -69,7 +69,8 @@ struct Reading {
                          run.count <= IdRuns::kMost - value.size() &&
                          run.first + run.count > run.count;
       if (sound) value.add(run);
-      if (value.runs().size() == before) malformed();  // or it continues the one before
+      if (value.runs().size() == before)
+        malformed();  // else it should have continued the run before
     }
   }
   void operator()(ByteString& value) {

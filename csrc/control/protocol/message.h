@@ -16,44 +16,44 @@ namespace farandole {
 struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
-  uint64_t sequence = 0;  // of unnamed calls of this set, from 0
-  Rank poster = -1;       // >= 0: a send or receive of this rank; the sequence is Post::number
+  uint64_t sequence = 0;  // unnamed calls: index in this set, from 0
+  Rank poster = -1;       // >= 0: a send or receive of this rank; then sequence is Post::number
   bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
 };
 
-// A call of several tensors is a group: they are reduced together, all or none.
+// A call. With several tensors it is a group, which is reduced together or not at all.
 struct Request {
   SetId set = kWorldSet;
-  std::string name;  // empty: unnamed; then it stands for all with these signatures
+  std::string name;  // empty: unnamed; then the request stands for all calls with these signatures
   Signature signature;
-  std::vector<Signature> more = {};  // of a group: those of its other tensors
-  bool no_tensors = false;           // a group without any, for which a barrier stands
+  std::vector<Signature> more = {};  // a group's other tensors
+  bool no_tensors = false;           // an empty group, which a barrier stands for
   bool alone = false;                // see by_members()
-  // ---- of a send or receive, whose root is the sender. Its name is for people.
+  // ---- Sends and receives; the root is the sender. The name is only shown to users.
   Rank peer = kAnyRank;
   int64_t tag = 0;
-  // Where the program makes an unnamed call, "train.py:12", if ranks compare that; else empty.
+  // Program line of an unnamed call, "train.py:12", if ranks compare lines; else empty.
   std::string site = {};
 
   size_t tensors() const { return no_tensors ? 0 : parts(); }
   size_t parts() const { return 1 + more.size(); }  // signatures
   const Signature& part(size_t i) const { return i == 0 ? signature : more[i - 1]; }
 };
-// The same text for equal requests only.
+// Equal texts if and only if the requests are equal.
 std::string bytes_of(const Request& request);
-// Whether two requests under one name are the same call.
+// True if two requests under one name are the same call.
 inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.more == b.more && a.no_tensors == b.no_tensors &&
          a.alone == b.alone;
 }
-// True if only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
-// added so may be alike; the call's name is the set's, and never used again.
+// True if a call adds or removes a set, and only the ranks in its shape take part, not the whole world. Sets added so
+// may have equal members. The call's name becomes the set's, and is never used again.
 inline bool by_members(const Request& request) {
   return request.signature.traits().changes_sets && request.alone;
 }
-// True if the call needs no ranks that have left: it adds or removes a set, by name. (Who has left may have ended a
-// join() early, after which the others' unnamed calls are no longer numbered alike.)
+// True if the call succeeds without ranks that have left: it adds or removes a set by name. (A rank that has left may
+// have ended a join() early; then the others' unnamed calls are no longer numbered alike.)
 inline bool spares_the_left(const Request& request) {
   return request.signature.traits().changes_sets && !request.name.empty();
 }
@@ -63,23 +63,23 @@ inline bool spares_the_left(const Request& request) {
 // The part of a report that differs between ranks and calls.
 struct Contribution {
   bool has_input = false;
-  bool has_payload = false;     // the input is in the message (at most kTinyBytes)
-  int64_t rows = 0;             // if CollectiveTraits::ragged(): this rank's first dimension
-  std::vector<int64_t> splits;  // if CollectiveTraits::splits(): rows for each member
+  bool has_payload = false;     // the input is in the message: at most kTinyBytes
+  int64_t rows = 0;             // this rank's first dimension, if CollectiveTraits::ragged()
+  std::vector<int64_t> splits;  // rows for each member, if CollectiveTraits::splits()
   ByteView payload;             // points into the message
   void drop_payload() { has_payload = false, payload = {}; }
-  // An input and nothing else: the same from every rank.
+  // True for an input and nothing else, which is the same on every rank.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
 constexpr size_t kTinyBytes = 1024;
 
-// This rank is ready for a call, given by either id or request.
+// This rank is ready for a call, given by id or by request.
 struct Ready {
-  uint32_t id = 0;  // 0: `request` is sent
+  uint32_t id = 0;  // 0: `request` holds the call
   Request request;
   uint64_t sequence = 0;  // unnamed calls
   Contribution contribution = {};
-  std::vector<Contribution> more = {};  // as Request::more
+  std::vector<Contribution> more = {};  // one per Request::more
 
   const Contribution& part(size_t i) const { return i == 0 ? contribution : more[i - 1]; }
   Contribution& part(size_t i) { return i == 0 ? contribution : more[i - 1]; }
@@ -87,84 +87,81 @@ struct Ready {
     return contribution.plain() && std::ranges::all_of(more, &Contribution::plain);
   }
 };
-// This rank is ready for these named calls, with plain contributions: the same as a Ready for each, in order.
+// This rank is ready for these named calls, with plain contributions. Equals a Ready for each, in order.
 struct ReadyMany {
   IdRuns ids;
 };
-// One end of a message: a send or a receive. The coordinator matches the two.
+// One end of a message: a send or a receive. The coordinator matches the ends.
 struct Post {
   Request request;
   uint64_t number = 0;  // each rank counts its own
   Contribution contribution;
-  Failure refusal = {};  // an argument error: this rank has no such call, but its peer's fails
+  Failure refusal = {};  // an argument error: this rank makes no such call, and its peer's fails
 };
-// This rank can't take part (an argument error), so its peers fail, too. It counts as the rank's report of
-// the call. The rank reports the name again only after the call's Fail (a retry waits for it), and refuses
-// nothing that it has in flight or after it has joined.
+// This rank cannot take part because of an argument error, so its peers fail, too. Counts as its report of the call. It
+// reports the name again only after the call's Fail, and refuses no call in flight, and none after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;
-  // ---- of a call that adds or removes a set, because it needs other ranks than other calls
+  // ---- Calls that add or remove a set; they need different ranks
   Op op = Op::kAllreduce;
-  Dimensions members = {};  // if only these make it
+  Dimensions members = {};  // if only these take part
 };
 struct Join {
   SetId set = kWorldSet;
-  Failure failure = {};  // an argument error: all raise it once all have joined
+  Failure failure = {};  // an argument error; all ranks raise it when all have joined
 };
 struct Done {  // from the set's lowest rank: its lane has finished this bucket
   SetId set = kWorldSet;
   uint64_t bucket = 0;
-  bool gpu = false;  // of the GPU lane, which numbers its buckets separately
+  bool gpu = false;  // the GPU lane numbers its buckets separately
 };
-struct Forgot {  // the rank has dropped this id and will not use it again in its old meaning
+struct Forgot {  // this rank has dropped the id and will not use it in its old meaning
   uint32_t id = 0;
 };
 struct Leave {
   bool failed = false;
   std::string text;
 };
-struct StackReport {     // answer to CollectStacks: what this process is doing, in a few lines
-  bool stopped = false;  // sent by the leader for a rank that is stopped
+struct StackReport {     // answer to CollectStacks: a few lines about this process
+  bool stopped = false;  // the leader sends it for a stopped rank
   std::string text;
-  // The main thread waits for this call, without a limit of its own, and no other thread can make calls.
+  // The main thread waits for this call without a limit, and no other thread can make calls.
   bool blocked = false;
   CallKey call = {};
-  // Since its last call that the coordinator does not know; -1: it has made none.
+  // Time since this rank's last call that the coordinator does not see; -1: none yet.
   int64_t direct_ago_ns = -1;
 };
 struct Inquire {  // asks whom this call waits for; the log answers with Answer
-  // The question's number; each rank counts its own. 0: asks whether rank 0 is alive, which any entry of the log
-  // answers, to all ranks at once.
+  // Each rank numbers its questions. 0: is rank 0 alive? Any log entry answers that, for all ranks.
   uint64_t number = 0;
   CallKey key;
-  bool join = false;  // about this set's join; the key then has no name
+  bool join = false;  // about this set's join; then the key has no name
 };
-// Sent by the leader of the rank's host, or the leader above: the rank is gone.
+// The rank is gone. Sent by the leader of its host, or by the leader above that one.
 struct Lost {
   Failure failure;
 };
 // Sent before a rank's first GPU tensor.
 struct UseGpu {
-  std::string uuid;     // of the GPU
+  std::string uuid;     // the GPU's
   Rank host = 0;        // the lowest rank of its host
-  std::string library;  // of GPU collectives, with its version; empty: it has none that works
+  std::string library;  // library for GPU collectives, with its version; empty: none works
   std::string name;
 };
-// How a set's tensors on GPUs travel: through host memory, or by the library that all its members have.
+// Path of a set's GPU tensors: through host memory, or by a library that all members have.
 enum class BackendKind : int32_t { kStaged, kLibrary };
 constexpr int32_t kBackendKindCount = 2;
-// Opens a set's backend on all its members, before the set's first GPU bucket. If the backend is a library, its lowest
-// member reports the key by which the members connect, and the coordinator writes it to the log.
+// Opens a set's backend on all members, before the set's first GPU bucket. For a library, the lowest member reports
+// the key by which the members connect, and the coordinator logs it.
 struct SetUp {
   SetId set = kWorldSet;
-  std::string key = {};  // empty: the set's backend is to be opened
-  // ---- without a key
+  std::string key = {};  // empty: open the set's backend
+  // ---- Without a key
   BackendKind backend = BackendKind::kLibrary;
-  std::vector<Rank> ranks = {};  // of the set
+  std::vector<Rank> ranks = {};  // members of the set
 };
-// The rank's user waits: leaders forward its reports at once, until the rank's next Ready. Consumed by
-// leaders; the coordinator ignores it.
+// This rank's user waits: leaders forward its reports at once until its next Ready. The coordinator ignores it.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
                             ReadyMany, Lost, UseGpu, SetUp, Expedite, Post>;
@@ -182,16 +179,16 @@ struct Define {
 struct Forget {
   uint32_t id = 0;
 };
-struct PartInputs {                  // of one tensor
+struct PartInputs {                  // inputs of one tensor
   std::vector<int32_t> absent = {};  // member indices without input
-  std::vector<int64_t> rows = {};    // as Part::rows
+  std::vector<int64_t> rows = {};    // Part::rows
   bool plain() const { return absent.empty() && rows.empty(); }
 };
 struct Item {  // one call in a bucket
   uint32_t id = 0;
   uint64_t sequence = 0;  // unnamed calls
   PartInputs inputs = {};
-  std::vector<PartInputs> more = {};  // as Request::more; empty: all are plain
+  std::vector<PartInputs> more = {};  // one per Request::more; empty: all are plain
 
   const PartInputs& part(size_t i) const {
     static const PartInputs plain;
@@ -199,32 +196,32 @@ struct Item {  // one call in a bucket
     return more.empty() ? plain : more[i - 1];
   }
 };
-struct Run {  // the set's lane moves these bytes
+struct Run {  // the set's lane moves these calls
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
-  IdRuns plain = {};  // after the items: each is an Item of which only the id is set
+  IdRuns plain = {};  // follow the items: Items with an id only
   bool gpu = false;   // on the GPU lane
 };
-struct Result {  // complete at once: holds the result, or no member had a buffer
+struct Result {  // completes a call at once, with a result or as absent
   SetId set = kWorldSet;
   uint32_t id = 0;
   uint64_t sequence = 0;
   bool absent = false;
-  // Those of a group's tensors follow each other.
+  // A group's tensors follow each other.
   std::vector<int64_t> rows;  // allgather
   ByteString payload;
 };
 struct Fail {
   CallKey key;
   Failure failure;
-  // Ranks that had not reported the call: a report that they send meanwhile is about a new one.
+  // Ranks that had not reported the call. If they report it later, they mean the next one.
   std::vector<Rank> unheard = {};
 };
 struct Joined {
   SetId set = kWorldSet;
   Rank last = 0;
-  uint64_t next_sequence = 0;  // of unnamed calls of this set, from now on
+  uint64_t next_sequence = 0;  // next unnamed call of this set
   Failure failure = {};        // from a Join
 };
 struct OpenSet {
@@ -232,8 +229,7 @@ struct OpenSet {
   std::vector<Rank> ranks;
   CallKey key;  // the call that requested it; of a pair: none
 };
-// A send and a receive have met. On these ranks they become the next unnamed call of their pair, which is
-// then run or completed like any other.
+// A send and a receive have met: on their ranks they become the next unnamed call of the pair, and run like any other.
 struct Matched {
   SetId pair = 0;
   uint64_t sequence = 0;  // there
