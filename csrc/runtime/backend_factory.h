@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the backend of a process set on host memory (shared-memory or hierarchical).
+// Creates the host-memory backend of a process set: shared-memory or hierarchical.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,17 @@ namespace farandole {
 
 class BackendFactory {
  public:
-  // `phases_of` returns what records how a set's backend spends its time.
+  // `phases_of` returns the recorder for the phases of a set's backend.
   BackendFactory(const Config& config, const Topology& topology, const Fabric& fabric,
                  std::function<PhaseWatch(SetId)> phases_of)
       : config_(config), topology_(topology), fabric_(fabric), phases_of_(std::move(phases_of)) {}
 
-  // The shared memory that a set of these ranks needs on this host. A pair's is allocated as it is used.
+  // Shared memory that a set of these ranks needs on this host. A pair's is allocated on use.
   SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
-  // For a set of which this rank is a member; `staging` is the memory that its members share.
+  // For a set with this rank. `staging`: memory that its members share.
   std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
                                         Feeds feeds) const;
-  // For the same; null if its members are not all on this host.
+  // Returns null if the members are not all on this host.
   std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
                                   const std::shared_ptr<Segment>& staging, Spin spin) const;
 

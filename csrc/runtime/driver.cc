@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-// Records how long a caller blocks; a wait that was interrupted and repeated counts once.
+// Records how long a caller blocks. An interrupted and repeated wait counts once.
 struct RecordedWait {
   Recorder& recorder;
   bool over = true;
@@ -36,8 +36,8 @@ struct Wanted {
 
 }  // namespace
 
-// Held by the thread that drives. Its destructor gives the role back and wakes whoever should drive now: for
-// work that is left, or for a tick earlier than the background thread's wake-up time.
+// Held by the driving thread. The destructor gives the role back and wakes whoever should drive now, for remaining work
+// or for a tick before the background thread's wake-up.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
@@ -46,8 +46,7 @@ struct Driver::Role {
   }
 };
 
-// Non-leaders wake the leader to read their reports. The leader reads its own at once, which often saves
-// waking its background thread.
+// Others wake the leader to read their reports. A leader reads its own at once: it need not wake its other thread.
 void Driver::after_submit() {
   if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();
@@ -56,15 +55,15 @@ void Driver::after_submit() {
   guarded([this] { return setup_.engine.control_step(); });
 }
 
-// For threads that don't drive; the driver checks has_work() itself.
+// For threads that do not drive; the driver itself calls has_work().
 bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
 
-// Nobody drives, and the background thread would sleep past the engine's next tick.
+// True if nobody drives, and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
   return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
-// An exception from the engine ends the job: reports it to all ranks.
+// An exception of the engine ends the job; all ranks learn why.
 template <class Step>
 bool Driver::guarded(Step&& step) {
   Failure failure;
@@ -85,7 +84,7 @@ bool Driver::step() {
   return guarded([this] { return setup_.engine.step(); });
 }
 
-// Drives until done() or the deadline; false: a signal came. The caller must hold the role.
+// Drives until done() or the deadline. False: a signal came. The caller holds the role.
 template <class Predicate>
 bool Driver::drive(Predicate&& done, Deadline deadline) {
   auto has_work = [this] { return setup_.engine.has_work(); };
@@ -120,8 +119,7 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// Asks rank 0 for a sign of life, which is any entry of the log, if none has come for a while: a process that is
-// stopped can't report that.
+// Asks rank 0 for a log entry if none has come for a while: a stopped process cannot report that it is stopped.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
   std::lock_guard lock(probe_.mutex);
@@ -194,7 +192,7 @@ bool Driver::done(Handle handle) {
   return over;
 }
 
-// For the background thread.
+// Background thread only.
 void Driver::ask_scheduler() {
   ask_for_short_slice();
   ask_for_punctual_sleeps();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the engine, on the rank's background thread or on a user thread that waits anyway; and so it is how users wait
-// for calls. The driver's role is a lock that nobody blocks on.
+// Runs the engine, on the background thread or on a user thread that waits. The role is a lock on which nobody blocks.
 #pragma once
 
 #include <atomic>
@@ -52,14 +51,13 @@ class Driver {
 
   // ---- Any thread
   void after_submit();
-  // `endless`: the caller repeats the wait until it is over.
+  // `endless`: the caller promises to repeat the wait until it is over.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
                bool endless = false);
   bool done(Handle handle);
-  // Which ranks the call waits for, asked from the coordinator.
+  // Asks the coordinator which ranks the call waits for.
   std::string explain(Handle handle, Deadline deadline);
-  // Until done(): drives if nobody else does, else sleeps. False: a signal came, or `deadline` passed. done()
-  // may throw, on unknown handles.
+  // Drives until done() if nobody else does, else sleeps. False: a signal came, or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
 
@@ -80,13 +78,13 @@ class Driver {
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
   struct {
-    std::atomic<int64_t> next_ns{0};  // when a caller that waits has to look
+    std::atomic<int64_t> next_ns{0};  // when a waiting caller has to look
     std::mutex mutex;                 // guards all below
-    uint64_t heard = 0;               // entries of the log
-    int64_t asked_ns = 0;             // when rank 0 was asked for one; 0: it was not
+    uint64_t heard = 0;               // log entries read
+    int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0: not asked
     bool warned = false;
   } probe_;
-  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
+  std::atomic<int64_t> sleeps_until_ns_{0};  // wake-up time of the background thread; max: never
   std::latch scheduled_{1};
   Thread thread_;
 };

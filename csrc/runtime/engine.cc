@@ -52,7 +52,7 @@ bool Engine::say_last() {
   return moved;
 }
 
-// Sends own reports that found the ring full, and lets the leader work.
+// Sends reports that found the ring full, and lets the leader work.
 bool Engine::say() {
   bool moved = setup_.channel.can_flush() && calls_.flush();
   if (setup_.leader && setup_.leader->step()) {
@@ -62,7 +62,7 @@ bool Engine::say() {
   return moved;
 }
 
-// On rank 0, about ranks that others wait for.
+// Rank 0: reports ranks for which others wait.
 void Engine::tell_of_ranks() {
   for (const std::string& notice : setup_.leader->take_notices()) {
     log(LogLevel::kWarning, notice);
@@ -73,7 +73,7 @@ void Engine::tell_of_ranks() {
   }
 }
 
-// Failures found locally come after the log, which may hold a better reason, or say that all have stopped.
+// Applies the log before local failures: it may give a better cause, or say that all have stopped.
 bool Engine::control() {
   bool moved = say();
   for (bool first = true; !calls_.job.broken(); first = false) {
@@ -202,15 +202,15 @@ void Engine::give_up(const Failure& failure) {
   act_on(failure);
 }
 
-// The peers hear why, unless all have left.
+// The peers learn why, unless all have left.
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
   found = calls_.job.verdict(std::move(found));
   const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // rank 0 logs it
   if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
   if (calls_.job.stopped()) return break_down(found);
-  // New calls get this failure before the peers hear of it, and the peers before the lanes close their connections,
-  // which takes seconds on GPUs: else they would blame the network.
+  // New calls get this failure first, then the peers learn it, then the lanes close their connections, which takes
+  // seconds on GPUs. Otherwise peers would blame the network.
   calls_.break_down(found);
   attempt("telling the other ranks", [&] {
     calls_.report(Leave{true, found.text});
@@ -219,7 +219,7 @@ void Engine::act_on(Failure found) {
   release(found);
 }
 
-// Refuses new calls; the lanes release all buffers; then everything that waits fails.
+// Refuses new calls; then the lanes release all buffers; then everything that waits fails.
 void Engine::break_down(const Failure& failure) {
   if (calls_.job.broken()) return;
   calls_.break_down(failure);

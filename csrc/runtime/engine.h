@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's work in steps that never block: read the log, move blocks, end calls. The Driver calls step(), on the
-// background thread or on a caller that waits.
+// One rank's work in steps that never block: reads the log, moves blocks, ends calls. The Driver calls step().
 #pragma once
 
 #include <atomic>
@@ -20,35 +19,35 @@ class Engine {
     const Topology& topology;
     HostLinks& links;
     MemberChannel& channel;
-    HostController* leader;  // on the host's leader; else null
+    HostController* leader;  // null unless this rank is its host's leader
     RankCalls& calls;
     RankWatch& watch;
     const BackendFactory& backends;
-    Spin caller_spin;  // of a caller that waits in a cell
+    Spin caller_spin;  // for a caller that waits in a cell
   };
   Engine(Setup setup, Segment world_staging);
 
-  // ---- The driver only
-  // Control messages first, then one block of each lane. False: nothing to do until somebody wakes us.
+  // ---- Driver only
+  // Handles control messages, then moves one block per lane. False: nothing to do until somebody wakes the driver.
   bool step();
-  // Reports and the log only; moves no tensors.
+  // Handles reports and the log only.
   bool control_step();
-  // Ends the job, which this rank can't go on with.
+  // Ends the job, because this rank cannot go on.
   void give_up(const Failure& failure);
-  // For shutdown, after the background thread ended: sends the last reports, such as why this rank left.
+  // After the background thread has ended: sends the last reports, such as why this rank left.
   bool say_last();
 
   // ---- Any thread
-  // Whether step() would do something. Whatever makes it true has to call notify().
+  // True if step() would do something. Whoever makes it true has to call notify().
   bool has_work() const;
-  bool moving() const;  // a bucket is in flight
-  // When step() has something to do without being woken; see Driver::sleeps_past_tick().
+  bool moving() const;  // true while a bucket is in flight
+  // Time at which step() has work without being woken; see Driver::sleeps_past_tick().
   Deadline next_tick() const;
   void use_gpu(RankGpu& gpu);
   GpuBuckets& gpu() { return gpu_; }
-  // Entries of the log that this rank has read. More of them: rank 0 runs, and who passes its words on.
+  // Number of log entries that this rank has read. If it grows, rank 0 and the leaders in between are alive.
   uint64_t log_position() const { return log_position_; }
-  // The last call that the main thread began to wait for without end; it may be over.
+  // Last call for which the main thread started to wait without a limit. It may be over.
   std::atomic<Handle> main_waits_for{0};
 
  private:
@@ -65,12 +64,12 @@ class Engine {
   void report_stacks();
   void act_on(Failure found);
   void break_down(const Failure& failure);
-  void release(const Failure& failure);  // of a job that is broken: buffers, then all that waits
-  Segment take_staging(SetId id);        // of a set being opened; made by the leader
+  void release(const Failure& failure);  // buffers first, then everything that waits
+  Segment take_staging(SetId id);        // memory from the leader, for a set being opened
 
   const Setup setup_;
   RankCalls& calls_;
-  // Taken before the mutex of RankCalls. The driver holds it during a step; other threads to check for work.
+  // Taken before RankCalls::mutex_. The driver holds it during a step, other threads while they check for work.
   mutable std::mutex work_mutex_;
   std::atomic<uint64_t> log_position_{0};
   Lanes lanes_;

@@ -51,7 +51,7 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
-  // The others use it after share_arena() only.
+  // The others use it only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
   wakeups_ = control().wakeups();
 }
@@ -68,7 +68,7 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-// On auto by MPI if the job has one, since MPI also uses networks faster than TCP.
+// "auto" prefers MPI if the job has one, because MPI also uses networks faster than TCP.
 void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What connects this rank to others: sockets and memory on its host, event counts, links between hosts.
+// This rank's connections: sockets and memory on its host, event counts, links between hosts.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +26,17 @@ using OpenWire =
 
 class Fabric {
  public:
-  // Keeps what is needed between hosts. The next three are collective on the host, in this order.
+  // Keeps what links between hosts need. The next three are collective on the host, in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
-  // `staging`: for the world's set. The listener ends once the ranks of the host are connected.
+  // `staging`: for the world's set. Closes the listener once the host's ranks are connected.
   void share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const PeerInfo> peer_infos, SegmentSize staging, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
-  // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
-  // Throws Error(kLibrary) if FARANDOLE_WIRE names a transport that is not available here.
+  // Links each host's leader with its parent and children in the tree; afterwards all ranks can open wires. Throws
+  // Error(kLibrary) if the transport in FARANDOLE_WIRE is not available.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
-  // Takes what the three above would make.
+  // Replaces the three calls above.
   struct Parts {
     Segment control, staging, flight;
     std::unique_ptr<HostLinks> links;
@@ -45,36 +45,36 @@ class Fabric {
     OpenWire open_wire;
   };
   void use(Parts parts);
-  // Sends what is queued for other hosts, if it can be by the deadline.
+  // Sends what is queued for other hosts, until the deadline.
   void finish(Deadline deadline);
 
-  bool leads() const { return topology_.local_rank == 0; }  // is its host's leader
+  bool leads() const { return topology_.local_rank == 0; }
   HostLinks& links() { return given_ ? *given_ : sockets_; }
   SocketLinks& sockets() { return sockets_; }
   const OpenWire& open_wire() const { return open_wire_; }
-  HostArenas* arenas() const { return arenas_.get(); }  // null: the only rank of its host
-  HostChannel* hosts() const { return hosts_.get(); }   // leaders of several hosts only
+  HostArenas* arenas() const { return arenas_.get(); }  // null if the rank is alone on its host
+  HostChannel* hosts() const { return hosts_.get(); }   // only on leaders, with several hosts
   const HostTree& tree() const { return tree_; }
   const std::vector<std::string>& host_names() const { return host_names_; }  // by rank
   ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size()); }
   EventCount& wakeup() const { return *wakeups_[static_cast<size_t>(topology_.local_rank)]; }
   const std::vector<EventCount*>& wakeups() const { return wakeups_; }  // by local rank
   Segment& flight() { return flight_; }
-  Segment take_staging() { return std::move(staging_); }  // the world's set's
+  Segment take_staging() { return std::move(staging_); }  // the world's
 
  private:
-  // Throws Error(kPeer) that names the missing leaders; kLibrary for those without sockets.
+  // Throws Error(kPeer) with the missing leaders, or kLibrary for those without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   std::chrono::milliseconds peer_timeout() const;
-  OpenWire by_mpi() const;  // empty: the job has none, and FARANDOLE_WIRE allows others
+  OpenWire by_mpi() const;  // empty: the job has no MPI, and FARANDOLE_WIRE allows others
   OpenWire by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const;
 
   const Config& config_;
   const Topology& topology_;
-  const JobKey key_;  // of the world
+  const JobKey key_;  // the world's
   std::vector<std::string> host_names_;
   SocketLinks sockets_;
-  std::unique_ptr<HostLinks> given_;  // null: the sockets
+  std::unique_ptr<HostLinks> given_;  // null: sockets_ is used
   std::unique_ptr<MpiComm> mpi_;      // null: one host, or no MPI
   Segment control_;
   Segment staging_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU for the submitting threads. Opened by its first GPU tensor, because scripts choose their
-// device after init(). Any thread.
+// This rank's GPU, for submitting threads. Its first tensor opens it, because scripts choose devices after init().
 #pragma once
 
 #include <functional>
@@ -17,7 +16,7 @@ namespace farandole {
 
 class GpuAccess {
  public:
-  // `ring` wakes the driver; `announce` is called once, when the rank starts to use a GPU.
+  // `ring` wakes the driver. `announce` is called once, when the rank opens its GPU.
   GpuAccess(const Config& config, Handles& handles, std::function<void()> ring,
             std::function<void(RankGpu&)> announce)
       : config_(config),
@@ -25,7 +24,7 @@ class GpuAccess {
         ring_(std::move(ring)),
         announce_(std::move(announce)) {}
 
-  // Throws kInvalidArgument for another GPU than the first one, kLibrary if it can't be opened.
+  // Throws kInvalidArgument for a second GPU, kLibrary if the GPU cannot be opened.
   std::shared_ptr<GpuDevice> open(int ordinal);
   // Opens the GPU that the requests name, if any.
   void open(std::span<const farandole_request> requests);
@@ -34,7 +33,7 @@ class GpuAccess {
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
   // ---- For requests whose GPU is open
-  // An event in each stream, the same for equal ones: work that waits for it sees what is queued there now.
+  // Returns an event per stream (one for equal streams): work that waits for it follows all that is queued now.
   std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:

@@ -26,7 +26,7 @@ void Lanes::use_pair(Lane& lane) {
   free_pairs();
 }
 
-// Frees the memory of the pairs that were not used for the longest time; a later step frees what peers still read.
+// Frees the memory of the least recently used pairs. What peers still read is freed in a later step.
 void Lanes::free_pairs() {
   size_t held = 0;
   still_read_ = false;
@@ -137,8 +137,8 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
   }
 }
 
-// In program order, launches only while the program waits for a bucket not yet launched. So NCCL work that
-// the program launches before or after that wait is in the same order relative to ours on all ranks.
+// In program order, launches only while the program waits for an unlaunched bucket. NCCL work of the program before and
+// after that wait then has the same place relative to ours on all ranks.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(wanted_mutex_);
@@ -157,7 +157,6 @@ bool GpuBuckets::step() {
   return moved;
 }
 
-// The oldest come first.
 void GpuBuckets::settle_finished() {
   for (; settled_ < gpu().lane().finished(); ++settled_, --launched_) {
     calls_.settle(runs_.front(), nullptr);
@@ -189,7 +188,7 @@ void GpuBuckets::close(SetId set, const Failure& failure) {
   staging_.erase(set);
 }
 
-// On normal shutdown, waits for launched buckets, whose results may still be on their way.
+// On a normal shutdown, waits for launched buckets: their results may still be on their way.
 void GpuBuckets::abort(const Failure& failure, bool together) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buckets that this rank has begun, in log order: in a lane for each process set, and one for its GPU. They settle
-// what has finished. The driver only, unless marked.
+// Buckets that this rank has begun, in log order: a lane for each set, and one for the GPU. Driver only, unless marked.
 #pragma once
 
 #include <atomic>
@@ -19,23 +18,22 @@
 
 namespace farandole {
 
-// Each carries out its buckets one at a time; they don't wait for each other.
+// Each lane moves its buckets one at a time. Lanes do not wait for each other.
 class Lanes {
  public:
   explicit Lanes(RankCalls& calls) : calls_(calls) {}
 
-  // The set has this rank as a member.
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);
-  // No buckets follow. Those under way still end, because they do so on some members already.
+  // No buckets follow. Those under way still end, because some members have ended them already.
   void close(SetId id);
-  // Moves one block of each lane. False: all wait.
+  // Moves one block of each lane. False: all lanes wait.
   bool step();
   bool ready() const;
-  bool busy() const;  // a bucket is in flight, so a short spin may pay off
+  bool busy() const;  // true while a bucket is in flight, so a short spin may pay off
   Deadline look_again() const;
-  // Fails all buckets; afterwards no peer accesses our buffers.
+  // Fails all buckets. Afterwards no peer accesses this rank's buffers.
   void abort(const Failure& failure);
 
  private:
@@ -43,10 +41,10 @@ class Lanes {
     std::shared_ptr<Segment> staging;  // must outlive the backend
     std::unique_ptr<Backend> backend;
     std::deque<BegunRun> runs = {};
-    bool begun = false;    // the first of them
-    bool closing = false;  // goes with the last of them
+    bool begun = false;    // the first of runs
+    bool closing = false;  // remove the lane after the last of runs
   };
-  // Between messages, this rank's pairs keep so much memory together.
+  // Limit for the staging memory that this rank's pairs keep between messages.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   bool step(Lane& lane);
   void drop_closed();
@@ -55,26 +53,25 @@ class Lanes {
 
   RankCalls& calls_;
   std::map<SetId, Lane> lanes_;
-  std::vector<Lane*> pairs_;  // the least recently used first
-  bool still_read_ = false;   // free_pairs() could not free one of them yet
-  bool closing_ = false;      // a lane may be
+  std::vector<Lane*> pairs_;  // least recently used first
+  bool still_read_ = false;   // a peer still reads what free_pairs() would free
+  bool closing_ = false;      // some lane may be closing
 };
 
-// This rank's GPU has one lane for all sets, and decides when buckets are launched.
+// Buckets of this rank's GPU, in one lane for all sets. Decides when to launch them.
 class GpuBuckets {
  public:
   explicit GpuBuckets(RankCalls& calls) : calls_(calls) {}
 
   // ---- Any thread
-  // This rank uses a GPU from now on.
   void use(RankGpu& gpu) { gpu_ = &gpu; }
-  // A user waits for these handles; with FARANDOLE_GPU_ORDER=program only then buckets are launched. A wait
-  // that began before the GPU was opened calls this again after its next interruption.
+  // A user waits for these handles; FARANDOLE_GPU_ORDER=program launches buckets only then. A wait that started before
+  // the GPU was opened calls this after its next interruption.
   void want(std::span<const Handle> handles);
   void unwant(std::span<const Handle> handles);
 
-  // ---- The driver
-  std::shared_ptr<GpuDevice> device() const;  // nullptr: none is in use yet
+  // ---- Driver only
+  std::shared_ptr<GpuDevice> device() const;  // nullptr: no GPU is in use yet
   RankGpu& gpu() const { return *gpu_.load(); }
   // Host memory of a set whose GPU tensors travel through it.
   Segment& staging(SetId set) { return staging_[set]; }
@@ -95,8 +92,8 @@ class GpuBuckets {
   std::atomic<RankGpu*> gpu_{nullptr};
   std::map<SetId, Segment> staging_;
   std::deque<BegunRun> runs_;
-  size_t launched_ = 0;   // at the front of them
-  uint64_t settled_ = 0;  // ever
+  size_t launched_ = 0;   // at the front of runs_
+  uint64_t settled_ = 0;  // total
   mutable std::mutex wanted_mutex_;
   std::multiset<Handle> wanted_;
 };

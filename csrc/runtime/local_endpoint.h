@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank opens these before the bootstrap: its settings, listening sockets and arena; after it, the world's key.
+// A rank's settings, listening sockets and arena, opened before the bootstrap, and the world's key, set after it.
 #pragma once
 
 #include <memory>
@@ -14,24 +14,23 @@
 
 namespace farandole {
 
-// Texts for Python about this process; farandole.h has their form.
+// Texts about this process; farandole.h defines their form.
 std::string text_of_mpi();
 std::string text_of_sockets();
-// `wanted`: FARANDOLE_INTERFACE. Throws as addresses_of() does.
+// `wanted`: FARANDOLE_INTERFACE. Throws like addresses_of().
 std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // of the world, set before probe(): callers of both listeners must prove it
+  JobKey key{};  // the world's, set before probe(); callers of both listeners must prove it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;
-  std::shared_ptr<Arena> arena;  // shared with peers; arrays in it may outlive the job
+  std::shared_ptr<Arena> arena;  // shared with peers; its arrays may outlive the job
   std::unique_ptr<UnixSocket> to_leader;
   explicit LocalEndpoint(Config its_config, StackSource its_stacks = {},
                          std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
-  // The leader of the host that this rank belongs to: the lowest rank whose socket it can reach, or itself.
-  // `node`: by rank, the lowest rank of its host according to MPI.
+  // Returns the leader of this rank's host: the lowest rank whose socket it can reach. `node`: lowest ranks, by MPI.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
   ByteString peer_info() const { return own_peer_info(config, listener, hosts.address()).encode(); }
 };

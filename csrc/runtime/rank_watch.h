@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What watches one rank: its flight recorder and timeline, deaths of its host's ranks, a stopped leader, and
-// its stack reporter.
+// Watches one rank: flight recorder, timeline, deaths of its host's ranks, stopped leaders, stack reporter.
 #pragma once
 
 #include <functional>
@@ -22,32 +21,30 @@ class RankWatch {
   RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
             std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns);
 
-  // Starts to report deaths of this host's ranks, on a thread of its own.
+  // Starts a thread that reports deaths of this host's ranks.
   using OnDeath = std::function<void(Rank, Failure)>;
   void start(std::span<const PeerInfo> peer_infos, OnDeath on_death);
   void stop();
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  // Time for which rank 0 may leave the question of a waiting rank unanswered; 0: for ever.
+  // Time for which rank 0 may leave a waiting rank's question unanswered; 0: without limit.
   struct Patience {
     int64_t warn_ns, abort_ns;
-    int64_t pause_ns;  // between two questions; 0: there are none
+    int64_t pause_ns;  // between two questions; 0: no questions
   };
   const Patience& patience() const { return patience_; }
-  // Why rank 0 does not answer: it, or a leader through which this rank hears of it, is seen to be stopped, or is out of
-  // sight. Empty: all are seen to run.
+  // The reason why rank 0 does not answer: it, or a leader on the path, is stopped or not visible. Empty: all run.
   std::string why_standing() const;
-  std::string why_silent() const;  // the same, never empty
-  // Process numbers by rank; 0: on another host, or not visible.
+  std::string why_silent() const;  // like why_standing(), but never empty
+  // Process ids by rank; 0: on another host, or not visible.
   const std::vector<pid_t>& pids() const { return pids_; }
-  // See StackReporter::ask().
   void ask_for_stacks(bool with_loops, std::function<void(StackReporter::Stacks)> tell) {
     stack_reporter_->ask(with_loops, std::move(tell));
   }
   PhaseWatch phases_of(SetId set);
   int flight_fd() const { return fabric_.flight().fd(); }
-  // Writes to this rank's own file beside `path`. Throws as Timeline::start().
+  // Writes to this rank's own file next to `path`. Throws like Timeline::start().
   void start_timeline(const std::string& path, bool mark_cycles);
 
  private:

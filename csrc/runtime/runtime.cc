@@ -30,8 +30,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   return settings;
 }
 
-// The number of cores that the ranks of this host may use together. A rank in another container counts for nothing, because its
-// process number says nothing here.
+// Number of cores that the host's ranks share. Skips other containers: their process numbers mean nothing here.
 int cores_of_host(const Topology& topology, std::span<const PeerInfo> peer_infos) {
   const PeerInfo& own = peer_infos[static_cast<size_t>(topology.rank)];
   std::vector<pid_t> ranks{0};
@@ -67,7 +66,7 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   open_engine(cores_of_host(topology_, peer_infos));
   fabric_->sockets().barrier(deadline);
-  // Right after the barrier, because a peer may end from then on.
+  // Directly after the barrier, because a peer may end from then on
   watch_->start(peer_infos, [this](Rank rank, Failure failure) { lose(rank, std::move(failure)); });
   try {
     driver_->start();
@@ -169,12 +168,12 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
-    // The coordinator's failure names the ranks that stay; without it, rank 0 does not answer.
+    // The coordinator's failure names the ranks that stay. Without one, rank 0 does not answer.
     gave_up = job.broken() ? job.failure()
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
   job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  // The driver fails everything that still waits; signals don't interrupt this wait.
+  // The driver fails everything that still waits. Signals do not interrupt this wait.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
   return gave_up;
@@ -189,7 +188,7 @@ CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t 
   return call;
 }
 
-// Tells a fault of its inputs. Marks when they have been produced.
+// Returns a fault of the call's inputs. Records events for when they are produced.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
@@ -208,7 +207,7 @@ Failure Runtime::fault_of(PreparedSubmission& prepared) {
   }
 }
 
-// Peers' calls fail with the same text as an argument error, or a NaN before it can spread.
+// Peers' calls fail with the text of an argument error, or of a NaN before it can spread.
 void Runtime::submit(std::span<PreparedSubmission> batch) {
   size_t sound = 0;
   Failure fault;

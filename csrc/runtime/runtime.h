@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank between init and shutdown; used by csrc/api. Nothing in it is global, so a process may create
-// several of these in turn.
+// One rank between init and shutdown, used by csrc/api. It has no globals, so a process may create several in turn.
 #pragma once
 
 #include <memory>
@@ -24,11 +23,10 @@ namespace farandole {
 
 class Runtime {
  public:
-  // Collective, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks;
-  // without it, tensors travel between hosts by TCP.
+  // Collective, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
-  // For simulations: this rank is connected already by `fabric`, and its owner tells it of deaths.
+  // For simulations: `fabric` already connects this rank, and its owner reports deaths.
   Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
           std::unique_ptr<Fabric> fabric);
   ~Runtime();
@@ -36,20 +34,18 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // ---- Any thread
-  // Checks a call once, to submit it, repeatedly perhaps; see check_call(). Peers do not hear of an error.
+  // Checks a call once, for any number of submissions; see check_call(). Peers do not learn of an error.
   CheckedCall prepare(std::span<const farandole_request> tensors, size_t count);
-  // Submits prepared calls in order, up to the first that fails, whose error it throws; sets the handles of
-  // those before.
+  // Submits in order, up to the first that fails, and throws its error. Sets the handles of those before.
   void submit(std::span<PreparedSubmission> batch);
-  // Makes one call whose caller waits. True: it is done, and has no handle.
+  // Makes one call whose caller only waits. True: it is done, and has no handle.
   bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
-  // A rank of this host has died.
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
-  // Reports that this rank leaves, waits for the others as long as the settings allow, and fails its calls in flight.
-  // nullopt: not before `deadline`; call it again. Else the runtime may be destroyed, and the failure says why this rank,
-  // after a normal leave, did not wait until the others had left. A normal leave may be turned into a failed one.
+  // Leaves: reports it, waits for the others as long as the settings allow, and fails this rank's calls in flight.
+  // Returns nullopt at `deadline`: call it again. Otherwise the runtime may be destroyed; a failure says why this rank,
+  // after a normal leave, did not wait for all others. A failed leave may follow a normal one.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
@@ -59,7 +55,7 @@ class Runtime {
   const Config& config() const { return config_; }
   GpuAccess& gpus() { return *gpus_; }
   RankWatch& watch() { return *watch_; }
-  // Bytes of this rank that peers have read or written in place (zero copy).
+  // Bytes of this rank that peers have accessed in place (zero copy).
   uint64_t mapped_bytes() const {
     return fabric_->arenas() ? fabric_->arenas()->mapped_bytes() : 0;
   }
@@ -76,10 +72,11 @@ class Runtime {
   std::unique_ptr<BackendFactory> backends_;
   std::unique_ptr<RankWatch> watch_;
   std::unique_ptr<MemberChannel> channel_;
-  std::unique_ptr<HostController> leader_;  // null: this rank is not its host's leader
+  std::unique_ptr<HostController> leader_;  // null unless this rank is its host's leader
   std::unique_ptr<RankCalls> calls_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<GpuAccess> gpus_;  // goes before the engine: its lane ends the engine's calls
+  std::unique_ptr<GpuAccess>
+      gpus_;  // destroyed before the engine, because its lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends the process with a line on stderr unless destroyed before a deadline, and before any of some processes
-// ends. Guards calls into code that may block for ever and can't be interrupted.
+// Ends the process with a line on stderr at a deadline, or when one of some processes ends, unless destroyed before.
+// Guards calls that may block for ever and cannot be interrupted.
 #pragma once
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ class Watchdog {
  public:
   struct Awaited {
     PidFd process;
-    std::string text;  // said if it ends
+    std::string text;  // printed if it ends
   };
 
   Watchdog(Deadline deadline, std::string text, std::vector<Awaited> awaited)
@@ -37,7 +37,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  static constexpr std::chrono::milliseconds kPause{250};  // between two looks at the processes
+  static constexpr std::chrono::milliseconds kPause{250};  // between two checks of the processes
 
   void watch(Deadline deadline, const std::string& text) const {
     while (!deadline.expired()) {

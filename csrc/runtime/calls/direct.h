@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a rank that it completes with its peers in cells, each in the thread that makes it. Part of RankCalls.
+// Calls that a rank completes with its peers in cells, each in the calling thread. Part of RankCalls.
 //
-// Threads: all but meet() is called under the mutex of RankCalls. From enter() to leave() one thread of this rank
-// occupies the cell of a set; between them, in meet(), it is without the mutex and touches only what it holds: its
-// visit, its request and its submission. Every other call of the set comes after it, and so waits in clear(). That
-// wait is short: clear() dissolves the round, and a thread that enters at this moment gives up after the cell's
+// Threads: all methods but meet() are called under RankCalls::mutex_. From enter() to leave(), one thread of this rank
+// occupies the set's cell. In meet() it holds no mutex, and touches only its visit, request and submission. Other calls
+// of the set wait in clear(). That wait is short: clear() dissolves the round, and a thread that is just entering gives
+// up after the cell's patience.
 // patience.
 #pragma once
 
@@ -35,33 +35,30 @@ class DirectCalls {
   };
   explicit DirectCalls(Setup setup) : setup_(setup) {}
 
-  // A thread takes this into the cell.
+  // A thread's state in the cell.
   struct Visit {
     std::shared_ptr<Cell> cell;
     Cell::Call call;
     ProcessSet set;
   };
 
-  // Tells the peers in the cell how many calls of this rank the coordinator settles. null: there is no such set.
+  // Writes into the set's cell how many calls of this rank the coordinator settles. null: no such set.
   static void tell(const ProcessSet* set);
 
-  // Occupies the cell in which this call may be completed. nullopt: it goes through the coordinator.
+  // Occupies the cell in which this call may complete. nullopt: it goes through the coordinator.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
   // True: all members have met, and this rank's output is written. The submission has its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
-    kEnded,   // it is completed, or fails with the job
-    kReport,  // it goes through the coordinator
-    kFails,   // its set was removed; who calls leave() fails it, without the mutex
+    kEnded,   // completed, or fails with the job
+    kReport,  // goes through the coordinator
+    kFails,   // its set was removed; the caller of leave() fails it, without the mutex
   };
-  // Ends the visit.
   Next leave(const Request& request, const Submission& mine, bool met);
-  // Waits until no thread is in the set's cell; it reports first, because it came first.
+  // Waits until no thread is in the set's cell. That thread reports first, because it came first.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
-  // The same for all sets.
   void clear(std::unique_lock<std::mutex>& lock);
-  // Any thread: how long ago the last call that was completed here began; -1: none was. It began before peers could go
-  // on to their next one.
+  // Any thread. Age of the last call that completed here; -1: none. It started before peers could start their next one.
   int64_t ago_ns() const {
     const int64_t last = last_ns_;
     return last < 0 ? -1 : now_ns() - last;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles, which a caller holds while its call is in flight, and the outcome that it finds there afterwards.
+// Handles, which callers hold while their calls are in flight, and the outcomes stored there.
 #pragma once
 
 #include <atomic>
@@ -29,37 +29,39 @@ struct FreeMemory {
   void operator()(std::byte* memory) const;
 };
 using OwnedMemory = std::unique_ptr<std::byte, FreeMemory>;
-// Throws Error(kLibrary) naming the number of bytes.
+// Throws Error(kLibrary) with the number of bytes.
 OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device = nullptr);
 
 struct Outcome {
   Failure failure;
   std::byte* output = nullptr;
-  OwnedMemory owned;  // if the core had to allocate the output
+  OwnedMemory owned;  // set if the core allocated the output
   bool absent = false;
   Dimensions shape;
-  std::vector<int64_t> received;  // as in farandole_result
+  std::vector<int64_t> received;  // see farandole_result
   int64_t value = 0;
   std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
 };
 
-// The rows of a call, as Part::rows, from those in its log entry.
+// A call's Part::rows, from the rows in its log entry.
 std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members);
 
-// Shape and memory of a call's result, for the member of a set. `rows`: from rows_of(). `shape`: of the input;
-// `output`: null: to be allocated, where the result's size was unknown.
+// Shape and memory of one member's result. `rows`: from rows_of(). `shape`: the input's. `output`: null: allocate it.
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
                    int members, Dimensions shape, std::byte* output,
                    const std::shared_ptr<GpuDevice>& device);
 
 // The table of handles. Any thread. Unknown handles throw Error(kInvalidArgument).
+//
+// States of a handle: free -> under way (create) -> done (finish_all, fail_all) -> free (release). On a GPU it is
+// launched (launch) before it is done: waiters go on, but the buffers stay in use.
 class Handles {
  public:
-  // `label`: the name to show while somebody waits for it.
+  // `label`: name to show while somebody waits for the call.
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
-  // Completes these, which waiters see at once: each(end) must call end(handle, outcome) for every one.
+  // Completes calls that waiters see finish together: each(end) must call end(handle, outcome) for every one.
   template <class Each>
   void finish_all(Each&& each) {
     {
@@ -68,18 +70,15 @@ class Handles {
     }
     announce();
   }
-  // Launched on a GPU: waiters continue, but the buffers stay in use until it is finished, which keeps the outcome, but
-  // for a failure.
+  // Marks a call as launched. Finishing it later keeps this outcome, unless it fails.
   void launch(Handle handle, Outcome outcome);
-  // Completes all calls in flight with this failure.
   void fail_all(const Failure& failure);
   bool done(Handle handle);        // done or launched
   bool settled(Handle handle);     // its buffers are no longer in use
   bool unlaunched(Handle handle);  // a GPU call in flight, not yet launched
-  // Whether all are done, or one has failed (then `failure` is set). `ready`: how many, counted from the
-  // front, are known to be done; it is increased.
+  // True if all are done, or one failed (sets `failure`). `ready`: calls known to be done from the front; it grows.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
-  // Calls visit(const Outcome&) under the lock. Throws if the handle is neither done nor launched.
+  // Calls visit(const Outcome&) under the lock. Throws if the call is neither done nor launched.
   template <class Visitor>
   void look(Handle handle, Visitor&& visit) {
     std::lock_guard lock(mutex_);
@@ -89,17 +88,16 @@ class Handles {
   OwnedMemory take(Handle handle);
   // A call in flight keeps its handle until it is done.
   void release(Handle handle);
-  // Ends a handle that no caller knows, whatever became of its call.
+  // Ends a handle that no caller knows, whatever its call's state.
   void cancel(Handle handle);
   // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);
 
-  // For callers that wait while another thread drives: sleeps until a handle has finished since `ticket`, a
-  // signal comes, or the deadline passes.
+  // For callers that wait while another thread drives: wait() sleeps until a handle has finished since prepare(), a
+  // signal comes (then returns false), or the deadline passes.
   uint32_t prepare() const { return finished_count_.load(); }
-  // False: a signal came.
   bool wait(uint32_t ticket, Deadline deadline);
-  // Wakes waiters although no handle has finished, because something else has happened.
+  // Wakes waiters for another reason than a finished handle.
   void announce();
 
  private:

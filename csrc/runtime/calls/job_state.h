@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one owner of the job's end on this rank: all that depends on it asks here.
+// The only owner of the job's end on this rank.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,20 @@
 
 namespace farandole {
 
-// Running, leaving, broken or stopped. It only goes on in this order, and from stopped to broken when this rank ends.
+// Phases: running -> leaving or failing (this rank leaves, normally or not) -> stopped (all have left) -> ended.
+// Running, leaving and failing may also become broken: the job has failed.
 class JobState {
  public:
   explicit JobState(EventCount& driver) : driver_(driver) {}
 
   // ---- Any thread
-  bool left() const { return left_; }                         // by leave(), whatever came since
+  bool left() const { return left_; }                         // by leave(), whatever came later
   bool leaving() const { return phase_ != Phase::kRunning; }  // no more calls
   bool stopped() const { return phase_ >= Phase::kStopped; }  // all ranks have left
   bool broken() const { return phase_ == Phase::kBroken || phase_ == Phase::kEnded; }
   bool over() const { return phase_ >= Phase::kBroken; }
   const Failure& failure() const { return failure_; }  // valid once broken
-  // True: this is news, so the coordinator has to hear of it. A normal leave may be followed by a failed one.
+  // Returns true if this is news for the coordinator. A failed leave may follow a normal one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;
@@ -34,12 +35,12 @@ class JobState {
     limit_ = limit;
     return true;
   }
-  // Until when this rank waits for the others, once it leaves.
+  // Latest time at which this rank, once it leaves, stops waiting for the others.
   Deadline limit() const {
     std::lock_guard lock(mutex_);
     return limit_;
   }
-  // Makes the driver end the job with this, unless the log brings an earlier reason.
+  // Makes the driver end the job with this failure, unless the log gives an earlier one.
   void fail(Failure failure) {
     {
       std::lock_guard lock(mutex_);
@@ -50,15 +51,15 @@ class JobState {
   }
   bool failing() const { return failing_; }
 
-  // ---- The driver
-  // True: fail() was called and has not been acted upon.
+  // ---- Driver only
+  // True if fail() was called since the last take_found().
   bool take_found(Failure& failure) {
     if (!failing_.exchange(false)) return false;
     std::lock_guard lock(mutex_);
     failure = found_;
     return true;
   }
-  // The job's end after this was found: once all have left, the death of a peer means only that it ended first.
+  // Failure with which the job ends. Once all have left, a peer's death only means that it ended first.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host memory that this rank's calls read and write until they have ended. Part of RankCalls, under its mutex.
+// Host memory that this rank's unfinished calls read and write. Part of RankCalls, under its mutex.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,15 @@
 
 namespace farandole {
 
-// The bytes of one tensor's buffers, as far as they are known when it is submitted. A result that negotiation sizes counts
-// with its least possible size.
+// Bytes of one tensor's buffers, as known at submission. A result that negotiation sizes counts with its minimum.
 struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error about memory that this call uses. `title`: names what would use it too.
+// Throws the error about memory in use. `title`: the call that would use it, too.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
-// The elements of an array: at `begin`, and at multiples of the steps from there. All in bytes.
+// The elements of an array, at `begin` and at multiples of the steps from there. In bytes.
 class Elements {
  public:
   // Strides may be negative or zero.
@@ -39,7 +38,7 @@ class Elements {
   struct Dimension {
     uintptr_t step;
     uintptr_t count;
-    uintptr_t extent;  // from one step's first byte to its last element's end
+    uintptr_t extent;  // from a step's first byte to the end of its last element
   };
   bool meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const;
 
@@ -51,14 +50,14 @@ class Elements {
 
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
-// Memory that a call writes must not be read or written by another call before that one has ended: what it then holds
-// would depend on timing, and differ by rank. Several calls may read the same memory. Buffers on GPUs are not tracked.
+// Memory that a call writes must not be used by another call before the first has ended: its content would depend on
+// timing and differ by rank. Several calls may read the same memory. Buffers on GPUs are not tracked.
 class MemoryInUse {
  public:
   explicit MemoryInUse(Rank own) : own_(own) {}
-  // The earlier call that this tensor's call would have to wait for; 0: none.
+  // Earlier call that conflicts with this tensor's; 0: none.
   Handle user_of(const Signature& signature, const Submission& mine, const ProcessSet& set) const;
-  // The same for a copy from or, with `writes`, to these elements.
+  // Earlier call that conflicts with a copy from or, with `writes`, to these elements.
   Handle user_of(const Elements& elements, bool writes) const;
   void add(const Signature& signature, const Submission& mine, const ProcessSet& set);
   void remove(const Submission& mine);
@@ -72,7 +71,7 @@ class MemoryInUse {
   };
   using Ranges = std::vector<Range>;  // ascending by begin
   struct Buffers {
-    Range read;  // empty if it is read and written
+    Range read;  // empty if the same memory is read and written
     Range written;
   };
   Buffers buffers_of(const Signature& signature, const Submission& mine,
@@ -81,9 +80,9 @@ class MemoryInUse {
   static void erase(Ranges& ranges, const std::byte* buffer, Handle user);
 
   const Rank own_;
-  Ranges written_;              // these do not overlap, but for tensors of one group
-  Ranges read_;                 // these may
-  uintptr_t longest_read_ = 0;  // bytes, of all since clear()
+  Ranges written_;              // do not overlap, except those of a group's tensors
+  Ranges read_;                 // may overlap
+  uintptr_t longest_read_ = 0;  // in bytes, since clear()
 };
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call as parts of a bucket, or in a cell: what backends and kernels need to know of a submission. Used by RankCalls.
+// A submission as parts of a bucket, for backends and kernels, or as input of a cell. Used by RankCalls.
 #pragma once
 
 #include <memory>
@@ -14,18 +14,17 @@
 
 namespace farandole {
 
-// True if a cell carries such a call, and this rank's buffers are there.
+// True if a cell can carry this call, and this rank's buffers are present.
 bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set);
-// The bytes that this member brings to the cell.
 std::span<const std::byte> input_in_cell(const Part& part, int member);
-// After all have met: the result, from all inputs in member order.
+// Computes the result from all inputs in member order, after all have met.
 void complete(const Part& part, const ProcessSet& set, const Cell& cell);
 
 // Describes one tensor to the lane. Without a submission (this rank has joined) the part has no buffers.
 Part part_of(const PartInputs& inputs, const Signature& signature, const ProcessSet& set,
              const Submission* mine);
 std::vector<Item> items_of(const Run& run);
-// Names the calls of a bucket, for a profiler.
+// Names a bucket's calls for a profiler.
 std::string label_of(uint64_t bucket, std::span<const Item> items, const PendingTable& pending);
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
                    const ProcessSet& set, Submission& mine,

@@ -13,9 +13,9 @@
 namespace farandole {
 namespace {
 
-// True if inputs may travel in the reports: one round trip where a bucket takes two, but dearer for many calls. All do or
-// none, so that all ranks add in one order. Calls `under_way` depend on timing: between hosts, where buckets add in
-// another order, the caller does not count them.
+// True if inputs may travel in the reports: one round trip instead of two, but slower for many calls. All inputs of a
+// batch do or none, so that all ranks add in one order. `under_way` depends on timing: the caller passes 0 between
+// hosts, where buckets add in a different order.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   constexpr size_t kMany = 8;
   auto small = [](const PreparedSubmission& one) {
@@ -27,7 +27,7 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
 
-// Once for each run of calls of one set.
+// Visits each run of calls of one set.
 template <class Visit>
 void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -77,7 +77,7 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
-  // A rank that has left hears of its own end in the log, as a failure of the others.
+  // A rank that has left reads its own end in the log as a failure of the others.
   if (job.left()) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
 }
@@ -198,7 +198,7 @@ void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
   enter(request, std::move(submission), rides);
 }
 
-// Gives its tensors their handles, and tells the recorder.
+// Creates the tensors' handles, and informs the recorder.
 void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
   uint64_t sequence = 0;
   if (request.signature.traits().paired()) {
@@ -215,11 +215,11 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
   }
 }
 
-// `rides`: its inputs may travel in the report, all or none.
+// `rides`: inputs may travel in the report, all or none.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   ProcessSet& its = sets_.own(request.set);
-  submission.counted = !paired;  // it is under way until the log has settled it
+  submission.counted = !paired;  // under way until the log has settled it
   its.under_way += submission.counted;
   for (size_t i = 0; i < request.parts(); ++i)
     memory_.add(request.part(i), submission.part(i), its);
@@ -259,7 +259,7 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
   tell_refusal(request, why);
 }
 
-// A refused join() is reported when this rank joins, because all ranks have to. Of a message only the rank at the other end is told, if it is known which that is.
+// A refused join() is reported when this rank joins, because all ranks have to. A message's only goes to a known peer.
 void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
@@ -340,7 +340,7 @@ void RankCalls::on(const Forget& forget) {
   reporter_.send(Forgot{forget.id});
 }
 
-// Allocates the outputs whose size only negotiation could tell.
+// Allocates outputs whose size was unknown before negotiation.
 BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
                           const std::shared_ptr<GpuDevice>& device, bool labelled) {
   const ProcessSet& set = sets_.own(run.set);
@@ -358,7 +358,8 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   const int64_t now = now_ns();
   auto add = [&](const PartInputs& inputs, const Signature& signature, Submission* mine) {
     Part part = part_of(inputs, signature, set, mine);
-    const bool absent = std::cmp_equal(inputs.absent.size(), set.members());  // one of a group's
+    const bool absent =
+        std::cmp_equal(inputs.absent.size(), set.members());  // one tensor of a group
     if (mine) {
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
       outcome.absent = absent;
@@ -438,7 +439,7 @@ void RankCalls::on(const Joined& joined) {
     if (!set || set->member < 0) return;
     mine.recorded = std::exchange(set->join, {});
     mine.counted = true;
-    if (mine.recorded.call == 0) return;  // other ranks' join; this rank counts its own calls
+    if (mine.recorded.call == 0) return;  // another rank's join; this rank counts its own calls
     pending_.resume(joined.set, joined.next_sequence);
   }
   mine.handle = mine.recorded.call;
@@ -453,7 +454,7 @@ void RankCalls::on(const Matched& matched) {
   std::optional<Submission> mine = posted_.take(sends ? matched.sent : matched.received);
   if (!mine) return;
   mine->value = matched.sender;
-  mine->recorded.set = matched.pair;  // whose buckets move it
+  mine->recorded.set = matched.pair;  // the pair's buckets move it
   pending_.submit(matched.pair, matched.sequence, std::move(*mine));
 }
 
@@ -462,7 +463,7 @@ void RankCalls::on(const OpenSet& open) {
   {
     std::lock_guard lock(mutex_);
     sets_.open(open.set, open.ranks);
-    if (!is_pair(open.set)) {  // a pair's has no key
+    if (!is_pair(open.set)) {  // a pair has no key
       setup_.recorder.open_set(open.set, open.ranks);
       mine = pending_.take(open.key);
     }
@@ -491,7 +492,7 @@ void RankCalls::on(const Answer& answer) {
   {
     std::lock_guard lock(mutex_);
     answers_[answer.number] = answer.text;
-    constexpr size_t kMost = 64;  // threads that asked may have given up
+    constexpr size_t kMost = 64;  // some threads that asked may have given up
     if (answers_.size() > kMost) answers_.erase(answers_.begin());
   }
   handles.announce();
@@ -499,7 +500,6 @@ void RankCalls::on(const Answer& answer) {
 
 // ---- Ends
 
-// All tensors of a call.
 void RankCalls::end(Submission call) {
   std::vector<Submission> more = std::move(call.more);
   endings_.clear();
@@ -527,7 +527,7 @@ void RankCalls::free_name(const Submission& submission) {
   if (ProcessSet* set = sets_.find(submission.recorded.set)) --set->under_way;
 }
 
-// Names are freed before handles complete, so that waiters can reuse them.
+// Frees names before handles complete, so that waiters can reuse them.
 void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
                        std::optional<SetId> set) {
   const uint64_t ended = set ? 1 : 0;

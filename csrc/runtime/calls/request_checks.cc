@@ -108,7 +108,6 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   return splits;
 }
 
-// Checks a call that adds or removes a set.
 void check_change(const Request& request, Rank own) {
   const Signature& s = request.signature;
   if (request.set != kWorldSet) refuse(request, "that is up to the whole world");
@@ -119,7 +118,7 @@ void check_change(const Request& request, Rank own) {
   }
 }
 
-// Fills in what a send or receive has instead of the arguments of a collective.
+// Fills in what a send or receive has instead of a collective's arguments.
 void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
   Request& request = taken.request;
   Signature& s = request.signature;
@@ -284,7 +283,7 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   if (traits.in_place() && mine.input == mine.output) return;
   const auto [brought, kept] = sizes_of(s, mine, set);
   if (!overlap(mine.input, brought, mine.output, kept)) return;
-  // allgather: a rank's input may already lie at its place in the result.
+  // allgather: the input may already lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
   refuse(request, traits.in_place()
                       ? "input and output overlap in part; give one buffer for both, or two apart"
@@ -297,7 +296,7 @@ Contribution contribution_of(const Signature& s, const Submission& mine, Rank ow
   if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
   if (!given.has_input) return given;
   given.splits = mine.splits;
-  if (s.device != kCpuDevice) return given;  // no payload: the host can't read it
+  if (s.device != kCpuDevice) return given;  // the host cannot read it
   if (!s.traits().rides_along) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),
                                  [](size_t a, int64_t n) { return a * static_cast<size_t>(n); });

@@ -128,7 +128,7 @@ uint64_t PendingTable::definition_of(const Request& request, const Submission& s
   return found.definition;
 }
 
-// Caches the result of comparing a prepared call's request.
+// Caches the comparison with a prepared call's request.
 bool PendingTable::stands_for(NamedRequest& record, const Request& request,
                               uint64_t prepared) const {
   if (record.id == 0) return false;
@@ -229,7 +229,7 @@ void PendingTable::finish(const Submission& submission) {
   drop_unknown(*submission.named);
 }
 
-// Drops an unused name that has no id.
+// Drops an unused name without an id.
 void PendingTable::drop_unknown(const NamedRequest& record) {
   if (record.id != 0 || !record.idle() || !record.listed) return;
   auto names = named_.find(record.set);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank knows of its calls: process sets, submitted calls, requests that the log has given ids. Parts of RankCalls, under
-// its mutex.
+// A rank's process sets, submitted calls and requests with ids. Parts of RankCalls, under its mutex.
 #pragma once
 
 #include <atomic>
@@ -22,22 +21,21 @@
 namespace farandole {
 
 struct ProcessSet {
-  std::vector<Rank> ranks;     // ascending
-  int member = -1;             // this rank's index; -1: no member
-  RecordedCall join;           // this rank's join() in flight; call 0: it has not joined
-  Failure join_failure;        // sent with this rank's next join()
-  std::shared_ptr<Cell> cell;  // for small calls; null: the members are not on one host
-  bool meeting = false;        // a thread of this rank is in the cell
-  uint32_t under_way = 0;      // this rank's calls that the coordinator knows
-  uint64_t ended = 0;          // calls of the set; counted alike on all members
-  uint64_t unnamed_in_cell =
-      0;  // calls that the coordinator does not know; the same on all members
+  std::vector<Rank> ranks;       // ascending
+  int member = -1;               // this rank's index; -1: not a member
+  RecordedCall join;             // this rank's join() in flight; call 0: not joined
+  Failure join_failure;          // sent with this rank's next join()
+  std::shared_ptr<Cell> cell;    // for small calls; null: the members are not on one host
+  bool meeting = false;          // a thread of this rank is in the cell
+  uint32_t under_way = 0;        // this rank's calls that the coordinator has to settle
+  uint64_t ended = 0;            // calls of the set; equal on all members
+  uint64_t unnamed_in_cell = 0;  // calls unknown to the coordinator; equal on all members
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
   int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
 };
 
-// Why a call fails whose set was removed meanwhile.
+// Failure of a call whose set was removed meanwhile.
 Failure gone(SetId set);
 
 class ProcessSets {
@@ -45,13 +43,11 @@ class ProcessSets {
   explicit ProcessSets(Rank own) : own_(own) {}
   void open(SetId id, std::vector<Rank> ranks);
   void close(SetId id) { sets_.erase(id); }
-  // nullptr: no such set.
   ProcessSet* find(SetId id);
-  // Throws Error(kInvalidArgument) if there is no such set or this rank is no member.
+  // Throws Error(kInvalidArgument) if there is no such set or this rank is not a member.
   ProcessSet& own(SetId id);
-  // The set whose join has this handle; nullopt: none.
   std::optional<SetId> joined_by(Handle handle) const;
-  // A set in whose cell a thread of this rank is; nullopt: there is none.
+  // A set in whose cell a thread of this rank is, or nullopt.
   std::optional<SetId> meeting() const;
   // The job has failed: no call will be answered.
   void clear_under_way();
@@ -63,20 +59,20 @@ class ProcessSets {
 
 class GpuEvent;
 
-// One tensor in flight, as this rank submitted it; or a call, by its first tensor.
+// One tensor in flight, as submitted by this rank; or a call, by its first tensor.
 struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  Dimensions shape;             // of the input, with this rank's first dimension
-  std::vector<int64_t> splits;  // as in Contribution
+  Dimensions shape;             // the input's, with this rank's first dimension
+  std::vector<int64_t> splits;  // see Contribution::splits
   int32_t device = kCpuDevice;
-  uint64_t stream = 0;                   // on which the buffers are produced
-  std::shared_ptr<GpuEvent> produced;    // event recorded on it
+  uint64_t stream = 0;                   // produces the buffers
+  std::shared_ptr<GpuEvent> produced;    // recorded in `stream`
   struct NamedRequest* named = nullptr;  // found by check_free() or submit()
-  uint64_t prepared = 0;                 // number of the prepared call that it repeats; 0: none
-  int64_t value = 0;                     // of the outcome; a receive's: who sends
-  bool rider = false;                    // a call whose input is small enough to ride along
+  uint64_t prepared = 0;                 // number of the repeated prepared call; 0: none
+  int64_t value = 0;                     // outcome's value; for a receive: the sender
+  bool rider = false;                    // the input is small enough for the report
   bool counted = false;                  // in ProcessSet::under_way
   RecordedCall recorded;
   std::vector<Submission> more;  // the other tensors of a group
@@ -88,7 +84,7 @@ struct Submission {
   }
 };
 
-// The id of a prepared call without a name, as it was found last.
+// Id found last for a prepared unnamed call.
 struct FoundId {
   uint32_t id = 0;
   uint64_t definition = 0;
@@ -97,31 +93,30 @@ struct FoundId {
 // A name that this rank uses.
 struct NamedRequest {
   NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
-  const SetId set;  // with `name`, its key in the table
+  const SetId set;  // with `name`, the key in the table
   const std::string name;
   bool listed = true;  // still in the table
   uint32_t id = 0;     // from the log; 0: not yet, or forgotten
-  uint64_t same = 0;   // the id's request equals that of the prepared call of this number
+  uint64_t same = 0;   // number of the prepared call that equals the id's request
   bool in_flight = false;
-  bool reported = false;  // in flight, and not yet settled by the log
+  bool reported = false;  // in flight and not settled by the log
   Submission submission;
-  // A refusal is this rank's report of one call. The log answers a rank's reports in their order, so these that it has
-  // not answered are counted: before the call that was reported, and since.
+  // Refusals that the log has not answered, before the reported call and since. A refusal is this rank's report of one
+  // call, and the log answers a rank's reports in order.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
 };
 
-// Calls known by their number: unnamed ones of a set, or sends and receives that have not met their other end.
+// Calls known by number: a set's unnamed ones, or sends and receives without their other end.
 struct NumberedCalls {
-  uint64_t next = 0;  // of the next one
+  uint64_t next = 0;  // number of the next call
   std::map<uint64_t, Submission> waiting;
 
   std::optional<Submission> take(uint64_t number) {
     auto node = waiting.extract(number);
     return node ? std::optional(std::move(node.mapped())) : std::nullopt;
   }
-  // nullopt: not here.
   std::optional<uint64_t> number_of(Handle handle) const {
     for (const auto& [number, submission] : waiting) {
       if (submission.holds(handle)) return number;
@@ -132,29 +127,27 @@ struct NumberedCalls {
 
 class PendingTable {
  public:
-  // Throws Error(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
-  // cached in a prepared call; if empty or no longer listed, it is looked up.
+  // Throws Error(kInvalidArgument) if a call of this name is in flight. Call it before submit(). `record`: cached in a
+  // prepared call; looked up if empty or no longer listed.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
-  // The sequence of the next unnamed call of this set.
+  // Sequence of the set's next unnamed call.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
-  // Fills in how the coordinator knows the call; `ready` has the contributions already.
+  // Completes `ready`, which has the contributions, with the key or id of the call.
   void submit(const Request& request, Submission submission, Ready& ready);
-  // The number of the definition that describes this call, the same on all ranks; 0: none does, or this rank has
-  // refused a call of the name and waits for the answer. After check_free().
+  // Number of the definition that describes this call, equal on all ranks. 0: there is none, or this rank has refused a
+  // call of the name and waits for the answer. Call it after check_free().
   uint64_t definition_of(const Request& request, const Submission& submission,
                          FoundId& found) const;
-  // The same for a call that its id describes, all but the contributions: returns the id. 0: it does not, and
-  // `submission` is unchanged.
+  // Submits a call that its id describes but for contributions; returns the id. 0: none; `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
-  // A send or receive that has met its other end: this unnamed call of its pair, which needs no report.
+  // A matched send or receive becomes this unnamed call of its pair, without a report.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
     unnamed_[pair].waiting.emplace(sequence, std::move(submission));
   }
-  // The report for the coordinator.
   Refuse refuse(const Request& request, Failure failure);
 
-  // The call of this handle; nullopt: the log has settled it.
+  // Key of this handle's call; nullopt: the log has settled it.
   std::optional<CallKey> key_of(Handle handle) const;
 
   // ---- For log entries
@@ -164,19 +157,18 @@ class PendingTable {
   // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
-  // This rank's submission of a failed call; nullopt: also if the failure answers a refusal.
+  // This rank's submission of a failed call; nullopt also if the failure answers a refusal.
   std::optional<Submission> fail(const CallKey& key);
-  // The call is over and its name free.
+  // The call has ended; frees its name.
   void finish(const Submission& submission);
-  void resume(SetId set, uint64_t next_sequence);  // after join
+  void resume(SetId set, uint64_t next_sequence);  // after a join
   // The job has failed: drops everything.
   void clear();
 
  private:
-  // The request of an id.
   struct Known {
     Request request;
-    NamedRequest* named = nullptr;  // its record, if it has a name
+    NamedRequest* named = nullptr;  // for named requests
     uint64_t definition = 0;
   };
   NamedRequest& named(const Request& request);
@@ -191,31 +183,29 @@ class PendingTable {
   std::map<SetId, NumberedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
-  uint64_t definitions_ = 0;  // in the log so far
+  uint64_t definitions_ = 0;  // defined in the log so far
 };
 
-// How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the
-// mutex, except where marked.
+// Sends a rank's reports. Calls submitted together leave in one report. Under the mutex unless marked.
 class Reporter {
  public:
-  // `gathered`: leaders between this rank and the coordinator hold reports back for a moment.
+  // `gathered`: leaders on the path hold reports back for a moment.
   Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
 
   // Does not wake the leader.
   void pass(const Report& report);
-  // The same for a Ready with this id. If its contributions are plain it waits for pass_batch(), at the latest for
-  // the next report.
+  // Passes a Ready with this id. If its contributions are plain, it waits for pass_batch() or the next report.
   void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
   // Wakes the leader.
   void send(const Report& report);
   // A user waits: leaders hold back no report of this rank until its next call.
   void expedite();
-  // Any thread: whether expedite() would do something.
+  // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
-  // Any thread: whether something was passed since the last call, so that the leader has to be woken.
+  // Any thread: true if something was passed since the last call, so the leader must be woken.
   bool take_news() { return news_.exchange(false); }
-  // Retries reports that found the ring full; false: it still is.
+  // Retries reports that found the ring full. False: it is still full.
   bool flush();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See rank_gpu.h. Made by GpuAccess in the thread of the first GPU tensor; then the driver's.
+// Created by GpuAccess in the thread of the first GPU tensor, then used by the driver.
 #include "runtime/gpu/rank_gpu.h"
 
 #include <unistd.h>
@@ -32,8 +32,8 @@ std::vector<std::string> places(const std::string& chosen, const std::vector<std
   return paths;
 }
 
-// NCCL reads NCCL_ALGO for each communicator; a value set by the user is kept. From 2.24 on, a bare algorithm
-// applies to all operations, some of which support only ring, so ours names allreduce.
+// NCCL reads NCCL_ALGO for each communicator. A user's value is kept. From 2.24 on, a bare algorithm applies to all
+// operations, some of which only support ring, so ours names allreduce.
 void pin_algorithm(const std::string& algorithm, int version) {
   constexpr int kFirstByOperation = 22400;
   if (algorithm.empty()) return;
@@ -43,13 +43,13 @@ void pin_algorithm(const std::string& algorithm, int version) {
   setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
 }
 
-// With its version: ranks work together by the same library only.
+// Includes the version: ranks work together only with equal libraries.
 std::string name_of(const nccl::Api& api) {
   return "NCCL " + std::to_string(api.version / 10000) + "." +
          std::to_string(api.version / 100 % 100) + "." + std::to_string(api.version % 100);
 }
 
-// Only where a profiler listens: names cost a little.
+// Only if a profiler listens, because names cost a little.
 std::shared_ptr<const nvtx::Api> open_ranges(const Config& config) {
   if (config.nvtx.empty()) return nullptr;
   try {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU: libraries, device, kernels, and the lane that launches buckets. Opened by the first GPU
-// tensor, because scripts choose their device after init().
+// This rank's GPU: libraries, device, kernels, and the lane that launches buckets. See GpuAccess, which creates it.
 #pragma once
 
 #include <memory>
@@ -18,10 +17,8 @@
 
 namespace farandole {
 
-// Finds and opens the libraries that GPUs need.
-
-// Search only FARANDOLE_..._LIBRARY if it is set; else what the process has loaded, Python packages' folders,
-// and the loader's path. All throw Error(kLibrary) with the remedy.
+// Search FARANDOLE_..._LIBRARY if it is set; else what the process has loaded, Python packages' folders and the
+// loader's path. All throw Error(kLibrary) with a remedy.
 std::shared_ptr<const cuda::Api> open_cuda(const Config& config);
 std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);
@@ -34,14 +31,14 @@ class RankGpu {
 
   int ordinal() const { return device_->ordinal(); }
   const std::shared_ptr<GpuDevice>& device() const { return device_; }
-  // Describes it to the coordinator. `host`: the lowest rank of this host.
+  // Description for the coordinator. `host`: lowest rank of this host.
   UseGpu describe(Rank host) const;
 
-  // ---- The driver
+  // ---- Driver only
   GpuLane& lane() { return lane_; }
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
-  // Opens the backend of a set by the library, or connects it, if `step` has the key.
+  // Opens a set's backend by the library, or connects it if `step` has the key.
   void set_up(const SetUp& step, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members);
 
@@ -49,7 +46,7 @@ class RankGpu {
   const Config& config_;
   const std::function<void()> ring_;
   const bool holds_launches_;
-  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: none that is usable
+  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: none is usable
   const std::shared_ptr<GpuDevice> device_;
   const std::shared_ptr<const GpuModule> module_;
   const GpuMover mover_;
