@@ -46,7 +46,7 @@ struct Driver::Role {
   }
 };
 
-// Others wake the leader to read their reports. A leader reads its own at once: it need not wake its other thread.
+// Others wake the leader to read their reports. A leader reads its own at once, which often saves a wake-up.
 void Driver::after_submit() {
   if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();

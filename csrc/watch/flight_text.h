@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-// Writes one rank: identity, state, counters and the last `events` events, oldest first, one per line. `reason`: of
-// this dump. Works in any process that maps the memory.
+// Writes one rank: identity, state, counters and the last `events` events, oldest first, one per line. `reason`: why it
+// is written. Works in any process that maps the memory.
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 

@@ -130,7 +130,7 @@ bool is_of_a_library(std::string_view frame) {
          frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
 }
 
-// Adds the loops around them to the user's frames, "  File "train.py", line 9 in main".
+// Adds to each frame of the user, "  File "train.py", line 9 in main", the loops around it.
 std::string with_loops(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -220,7 +220,7 @@ std::vector<size_t> loops_around(const std::string& source, size_t number) {
   for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
   std::vector<size_t> loops;
   if (lines.size() < number) return loops;
-  // Going up, each line that is indented less than all before opens a block around them.
+  // Going up, a line opens an enclosing block if it is indented less than all lines before.
   size_t least = std::string::npos;
   for (size_t at = number; at > 0; --at) {
     const std::string& line = lines[at - 1];

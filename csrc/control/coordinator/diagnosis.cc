@@ -27,7 +27,7 @@ std::string scope_of(const CallGroup& group) {
   return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
 }
 
-// "optimizer.0" for "optimizer.0.group[0]", the name of a DistributedOptimizer; empty: not an optimizer's scope.
+// Optimizer to which a scope belongs: "optimizer.0" for "optimizer.0.group[0]". Empty: none.
 std::string optimizer_of(const std::string& scope) {
   const size_t dot = scope.find('.');
   if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};
@@ -104,7 +104,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   return place;
 }
 
-// True if `from` is outside a loop that `other` is in, and in none that `other` has not reached.
+// True if `from` has left a loop in which `other` still is, and is in no loop that `other` has not entered.
 bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);

@@ -93,7 +93,6 @@ class Registry {
   Definition* at(uint32_t id);
   // Definition of a request, created if missing. Key: (set, name), whatever the signature; unnamed: (set, signature).
   Definition& intern(const Request& request);
-  // Marks it as most recently used.
   void touch(Definition& definition);
   // Ids to forget while more than `capacity` are in use: the oldest without a call. Examines few; call it repeatedly.
   std::vector<uint32_t> evict();

@@ -63,7 +63,6 @@ bool same(const CallKey& a, const CallKey& b) {
   return a.set == b.set && a.name == b.name && a.sequence == b.sequence && a.poster == b.poster;
 }
 
-// Frames of the first thread.
 std::string frames_of(const std::string& stack) {
   std::string frames;
   std::istringstream lines(stack);
@@ -261,7 +260,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Calls in which ranks wait, or did until recently: of calls that block each other, one is given up first.
+// Calls in which ranks wait, also recently failed ones: of calls that block each other, one fails first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// Work that a peer which has left never launched does not end.
+// Work never ends if a peer has left without launching it.
 constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace

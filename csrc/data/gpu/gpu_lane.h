@@ -26,7 +26,6 @@ class GpuLane {
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
       : ranges_(std::move(ranges)), completions_(std::move(ring)) {}
 
-  // Buckets of this set may follow.
   void open(SetId set, std::unique_ptr<GpuBackend> backend) { backends_[set] = std::move(backend); }
   // See GpuBackend.
   std::optional<std::pair<SetId, std::string>> new_key();

@@ -25,7 +25,6 @@ class HierarchicalWorker {
     return static_cast<size_t>(local_members * slots) * 2 * block_bytes;
   }
 
-  // Sets the bucket for later calls.
   void start(std::span<const Part> parts) { parts_ = parts; }
   void forget() { parts_ = {}; }
   // `block`: number of the block, which determines its slot.

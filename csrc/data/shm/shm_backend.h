@@ -76,7 +76,7 @@ class Exchange {
     uint64_t input;
     uint64_t output;
   };
-  // A member's note to its peers about a block: whether it has a table for it. Without one, everything is copied.
+  // Tells peers whether a member has a table for a block. Without one, everything is copied.
   struct Mark {
     alignas(64) uint64_t used;
   };
@@ -131,7 +131,8 @@ class ShmBackend final : public Backend {
  public:
   // Throws kInternal if the memory is too small.
   explicit ShmBackend(const ShmSetup& setup);
-  // No member can start without the part that is allocated at once. The rest may follow, if ShmSetup::fd is set.
+  // Bytes of memory. No member can start without the first ones; the rest may be allocated later if ShmSetup::fd is
+  // set.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;

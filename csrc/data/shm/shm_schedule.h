@@ -82,8 +82,8 @@ class ShmSchedule {
   // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
-  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If the inputs of an allreduce block have at
-  // most `direct_bytes` on all members together, every member reduces the whole block: one hop instead of two.
+  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an allreduce
+  // block have at most `direct_bytes` together, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().

@@ -73,7 +73,6 @@ struct Standard {
   }
 };
 
-// The functions that we call, looked up by name.
 template <class Abi>
 struct Functions {
   using Comm = typename Abi::Comm;

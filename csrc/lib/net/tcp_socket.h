@@ -43,7 +43,7 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces; address() has those of addresses_of() (interfaces.h). Port 0: no usable sockets.
+  // Listens on all interfaces. address() holds what addresses_of() (interfaces.h) chooses; port 0: no usable sockets.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
@@ -54,7 +54,7 @@ class TcpListener {
   // Takes the connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
-  // Adds room for this many honest callers to kMaxStrangers; forget() removes it.
+  // Adds room for this many honest callers, besides kMaxStrangers strangers; forget() removes it.
   void expect(size_t callers) { guarded_.expect(callers); }
   void forget(size_t callers) { guarded_.forget(callers); }
 
@@ -97,7 +97,8 @@ class TcpCaller {
   std::string trouble() const;
 
  private:
-  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. A failure leads to pause and a next address.
+  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. Failures lead to pause, with the next
+  // address.
   enum class Stage { kPause, kConnecting, kListening, kProved };
   void dial();
   void see_whether_connected();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small files: reads those of /proc and /sys, writes reports. Any thread. If other users may write to the folder (as in
-// /tmp), it neither follows nor writes into what they have put at a name.
+// Small files: reads those of /proc and /sys, writes reports. Any thread. In a folder where other users may write, as
+// in /tmp, it never follows or overwrites what they have put there.
 #pragma once
 
 #include <string>

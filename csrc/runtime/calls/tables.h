@@ -59,7 +59,7 @@ class ProcessSets {
 
 class GpuEvent;
 
-// One tensor in flight, as submitted by this rank; or a call, by its first tensor.
+// One submitted tensor in flight. The first tensor of a call also stands for the call.
 struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
@@ -101,8 +101,8 @@ struct NamedRequest {
   bool in_flight = false;
   bool reported = false;  // in flight and not settled by the log
   Submission submission;
-  // Refusals that the log has not answered, before the reported call and since. A refusal is this rank's report of one
-  // call, and the log answers a rank's reports in order.
+  // Unanswered refusals: those before the reported call, and those since. A refusal is this rank's report of one call,
+  // and the log answers a rank's reports in order.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
@@ -131,7 +131,6 @@ class PendingTable {
   // prepared call; looked up if empty or no longer listed.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
-  // Sequence of the set's next unnamed call.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
   // Completes `ready`, which has the contributions, with the key or id of the call.
   void submit(const Request& request, Submission submission, Ready& ready);
@@ -139,7 +138,7 @@ class PendingTable {
   // call of the name and waits for the answer. Call it after check_free().
   uint64_t definition_of(const Request& request, const Submission& submission,
                          FoundId& found) const;
-  // Submits a call that its id describes but for contributions; returns the id. 0: none; `submission` is unchanged.
+  // Submits a call whose id describes all but the contributions; returns the id. 0: none; `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
   // A matched send or receive becomes this unnamed call of its pair, without a report.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
