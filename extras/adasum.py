@@ -4,7 +4,6 @@ ranks combine their steps. Runs on the thread that steps."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from farandole.calls.requests import Scope
 from farandole.ops import Adasum
-from farandole.torch.functions import largest_flag
 from farandole.torch.mpi_ops import grouped_allreduce
 from farandole.torch.optimizer import ReducingOptimizer, combining
 
@@ -25,21 +23,20 @@ class AdasumOptimizer(ReducingOptimizer):
     _names: Sequence[str]  # names of the parameters at construction, in group order
     _scope: Scope
     _before_step: Callable[[], None]  # compares the ranks' models
-    found_inf: Tensor | None
-    grad_scale: Tensor | None
-    _scaler: Any = None  # the GradScaler that calls step()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Steps on this rank's gradients, then applies the Adasum of all ranks' steps. Collective.
 
         Parameters that were equal on all ranks stay equal; each rank keeps its own optimizer state.
-        With a GradScaler all ranks skip the same steps, and their scales stay equal. With
-        verify='raise', raises MismatchError if the ranks' parameters or settings differ.
+        With verify='raise', raises MismatchError if the ranks' parameters or settings differ.
         """
+        scaled = [self.__dict__.pop(key, None) for key in ("found_inf", "grad_scale")]
+        if scaled[0] is not None:  # GradScaler.step() has set it
+            raise NotImplementedError(
+                "op=Adasum does not work with a GradScaler, which skips steps rank by rank: train "
+                "in bfloat16, which needs no GradScaler, or use op=Average"
+            )
         self._before_step()
-        if self._overflowed():
-            self._opt_called = True  # torch's schedulers check this
-            return None
         starts = self._values()
         result = super().step(*args, **kwargs)
         self._combine(starts)
@@ -78,28 +75,7 @@ class AdasumOptimizer(ReducingOptimizer):
     def _reduces(self) -> bool:
         return True
 
-    def _overflowed(self) -> bool:
-        """True if any rank's gradients overflowed, by GradScaler.step()'s attributes. Unscales the
-        gradients if that has not been done. Collective with a GradScaler."""
-        found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
-        if found is None:
-            return False
-        self.found_inf = self.grad_scale = None  # else a fused inner step would unscale again
-        found = torch.as_tensor(found)  # a rank without gradients has the int 0
-        largest = largest_flag(found, f"{self._scope.name}.overflow", self._process_set)
-        if self._scaler is not None:  # its update() computes the scale from this flag
-            flags = {found.device: torch.tensor(largest, device=found.device)}
-            self._scaler._per_optimizer_states[id(self)]["found_inf_per_device"] = flags
-        if largest:
-            return True
-        if scale is not None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.grad.div_(scale.to(p.grad.device, p.grad.dtype))
-        return False
-
-    # Makes GradScaler always call step(), even if only this rank found infinities.
+    # GradScaler.step() then calls step() on all ranks, which refuses.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:
@@ -110,21 +86,4 @@ class AdasumOptimizer(ReducingOptimizer):
         )
 
 
-_GradScaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-_scaled_step = _GradScaler.step
-
-
-@functools.wraps(_scaled_step)
-def _step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """GradScaler.step(), which gives an AdasumOptimizer access to the scaler."""
-    if not isinstance(optimizer, AdasumOptimizer):
-        return _scaled_step(self, optimizer, *args, **kwargs)
-    optimizer._scaler = self
-    try:
-        return _scaled_step(self, optimizer, *args, **kwargs)
-    finally:
-        optimizer._scaler = None
-
-
-_GradScaler.step = _step
 combining[Adasum] = AdasumOptimizer

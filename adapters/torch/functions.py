@@ -16,7 +16,6 @@ from farandole.calls.public_call import collective, then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
-from farandole.ops import Max, allreduce_
 from farandole.parameters import PARAMETERS, agree_on_parameters, broadcast_all, root_in
 from farandole.torch.kind import check, check_unused, device_and_stream, in_order, store
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
@@ -114,12 +113,6 @@ def _broadcast(
         for x, whole in copies.values():
             if x.data_ptr() != whole.data_ptr():
                 store(whole, x)
-
-
-def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:
-    """The largest of all ranks' flags, such as GradScaler's flag of infinities; collective."""
-    own = flag.detach().to("cpu", torch.float32).reshape(1).contiguous()
-    return allreduce_(own, op=Max, name=name, process_set=process_set).item()
 
 
 @collective(Op.BROADCAST, "{}.length", unnamed=f"{_STATE}.length")
