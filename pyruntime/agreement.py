@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,18 +24,17 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in reprs; addresses differ between 
 
 
 def same_on_all_ranks(
-    value_or_function: T,
+    value: T,
     name: str = "same_on_all_ranks",
     process_set: ProcessSet = global_process_set,
 ) -> T:
     """Raises MismatchError on all ranks if a value differs between them; else returns the value.
 
-    Given a function, returns one that compares its arguments and its result at each call. Arrays
-    are equal if dtype, shape and all bytes are; lists, dicts, dataclasses and objects with a
-    state_dict() are compared item by item, anything else by its repr. Each comparison costs a small
-    allgather, and copies GPU arrays to the host.
+    Arrays are equal if dtype, shape and all bytes are; lists, dicts, dataclasses and objects with a
+    state_dict() are compared item by item, anything else by its repr. Costs a small allgather, and
+    copies GPU arrays to the host.
 
-    - value_or_function: a value, or a function to decorate. All ranks of the set must call.
+    - value: what to compare. All ranks of the set must call.
     - name: appears in errors. Ranks compare values of the same name.
     - process_set: the ranks that compare. Other ranks skip the comparison.
 
@@ -46,30 +43,16 @@ def same_on_all_ranks(
     Examples:
         >>> hvd.same_on_all_ranks({"seed": 7}, name="settings")
         {'seed': 7}
-        >>> hvd.same_on_all_ranks(max)(7, 8)
-        8
     """
-    if not inspect.isroutine(value_or_function):
-        _compare(value_or_function, name, "value", process_set)
-        return value_or_function
-    function: Any = value_or_function
-    name = function.__qualname__ if name == "same_on_all_ranks" else name
-
-    @functools.wraps(function)
-    def compared(*args: Any, **kwargs: Any) -> Any:
-        _compare({**dict(enumerate(args)), **kwargs}, f"{name}.arguments", "arguments", process_set)
-        result = function(*args, **kwargs)
-        _compare(result, f"{name}.result", "result", process_set)
-        return result
-
-    return cast("T", compared)
+    _compare(value, name, process_set)
+    return value
 
 
-def _compare(value: Any, name: str, root: str, process_set: ProcessSet) -> None:
+def _compare(value: Any, name: str, process_set: ProcessSet) -> None:
     if not process_set.included() or process_set.size() == 1:
         return
     with heard_by_all(process_set, name):
-        mine = dict(_leaves(value, root))
+        mine = dict(_leaves(value, "value"))
     if equal_on_all_ranks(sorted(mine.items()), name, process_set):
         return
     theirs = allgather_object(mine, name=f"{name}.values", process_set=process_set)

@@ -90,24 +90,6 @@ def test_a_state_dict_differs() -> None:
     differs(model, "value.state_dict()['weight'] is [0.0, 0.0]", "[1.0, 1.0]")
 
 
-def test_a_function_compares_arguments_and_results() -> None:
-    @fd.same_on_all_ranks
-    def schedule(step: int, secret: float = 0.0) -> float:
-        return step + (fd.rank() + 1) * secret
-
-    assert schedule(4) == 4
-    if fd.size() == 1:
-        return
-    with pytest.raises(
-        fd.MismatchError, match=r"schedule.arguments' .*arguments\[0\] is 0 on rank 0"
-    ):
-        schedule(fd.rank())
-    with pytest.raises(
-        fd.MismatchError, match=r"schedule.result' .*result is 5\.5 on rank 0, 6\.0 on"
-    ):
-        schedule(5, secret=0.5)
-
-
 def test_a_process_set_compares_alone() -> None:
     if fd.size() < 3:
         pytest.skip("needs a rank outside of the set")
