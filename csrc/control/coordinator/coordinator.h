@@ -17,6 +17,8 @@
 
 namespace farandole {
 
+// Driver only. Order: receive(), receive_all(), lose() and tick() in any order, then publish() once per batch. After an
+// Abort it only reads Leave, Lost and Forgot; after Stop it writes nothing.
 class Coordinator {
  public:
   using Settings = CoordinatorSettings;

@@ -21,6 +21,7 @@ namespace farandole {
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
 void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
+// Driver only. Order: receive() and read() in any order, then take().
 class Aggregator {
  public:
   // Longest wait of an incomplete report. It only helps to name missing ranks, and single reports cost the root more.
