@@ -66,7 +66,7 @@ constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1)
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
 
-// Fields on which all ranks must agree for one name. It travels once per name; later the name's id replaces it. If
+// The terms of a call on which all ranks must agree. They travel once per name; later the name's id replaces them. If
 // ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;

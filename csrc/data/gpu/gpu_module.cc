@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of the rank's first GPU tensor creates it; any thread takes functions.
+// The thread of the first GPU tensor creates a GpuModule; any thread may call it.
 #include "data/gpu/gpu_module.h"
 
 #include <cinttypes>

@@ -17,7 +17,7 @@ class KernelCache {
   // Key: this NVRTC, the source and the compute capability. In $XDG_CACHE_HOME/farandole or ~/.cache/farandole.
   KernelCache(const nvrtc::Api& nvrtc, const std::string& source, int capability);
 
-  // Empty if there is none that is whole and that only this user may write. (The driver would read beyond a cut image.)
+  // The cached image. Empty if there is none, if it is incomplete, or if other users may write the file.
   std::string read() const;
   // Failures are ignored; the next process compiles again.
   void write(const std::string& image) const;
