@@ -119,13 +119,27 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
+// Rank 0 hears of a bucket's end from the set's lowest rank, which may not need the bytes that this rank waits for.
+void Driver::tell_of_standstill(std::vector<Done> under_way) {
+  bool told = false;
+  for (const Done& end : under_way) {
+    if (std::ranges::count(probe_.under_way, end) == 0) continue;
+    setup_.calls.ping(end);
+    told = true;
+  }
+  probe_.under_way = std::move(under_way);
+  if (told) after_submit();
+}
+
 // Asks rank 0 for a log entry if none has come for a while: a stopped process cannot report that it is stopped.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
+  std::vector<Done> under_way = setup_.engine.under_way();
   std::lock_guard lock(probe_.mutex);
   const int64_t now = now_ns();
   if (now < probe_.next_ns) return;
   probe_.next_ns = now + patience.pause_ns;
+  tell_of_standstill(std::move(under_way));
   const uint64_t heard = setup_.engine.log_position();
   if (std::exchange(probe_.heard, heard) != heard) {
     probe_.asked_ns = 0;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "lib/ipc/event_count.h"
@@ -73,6 +74,7 @@ class Driver {
   void background();
   void ask_scheduler();
   void probe();
+  void tell_of_standstill(std::vector<Done> under_way);
 
   Setup setup_;
   std::atomic<bool> quit_{false};
@@ -83,6 +85,7 @@ class Driver {
     uint64_t heard = 0;               // log entries read
     int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0: not asked
     bool warned = false;
+    std::vector<Done> under_way;  // buckets of this rank
   } probe_;
   std::atomic<int64_t> sleeps_until_ns_{0};  // wake-up time of the background thread; max: never
   std::latch scheduled_{1};

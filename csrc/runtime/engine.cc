@@ -102,6 +102,11 @@ bool Engine::moving() const {
   return lanes_.busy();
 }
 
+std::vector<Done> Engine::under_way() const {
+  std::lock_guard lock(work_mutex_);
+  return lanes_.under_way();
+}
+
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
   return std::min({lanes_.look_again(), gpu_.look_again(),

@@ -47,6 +47,7 @@ class Engine {
   GpuBuckets& gpu() { return gpu_; }
   // Number of log entries that this rank has read. If it grows, rank 0 and the leaders in between are alive.
   uint64_t log_position() const { return log_position_; }
+  std::vector<Done> under_way() const;  // see Lanes
   // Last call for which the main thread started to wait without a limit. It may be over.
   std::atomic<Handle> main_waits_for{0};
 

@@ -83,6 +83,14 @@ Deadline Lanes::look_again() const {
   return soonest;
 }
 
+std::vector<Done> Lanes::under_way() const {
+  std::vector<Done> ends;
+  for (const auto& [id, lane] : lanes_) {
+    if (lane.begun) ends.push_back(lane.runs.front().done);
+  }
+  return ends;
+}
+
 void Lanes::abort(const Failure& failure) {
   for (auto& [id, lane] : lanes_) {
     attempt("giving up a lane", [&] { lane.backend->abort(); });

@@ -33,6 +33,7 @@ class Lanes {
   bool ready() const;
   bool busy() const;  // true while a bucket is in flight, so a short spin may pay off
   Deadline look_again() const;
+  std::vector<Done> under_way() const;  // ends of the buckets that have started
   // Fails all buckets. Afterwards no peer accesses this rank's buffers.
   void abort(const Failure& failure);
 

@@ -129,8 +129,11 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                  [&](const Leave& r) { leave(from, r); },
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
-                   if (r.number == 0) return shared_.outbox.write_something();
                    SetState* set = shared_.sets.of(r.key.set, from);
+                   if (r.number == 0) {
+                     if (set) stalls_.stands_still(from, *set, r.key.sequence, now_ns);
+                     return shared_.outbox.write_something();
+                   }
                    shared_.outbox.write(Answer{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
                  [&](const Lost& r) { lose(from, r.failure); },

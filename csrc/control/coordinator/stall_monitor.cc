@@ -226,13 +226,39 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
+void StallMonitor::stands_still(Rank from, const SetState& set, uint64_t bucket, int64_t now_ns) {
+  if (bucket == 0 || bucket > set.host.done) return;  // the lowest rank has not ended it either
+  Bucket& stuck = stuck_[static_cast<size_t>(from)];
+  const bool known = stuck.set == set.id && stuck.number == bucket;
+  if (!known || !is_stuck(stuck, now_ns)) stuck = {set.id, bucket, now_ns, now_ns};
+  stuck.said_ns = now_ns;
+  expect_progress(stuck.since_ns, now_ns);
+}
+
+// A rank says it four times within the shorter limit (RankWatch::Patience).
+bool StallMonitor::is_stuck(const Bucket& bucket, int64_t now_ns) const {
+  return bucket.number > 0 && now_ns - bucket.said_ns < patience_ns();
+}
+
+StallMonitor::Bucket StallMonitor::moving(const SetState& set, int64_t now_ns) const {
+  Bucket oldest;
+  if (set.host.moving()) oldest = {set.id, set.host.done + 1, set.host.moving_since_ns};
+  for (Rank rank : set.ranks) {
+    const Bucket& stuck = stuck_[static_cast<size_t>(rank)];
+    if (stuck.set != set.id || !is_stuck(stuck, now_ns)) continue;
+    if (oldest.number == 0 || stuck.since_ns < oldest.since_ns) oldest = stuck;
+  }
+  return oldest;
+}
+
 // A bucket in flight, if some of its members may have stopped.
-WaitingCall StallMonitor::view_of_bucket(const SetState& set, int64_t now_ns) const {
+WaitingCall StallMonitor::view_of_bucket(const SetState& set, const Bucket& bucket,
+                                         int64_t now_ns) const {
   WaitingCall view;
   view.what =
-      "bucket " + std::to_string(set.host.done + 1) + " of process set " + std::to_string(set.id);
+      "bucket " + std::to_string(bucket.number) + " of process set " + std::to_string(set.id);
   view.moving = true;
-  view.since_ns = set.host.moving_since_ns;
+  view.since_ns = bucket.since_ns;
   std::set<Rank> stuck;
   for (Rank rank : set.ranks) {
     if (is_stopped(rank) || is_silent(rank, now_ns)) stuck.insert(first_silent(rank, now_ns));
@@ -252,8 +278,9 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
     if (now_ns - posted.since_ns >= age_ns) views.push_back(view_of(posted));
   });
   for (auto& [id, set] : shared_.sets) {
-    if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
-      views.push_back(view_of_bucket(*set, now_ns));
+    const Bucket bucket = moving(*set, now_ns);
+    if (bucket.number > 0 && now_ns - bucket.since_ns >= age_ns) {
+      views.push_back(view_of_bucket(*set, bucket, now_ns));
     }
   }
   std::ranges::stable_sort(views, {}, &WaitingCall::since_ns);
@@ -308,9 +335,9 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
 // Stall of a bucket, which ends the job, because a bucket cannot be withdrawn. Only if a member is known to be
 // stopped or silent: a machine may just be slow.
 Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
-  if (!set.host.moving() || now_ns - set.host.moving_since_ns < shared_.settings.stall_abort_ns)
-    return {};
-  const WaitingCall view = view_of_bucket(set, now_ns);
+  const Bucket bucket = moving(set, now_ns);
+  if (bucket.number == 0 || now_ns - bucket.since_ns < shared_.settings.stall_abort_ns) return {};
+  const WaitingCall view = view_of_bucket(set, bucket, now_ns);
   if (view.missing.empty()) return {};
   return no_progress(view, {view}, now_ns);
 }
@@ -328,7 +355,7 @@ void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
     }
   }
   for (auto& [id, set] : shared_.sets) {
-    if (set->host.moving()) asked.insert(set->ranks.begin(), set->ranks.end());
+    if (moving(*set, now_ns).number > 0) asked.insert(set->ranks.begin(), set->ranks.end());
   }
   for (const Rank rank : std::vector<Rank>(asked.begin(), asked.end())) {
     for (Rank leader = above(rank); leader != 0; leader = above(leader)) asked.insert(leader);

@@ -21,13 +21,15 @@ namespace farandole {
 class StallMonitor {
  public:
   explicit StallMonitor(Shared& shared)
-      : shared_(shared), ranks_(static_cast<size_t>(shared.settings.size)) {}
+      : shared_(shared), ranks_(static_cast<size_t>(shared.settings.size)), stuck_(ranks_.size()) {}
 
   // Called when a rank makes a call.
   void heard(Rank rank, int64_t now_ns) { ranks_[static_cast<size_t>(rank)].heard_ns = now_ns; }
   // Something started at `since_ns`: schedules ticks for its limits that lie ahead.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
+  // This bucket has not ended on `from`, although it may have on the set's lowest rank. A rank repeats this.
+  void stands_still(Rank from, const SetState& set, uint64_t bucket, int64_t now_ns);
   // A rank's own limit (timeout=) has passed: says whom its call waits for. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
   // Fails overdue calls, asks ranks, warns. A returned failure ends the job, because a bucket cannot be withdrawn.
@@ -35,6 +37,12 @@ class StallMonitor {
   int64_t next_tick() const { return next_tick_ns_; }  // INT64_MAX: nothing waits
 
  private:
+  struct Bucket {
+    SetId set = kWorldSet;
+    uint64_t number = 0;  // 0: none
+    int64_t since_ns = 0;
+    int64_t said_ns = 0;
+  };
   struct RankState {
     int64_t heard_ns = -1;     // time of its last call; -1: none yet
     int64_t asked_ns = -1;     // time of the first unanswered question for its stack
@@ -55,7 +63,10 @@ class StallMonitor {
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
   WaitingCall view_of(const Posted& posted) const;
-  WaitingCall view_of_bucket(const SetState& set, int64_t now_ns) const;
+  bool is_stuck(const Bucket& bucket, int64_t now_ns) const;
+  // The set's oldest bucket that has not ended on all ranks, as far as is known; its number is 0: there is none.
+  Bucket moving(const SetState& set, int64_t now_ns) const;
+  WaitingCall view_of_bucket(const SetState& set, const Bucket& bucket, int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
   // Facts about one rank that `call` lacks. (`farandole explain` looks for causes.)
@@ -89,7 +100,8 @@ class StallMonitor {
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   std::vector<RankState> ranks_;
-  int64_t question_ns_ = -1;  // time of the last CollectStacks
+  std::vector<Bucket> stuck_;  // by rank: its bucket that stands still
+  int64_t question_ns_ = -1;   // time of the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
   std::set<std::string> warned_;                       // WarningPart::kept of the last warning

@@ -70,7 +70,7 @@ void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now
 
 void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
   const auto* question = std::get_if<Inquire>(&report);
-  const bool sign_of_life = question && question->number == 0;
+  const bool sign_of_life = question && question->number == 0 && question->key.sequence == 0;
   if (sign_of_life && std::exchange(asked_, true)) return;  // one answer serves all
   const auto* ready = std::get_if<Ready>(&report);
   const KnownCall* call = ready ? known(ready->id) : nullptr;

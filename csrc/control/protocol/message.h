@@ -115,6 +115,7 @@ struct Done {  // from the set's lowest rank: its lane has finished this bucket
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   bool gpu = false;  // the GPU lane numbers its buckets separately
+  bool operator==(const Done&) const = default;
 };
 struct Forgot {  // this rank has dropped the id and will not use it in its old meaning
   uint32_t id = 0;
@@ -134,6 +135,7 @@ struct StackReport {     // answer to CollectStacks: a few lines about this proc
 };
 struct Inquire {  // asks whom this call waits for; the log answers with Answer
   // Each rank numbers its questions. 0: is rank 0 alive? Any log entry answers that, for all ranks.
+  // Its key may have a set and the number of a bucket that stands still on this rank.
   uint64_t number = 0;
   CallKey key;
   bool join = false;  // about this set's join; then the key has no name

@@ -316,9 +316,9 @@ uint64_t RankCalls::ask(Handle handle) {
   return number;
 }
 
-void RankCalls::ping() {
+void RankCalls::ping(const Done& stands_still) {
   std::lock_guard lock(mutex_);
-  reporter_.pass(Inquire{});
+  reporter_.pass(Inquire{0, CallKey{stands_still.set, {}, stands_still.bucket}});
 }
 
 std::optional<std::string> RankCalls::answer(uint64_t number) {

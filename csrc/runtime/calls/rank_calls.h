@@ -101,8 +101,8 @@ class RankCalls {
   void close();
   // Asks the coordinator for whom the call waits. Returns the question's number; 0: all ranks have submitted the call.
   uint64_t ask(Handle handle);
-  // Asks the coordinator for any log entry.
-  void ping();
+  // Asks the coordinator for any log entry. `stands_still`: a bucket of this rank; number 0: none.
+  void ping(const Done& stands_still = {});
   // Key of a call that others may lack; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);

@@ -26,9 +26,16 @@ constexpr Outcome kOutcomes[] = {kDone,    kAbsent,   kMismatched, kInvalid,
 // Sanitizers cost a factor of five.
 int scaled(int seeds) { return __asan_init || __tsan_init ? seeds / 5 + 1 : seeds; }
 
+Trouble trouble_of(uint64_t seed) {
+  check::Random random(seed ^ 0x7b0b1e);
+  const double kind = random.unit();
+  if (kind < 0.6) return Trouble::kLittle;
+  return kind < 0.75 ? Trouble::kStop : kind < 0.85 ? Trouble::kCut : Trouble::kSilence;
+}
+
 Statistics run_one(uint64_t seed, int ranks, bool trace) {
   try {
-    const auto& program = *new Program(plan(seed, ranks));
+    const auto& program = *new Program(plan(seed, ranks, trouble_of(seed)));
     auto* world = new World(program, seed, trace);  // one that fails stays: its threads are asleep
     const Statistics all = world->run();
     delete world;
@@ -50,7 +57,7 @@ Statistics run_job(uint64_t seed, bool trace) {
   for (uint64_t world = 1; world <= 4; ++world) {
     try {
       const uint64_t number = seed * 8 + world;
-      const Program& program = *new Program(plan(number, size, true));
+      const Program& program = *new Program(plan(number, size, Trouble::kDeaths));
       World& one = *new World(program, number, trace);
       for (int deaths = random.between(0, size); deaths > 0; --deaths) {
         one.doom(random.between(0, size - 1), random.below(4000));
@@ -78,18 +85,22 @@ int many(const std::string& name, int usual) {
 
 uint64_t first_seed() { return number(check::option("first")); }
 
-void be_quiet() {
+// Messages are of interest in one world only.
+void set_up(bool trace) {
   kernels::select_target("");
-  LogSettings quiet;
-  quiet.level = log_level_of("fatal");
-  set_log(quiet);
+  LogSettings settings;
+  settings.level = log_level_of(trace ? "warning" : "fatal");
+  set_log(settings);
 }
 
 void print(const Statistics& all) {
   constexpr const char* kNames[] = {"done",    "absent",    "mismatch", "invalid",
                                     "refused", "peer gone", "stalled",  "skipped"};
-  std::fprintf(stderr, "     %ld turns, %ld worlds of several hosts, %ld calls in cells\n    ",
+  std::fprintf(stderr,
+               "     %ld turns, %ld worlds of several hosts, %ld ranks stopped, %ld links cut, "
+               "%ld calls in cells\n    ",
                static_cast<long>(all.turns), static_cast<long>(all.several_hosts),
+               static_cast<long>(all.stops), static_cast<long>(all.cuts),
                static_cast<long>(all.direct));
   for (size_t i = 0; i < std::size(kNames); ++i)
     std::fprintf(stderr, " %s %ld", kNames[i], static_cast<long>(all.ends[kOutcomes[i]]));
@@ -98,7 +109,7 @@ void print(const Statistics& all) {
 
 // Runs seeds, or the one that was asked for.
 void run_seeds(int count, const std::function<int(check::Random&)>& ranks_of) {
-  be_quiet();
+  set_up(!check::option("seed").empty());
   const auto size_of = [&](uint64_t seed) {
     check::Random random(seed + 77);
     return ranks_of(random);
@@ -117,6 +128,7 @@ void run_seeds(int count, const std::function<int(check::Random&)>& ranks_of) {
   print(all);
   for (Outcome outcome : kOutcomes) CHECK(count < 2000 || all.ends[outcome] > count / 20);
   CHECK(count < 2000 || (all.duplicates > 0 && all.direct > count && all.several_hosts > 0));
+  CHECK(count < 2000 || (all.stops > count / 20 && all.cuts > count / 20));
 }
 
 }  // namespace
@@ -130,7 +142,7 @@ TEST(small_worlds) {
 
 TEST(jobs_with_deaths) {
   if (!check::option("seed").empty()) return;
-  be_quiet();
+  set_up(!check::option("job").empty());
   if (std::string job = check::option("job"); !job.empty()) {
     run_job(number(job), true);
     return;

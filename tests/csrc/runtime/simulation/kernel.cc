@@ -21,7 +21,6 @@ namespace {
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr int64_t kTurnNs = 2000;  // at most
 constexpr uint64_t kNumbers = 1;
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct Dropped {};  // thrown on the stacks of a rank that is gone
 
@@ -231,8 +230,12 @@ void Kernel::yield() {
 int64_t Kernel::turn_of(Rank rank) {
   auto slow = slowness_.find(rank);
   const int64_t time = now_ + delay(kTurnNs) * (slow == slowness_.end() ? 1 : slow->second);
+  return std::max(time, stopped_until(rank));
+}
+
+int64_t Kernel::stopped_until(Rank rank) const {
   auto stopped = stopped_.find(rank);
-  return stopped == stopped_.end() ? time : std::max(time, stopped->second);
+  return stopped == stopped_.end() ? 0 : stopped->second;
 }
 
 void Kernel::schedule(Fiber& fiber, int64_t time_ns) {
@@ -277,10 +280,16 @@ void Kernel::drop(Rank rank) {
 
 bool Kernel::step() {
   ++steps_;
-  while (!events_.empty()) {
+  while (!events_.empty() && events_.top().time < kNever) {
     Event event = events_.top();
     events_.pop();
     if (event.fiber && (event.fiber->ended || event.turn != event.fiber->turn)) continue;
+    if (const int64_t goes_on = event.fiber ? stopped_until(event.fiber->rank) : 0;
+        goes_on > event.time) {
+      event.time = goes_on;
+      events_.push(std::move(event));
+      continue;
+    }
     now_ = std::max(now_, event.time);
     if (event.fiber) {
       resume(*event.fiber);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <queue>
@@ -48,7 +49,8 @@ class Kernel final : public SimulatedKernel {
   void drop(Rank rank);
   // The rank's turns come this many times later.
   void slow_down(Rank rank, int64_t factor) { slowness_[rank] = factor; }
-  // The rank has no turns until then.
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  // The rank has no turns until then, which may be never.
   void stop(Rank rank, int64_t until_ns) { stopped_[rank] = until_ns; }
   // Words in this memory are those of the segment, wherever it is mapped.
   void map(const std::byte* begin, size_t bytes, uint64_t segment);
@@ -82,6 +84,7 @@ class Kernel final : public SimulatedKernel {
   int wake(const Word& word, int count, uint32_t bits);
   void schedule(Fiber& fiber, int64_t time_ns);
   int64_t turn_of(Rank rank);
+  int64_t stopped_until(Rank rank) const;
   void resume(Fiber& fiber);
   void leave_turn();
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "check.h"
@@ -14,7 +15,6 @@
 namespace farandole::simulation {
 namespace {
 
-constexpr int64_t kMessageNs = 20'000;  // between hosts, at most
 constexpr const char* kDied =
     "has ended: that rank died; see its own output for the reason (killed, out of memory, "
     "crashed?)";
@@ -81,7 +81,10 @@ class Network::Channel final : public HostChannel {
     network_.carry(own_, peer, ByteString(message.begin(), message.end()), false, 0);
   }
   void finish(Deadline) override {
-    for (Rank peer : network_.linked_[own_]) network_.carry(own_, peer, {}, true, 0);
+    for (Rank peer : network_.linked_[own_]) {
+      if (!network_.way(Carries::kMessages, own_, peer).silent)
+        network_.carry(own_, peer, {}, true, 0);
+    }
   }
   bool drain(const OnMessage& hear, const OnEnd& lose) override {
     std::deque<Arrival> arrivals;
@@ -104,12 +107,14 @@ class Network::Channel final : public HostChannel {
 
 // In order. The end of a link is its last.
 void Network::carry(Rank from, Rank to, ByteString message, bool end, int64_t least_ns) {
-  if (lost(to) || (lost(from) && !end)) return;
+  Way& own = way(Carries::kMessages, from, to);
+  if (lost(to) || (!end && (lost(from) || own.silent || own.ended))) return;
+  if (end && std::exchange(own.told, true)) return;
   int64_t& last = last_[{from, to}];
-  last = std::max(last, kernel_.now_ns() + std::max(kernel_.delay(kMessageNs), least_ns));
+  last = std::max(last, kernel_.now_ns() + std::max(kernel_.delay(own.most_ns), least_ns));
   auto arrival = std::make_shared<Arrival>(Arrival{from, std::move(message), end});
   kernel_.at(last, [this, to, arrival] {
-    if (lost(to)) return;
+    if (lost(to) || (!arrival->end && way(Carries::kMessages, arrival->from, to).silent)) return;
     inboxes_[to].push_back(std::move(*arrival));
     if (notify_.contains(to)) notify_[to]();
   });
@@ -119,6 +124,19 @@ void Network::lose(Rank rank, int64_t patience_ns) {
   if (!lost_.insert(rank).second) return;
   notify_.erase(rank);
   for (Rank peer : linked_[rank]) carry(rank, peer, {}, true, patience_ns);
+}
+
+// Messages under way may be lost, too.
+void Network::end(Carries what, Rank one, Rank other) {
+  const bool at_once = kernel_.random().chance(0.5);
+  const auto& links = linked_[one];
+  const bool linked = what == Carries::kMessages && std::ranges::count(links, other) > 0;
+  for (auto [from, to] : {std::pair(one, other), std::pair(other, one)}) {
+    Way& way = ways_[{what, from, to}];
+    way.ended = true;
+    way.silent = way.silent || at_once;
+    if (linked) carry(from, to, {}, true, 0);
+  }
 }
 
 // ---- Bytes
@@ -131,8 +149,11 @@ class Network::Line final : public Wire {
   size_t most_bytes() const override { return 4096; }
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override {
     const Rank to = ranks_.at(static_cast<size_t>(member));
-    const int64_t due = network_.kernel_.now_ns() + network_.kernel_.delay(kMessageNs);
-    if (!network_.lost(own_)) {
+    const Way& way = network_.way(Carries::kBytes, own_, to);
+    const int64_t due = network_.kernel_.now_ns() + network_.kernel_.delay(way.most_ns);
+    if (way.ended) {
+      fault_.set(to, "a host", "a line", "it has closed its connection");
+    } else if (!network_.lost(own_) && !way.silent) {
       network_.parcels_[{number_, own_, to, channel}].push_back({due, {data, data + bytes}});
     }
     return -1;
@@ -156,7 +177,8 @@ class Network::Line final : public Wire {
         parcels.pop_front();
       }
       const Rank from = std::get<1>(route);
-      if (!waiting.empty() && parcels.empty() && network_.lost(from)) {
+      const bool ended = network_.lost(from) || network_.way(Carries::kBytes, from, own_).ended;
+      if (!waiting.empty() && parcels.empty() && ended) {
         fault_.set(from, "a host", "a line", "it has closed its connection");
       }
     }

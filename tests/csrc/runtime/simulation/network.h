@@ -30,11 +30,25 @@ class Network {
   // Nobody hears from this rank any more. Hosts that are linked to it learn that after `patience_ns`.
   void lose(Rank rank, int64_t patience_ns);
   bool lost(Rank rank) const { return lost_.contains(rank); }
+  // ---- Between two hosts, by their leaders: control messages, or the bytes of buckets
+  enum class Carries : uint8_t { kMessages, kBytes };
+  // All that one sends to the other takes up to so long.
+  void slow_down(Carries what, Rank from, Rank to, int64_t most_ns) {
+    ways_[{what, from, to}].most_ns = most_ns;
+  }
+  // All that one sends to the other is lost.
+  void silence(Carries what, Rank from, Rank to) { ways_[{what, from, to}].silent = true; }
+  // Both see the end of their connections.
+  void end(Carries what, Rank one, Rank other);
 
  private:
   class Links;
   class Channel;
   class Line;
+  struct Way {
+    int64_t most_ns = 20'000;
+    bool silent = false, ended = false, told = false;
+  };
   // Messages from one leader.
   struct Arrival {
     Rank from;
@@ -48,6 +62,9 @@ class Network {
     ByteString bytes;
   };
   void carry(Rank from, Rank to, ByteString message, bool end, int64_t least_ns);
+  Rank host_of(Rank rank) const { return node_[static_cast<size_t>(rank)]; }
+  // Between the hosts of these ranks.
+  Way& way(Carries what, Rank from, Rank to) { return ways_[{what, host_of(from), host_of(to)}]; }
 
   Kernel& kernel_;
   const std::vector<Rank> node_;
@@ -57,6 +74,7 @@ class Network {
   std::map<Rank, std::deque<Arrival>> inboxes_;
   std::map<Rank, std::vector<Rank>> linked_;
   std::map<std::pair<Rank, Rank>, int64_t> last_;  // arrival on a link
+  std::map<std::tuple<Carries, Rank, Rank>, Way> ways_;
   std::map<Route, std::deque<Parcel>> parcels_;
   std::set<Rank> lost_;
 };

@@ -148,18 +148,40 @@ void foresee_leave(Program& program, const Departure& early) {
   if (uncertain || waits) use_names_once(program);
 }
 
+// Others give up what a rank comes too late for. Sets may be fewer or more than planned then.
+void foresee_lateness(Program& program) {
+  for (PlannedCall& call : program.calls) {
+    if ((call.allowed & kStalled) != 0) call.allowed |= kDone;
+    call.allowed |= kStalled;
+    const Op op = call.request.signature.op;
+    if (op == Op::kAddSet) call.allowed |= kDone | kInvalid;
+    const auto removes = [&](const PlannedCall& other) { return other.removes == call.set; };
+    if (call.set > 0 && std::ranges::any_of(program.calls, removes)) {
+      call.allowed |= kDone | kInvalid;
+    }
+  }
+  use_names_once(program);
+}
+
 void foresee_departure(Program& program) {
   Departure early = early_departure(program);
-  if (early.rank < 0 && !program.deaths) return;
-  if (early.rank >= 0 && early.kind == Kind::kLeave) foresee_leave(program, early);
-  if (program.deaths || early.kind != Kind::kLeave) {
-    for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
-  }
+  if (early.rank < 0) return;
+  if (early.kind == Kind::kLeave) return foresee_leave(program, early);
+  for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
+}
+
+void foresee_trouble(Program& program) {
+  if (program.trouble == Trouble::kLittle) return;
+  for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
+  if (program.late()) foresee_lateness(program);
+}
+
+void foresee_skips(Program& program) {
   for (PlannedCall& call : program.calls) {
     for (int needed : {call.set, call.removes}) {
       int added_by = needed < 0 ? -1 : program.sets[static_cast<size_t>(needed)].added_by;
       bool lacks = added_by >= 0 && program.calls[static_cast<size_t>(added_by)].allowed != kDone;
-      if (lacks) call.allowed |= kSkipped;
+      if (lacks) call.allowed |= kSkipped, call.calm |= kSkipped;
     }
   }
 }
@@ -225,6 +247,9 @@ void foresee(Program& program) {
     if (call.allowed == kRefused) call.allowed |= kPeerGone;
   }
   foresee_departure(program);
+  for (PlannedCall& call : program.calls) call.calm = call.allowed;
+  foresee_trouble(program);
+  foresee_skips(program);
 }
 
 std::vector<int64_t> splits_of(const Program& program, int index, int member) {

@@ -29,8 +29,8 @@ Planner::Planner(uint64_t seed, int size) : random_(seed * 8191 + static_cast<ui
   messages_ = random_.chance(0.5);
 }
 
-Program Planner::make(bool deaths) {
-  program_.deaths = deaths;
+Program Planner::make(Trouble trouble) {
+  program_.trouble = trouble;
   for (int windows = large_ ? random_.between(2, 5) : random_.between(3, 14); windows > 0;
        --windows) {
     add_window();
@@ -137,7 +137,8 @@ std::vector<int> Planner::new_messages(int of_set, int count, bool apart) {
     message.sender = sender;
     message.receiver = static_cast<int>((sender + step) % members);
     message.from_any = random_.chance(0.3);
-    message.tag = apart || message.from_any ? ++tags_ : shared;
+    const bool own = apart || message.from_any || program_.late();
+    message.tag = own ? ++tags_ : shared;
     message.roles.assign(message.roles.size(), Role::kMissing);
     message.roles[static_cast<size_t>(message.sender)] = Role::kInput;
     message.roles[static_cast<size_t>(message.receiver)] = Role::kEmpty;
@@ -247,6 +248,6 @@ const Request& PlannedCall::request_of(int member) const {
   return found == odd.end() ? request : found->second;
 }
 
-Program plan(uint64_t seed, int size, bool deaths) { return Planner(seed, size).make(deaths); }
+Program plan(uint64_t seed, int size, Trouble trouble) { return Planner(seed, size).make(trouble); }
 
 }  // namespace farandole::simulation

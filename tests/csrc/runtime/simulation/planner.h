@@ -17,10 +17,10 @@ namespace farandole::simulation {
 class Planner {
  public:
   Planner(uint64_t seed, int size);
-  Program make(bool deaths);
+  Program make(Trouble trouble);
 
  private:
-  static constexpr int64_t kAbortAfter = 1'000'000'000;  // ns
+  static constexpr int64_t kAbortAfter = 2'000'000'000;  // ns
 
   // Calls
   int new_call(int of_set, Request request);

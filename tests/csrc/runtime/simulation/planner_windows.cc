@@ -13,7 +13,8 @@ void Planner::add_window() {
   if (kind < 0.12) return set_window();
   if (kind < 0.18 && open_.size() > 1) return removal_window();
   int chosen = random_.chance(0.5) ? 0 : random_.pick(open_);
-  if (kind < 0.35) return join_window(chosen);
+  // A rank that is late for a join would take part in the next one.
+  if (kind < 0.35 && !program_.late()) return join_window(chosen);
   if (kind < 0.45) return stall_window(chosen);
   if (kind < 0.65) return training_window(chosen);
   if (kind < 0.8) return calling_window(chosen);

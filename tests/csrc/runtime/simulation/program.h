@@ -46,6 +46,7 @@ struct PlannedCall {
   bool joins = false;          // its missing members have joined
   int ended_by = -1;           // the call that removes its set while it is under way
   uint8_t allowed = 0;         // Outcomes
+  uint8_t calm = 0;            // the same, until the world's trouble begins
   // ---- of a message, whose request is a send
   int sender = -1;  // members; -1: it is no message
   int receiver = -1;
@@ -74,18 +75,29 @@ struct Action {
   bool more = false;  // of a kSubmit: the next one is of the same batch
 };
 
+// A world's fault that its program does not plan.
+enum class Trouble : uint8_t {
+  kLittle,   // a rank stops for a moment, a link is slow: no call ends otherwise
+  kDeaths,   // any rank may die at any moment
+  kStop,     // a rank stops, for longer than others wait for it or for ever
+  kCut,      // a link between two hosts ends
+  kSilence,  // a link loses all that one host sends to the other, and ends once that is noticed
+};
+
 struct Program {
   Coordinator::Settings settings;
   std::vector<PlannedSet> sets;
   std::vector<PlannedCall> calls;
   std::vector<std::vector<Action>> actions;  // by rank
-  bool deaths = false;                       // any rank may die at any moment
+  Trouble trouble = Trouble::kLittle;
+  // Ranks may come to a call when others have given it up.
+  bool late() const { return trouble == Trouble::kStop || trouble == Trouble::kSilence; }
   // The results of reductions, by call and tensor; each is computed once.
   mutable std::map<std::pair<int, size_t>, std::vector<int32_t>> sums;
 };
 
 // The same program for the same seed, everywhere.
-Program plan(uint64_t seed, int size, bool deaths = false);
+Program plan(uint64_t seed, int size, Trouble trouble);
 
 // ---- The oracle: knows results without a coordinator.
 

@@ -59,6 +59,7 @@ void SimulatedRank::live() {
     if (batch_.empty()) world_.kernel().yield();
   }
   left_ = true;
+  if (runtime_->broken()) world_.count_broken();
   runtime_.reset();
   done_ = true;
 }
@@ -261,9 +262,11 @@ void SimulatedRank::duplicate(int index) {
 void SimulatedRank::wait(int index) {
   if (!under_way_.contains(index)) return;
   Failure ignored;
+  const int64_t begun = now_ns();
   const auto& handles = state(index).handles;
   while (runtime_->driver().wait(handles, Deadline::never(), ignored, true) == WaitEnd::kTimeIsUp) {
   }
+  world_.check_wait(topology.rank, begun);
   finish(index);
 }
 
@@ -306,14 +309,15 @@ void SimulatedRank::end(int index, uint8_t outcome) {
   const PlannedCall& call = planned(index);
   uint8_t& known_outcome = state(index).outcome;
   if (known_outcome != 0) fail("call " + std::to_string(index) + " ends twice");
-  if ((call.allowed & outcome) == 0 && !(early_ && outcome == kPeerGone)) {
+  const uint8_t allowed = world_.troubled() ? call.allowed : call.calm;
+  if ((allowed & outcome) == 0 && !(early_ && outcome == kPeerGone)) {
     std::string roles;
     for (Role role : call.roles) roles += "-i.r"[static_cast<size_t>(role)];
     fail("call " + std::to_string(index) + " '" + call.request.name + "' (" +
          name_of(call.request.signature.op) + ", " + roles + ", " +
          text_of(call.request.signature.shape) + ", " + std::to_string(call.request.parts()) +
          ") in planned set " + std::to_string(call.set) + " ends with outcome " +
-         std::to_string(outcome) + ", allowed " + std::to_string(call.allowed));
+         std::to_string(outcome) + ", allowed " + std::to_string(allowed));
   }
   known_outcome = outcome;
   if (outcome == kPeerGone) world_.check_in_time(state(index).begun_ns);
@@ -383,8 +387,10 @@ void SimulatedRank::leave(bool failed) {
   if (failed) world_.job_breaks();
   if (!failed) world_.reach(topology.rank, std::numeric_limits<int64_t>::max());
   const std::string why = failed ? "ValueError: planned" : "";
-  while (!runtime_->leave(failed, why, Deadline::never())) {
+  std::optional<Failure> gave_up;
+  while (!(gave_up = runtime_->leave(failed, why, Deadline::never()))) {
   }
+  if (*gave_up && !world_.troubled()) fail("leaves alone: " + gave_up->text);
   while (!under_way_.empty()) finish(*under_way_.begin());
 }
 

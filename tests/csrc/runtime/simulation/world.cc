@@ -13,9 +13,14 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kLongest = 300 * kSecond;  // of a world
+constexpr int64_t kMoment = kSecond / 5;     // for which a rank may stop unnoticed
+constexpr uint64_t kTurns = 4000;            // in which faults begin
 constexpr uint64_t kMostTurns = 20'000'000;
 // Until then each call of a broken job has ended: a wire's patience, and that of a rank that leaves.
 constexpr int64_t kPatience = 4 * kSecond;
+// So long a bucket may stand still whose ranks do not answer.
+constexpr int64_t kStandstill = 4 * kSecond;
+constexpr double kShutdown = 60;
 constexpr uint8_t kWorked = kDone | kAbsent;
 
 const Config& usual_config() {
@@ -39,6 +44,7 @@ Config config_of(const Coordinator::Settings& settings) {
   config.max_process_sets = settings.max_sets;
   config.stall_warn = static_cast<double>(settings.stall_warn_ns) / kSecond;
   config.stall_abort = static_cast<double>(settings.stall_abort_ns) / kSecond;
+  config.shutdown_timeout = kShutdown;
   return config;
 }
 
@@ -52,6 +58,8 @@ void Statistics::add(const Statistics& other) {
   duplicates += other.duplicates;
   deaths += other.deaths;
   leaders += other.leaders;
+  stops += other.stops;
+  cuts += other.cuts;
   hosts += other.hosts;
   several_hosts += other.several_hosts;
 }
@@ -65,6 +73,7 @@ World::World(const Program& program, uint64_t seed, bool trace)
       fan_out_(random_.between(1, 4)),
       network_(kernel_, node_),
       syncs_(node_.size(), -1),
+      patience_ns_(kPatience + kStandstill),
       rescued_(rescued_wakeups()) {
   const Config config = config_of(program.settings);
   for (Rank r = 0; r < program.settings.size; ++r) {
@@ -87,7 +96,8 @@ World::~World() {
 std::vector<Rank> World::settle_on_hosts() {
   const int size = program_.settings.size;
   std::vector<Rank> node(static_cast<size_t>(size), 0);
-  if (size < 2 || random_.chance(0.5)) {
+  const bool linked = program_.trouble == Trouble::kCut || program_.trouble == Trouble::kSilence;
+  if (size < 2 || (!linked && random_.chance(0.5))) {
     statistics_.hosts = 1;
     return node;
   }
@@ -102,11 +112,44 @@ std::vector<Rank> World::settle_on_hosts() {
   return node;
 }
 
-// Some ranks are slow.
+// Some ranks and links are slow, or stop for a moment.
 void World::make_faults() {
+  const Rank last = program_.settings.size - 1;
+  if (random_.chance(0.3)) kernel_.slow_down(random_.between(0, last), random_.between(2, 50));
   if (random_.chance(0.3)) {
-    kernel_.slow_down(random_.between(0, program_.settings.size - 1), random_.between(2, 50));
+    const auto [from, to] = two_hosts();
+    network_.slow_down(random_carried(), from, to, random_.between(100'000, 20'000'000));
   }
+  const auto plan = [this](std::function<void()> fault) {
+    faults_.emplace(random_.below(kTurns), std::move(fault));
+  };
+  if (program_.trouble == Trouble::kLittle && random_.chance(0.3)) {
+    plan([this, rank = random_.between(0, last)] { stop(rank, kernel_.delay(kMoment)); });
+  }
+  if (program_.trouble == Trouble::kStop) {
+    for (int more = random_.between(1, 2); more > 0; --more) {
+      const int64_t long_ns = kSecond + kernel_.delay(8 * kSecond);
+      plan([this, rank = random_.between(0, last),
+            ns = random_.chance(0.5) ? Kernel::kNever : long_ns] { stop(rank, ns); });
+    }
+  }
+  const bool cuts = program_.trouble == Trouble::kCut || program_.trouble == Trouble::kSilence;
+  if (const auto [one, other] = two_hosts(); cuts && one != other) {
+    plan([this, one, other] { cut(one, other); });
+  }
+}
+
+// The leaders of two hosts; the same twice: there is only one.
+std::pair<Rank, Rank> World::two_hosts() {
+  std::vector<Rank> leaders = node_;
+  std::ranges::sort(leaders);
+  leaders.erase(std::ranges::unique(leaders).begin(), leaders.end());
+  random_.shuffle(leaders);
+  return {leaders.front(), leaders.back()};
+}
+
+World::Carries World::random_carried() {
+  return random_.chance(0.5) ? Carries::kMessages : Carries::kBytes;
 }
 
 void World::start(const SimulatedRank& rank, const Config& config,
@@ -128,53 +171,99 @@ Statistics World::run() {
   while (!all_done()) {
     if (up_ == ranks_.size()) {
       ++turns_;
-      let_die();
+      make_due_faults();
     }
     if (!kernel_.step() && !all_done()) give_up("nothing happens any more");
     if (kernel_.now_ns() > kLongest) give_up("the world does not end");
     if (turns_ > kMostTurns) give_up("the world does not come to rest");
   }
   if (rescued_wakeups() != rescued_) give_up("a wake-up was lost");
+  for (Rank rank : std::exchange(frozen_, {})) {
+    dead_.insert(rank);
+    kernel_.drop(rank);
+  }
   check_calls();
   statistics_.turns = static_cast<int64_t>(turns_);
   return statistics_;
 }
 
 bool World::all_done() const {
-  return std::ranges::all_of(ranks_, [this](const auto& rank) {
-    return rank->done() || dead_.contains(rank->topology.rank);
-  });
+  return std::ranges::all_of(
+      ranks_, [this](const auto& rank) { return rank->done() || gone(rank->topology.rank); });
 }
 
 void World::give_up(const std::string& why) const {
   std::string text = why;
   for (const auto& rank : ranks_) {
-    if (!rank->done() && !dead_.contains(rank->topology.rank)) text += "\n  " + rank->where();
+    if (!rank->done() && !gone(rank->topology.rank)) text += "\n  " + rank->where();
   }
   for (Rank rank : dead_) text += "\n  rank " + std::to_string(rank) + " is dead";
+  for (Rank rank : frozen_) text += "\n  rank " + std::to_string(rank) + " is stopped";
   check::fail(text);
 }
 
-// ---- Deaths
+// ---- Faults
 
-void World::let_die() {
-  while (!dooms_.empty() && dooms_.begin()->first <= turns_) {
-    const Rank rank = dooms_.begin()->second;
-    dooms_.erase(dooms_.begin());
-    const SimulatedRank& doomed = *ranks_[static_cast<size_t>(rank)];
-    if (doomed.left() || dead_.contains(rank) || living() == 1) continue;
-    die(rank);
-    ++statistics_.deaths;
-    statistics_.leaders += doomed.topology.local_rank == 0 && doomed.topology.local_size() > 1;
+void World::make_due_faults() {
+  while (!faults_.empty() && faults_.begin()->first <= turns_) {
+    const auto fault = std::move(faults_.begin()->second);
+    faults_.erase(faults_.begin());
+    fault();
   }
 }
 
-void World::die(Rank rank) {
-  if (trace_) {
-    std::fprintf(stderr, "%10.6f s: %s dies\n", static_cast<double>(kernel_.now_ns()) / kSecond,
-                 ranks_[static_cast<size_t>(rank)]->where().c_str());
+void World::tell(const std::string& what) const {
+  if (!trace_) return;
+  std::fprintf(stderr, "%10.6f s: %s\n", static_cast<double>(now_ns()) / kSecond, what.c_str());
+}
+
+void World::stop(Rank rank, int64_t for_ns) {
+  const SimulatedRank& stopped = *ranks_[static_cast<size_t>(rank)];
+  const bool for_ever = for_ns == Kernel::kNever;
+  if (stopped.done() || gone(rank) || (for_ever && stopped.left())) return;
+  tell(stopped.where() + " stops for " + (for_ever ? "ever" : std::to_string(for_ns) + " ns"));
+  kernel_.stop(rank, for_ever ? for_ns : kernel_.now_ns() + for_ns);
+  if (for_ns <= kMoment) return;
+  ++statistics_.stops;
+  troubled_ = true;
+  hurt_ns_ = std::max(hurt_ns_, now_ns() + (for_ever ? 0 : for_ns));
+  if (!for_ever) return;
+  frozen_.insert(rank);
+  reach(rank, std::numeric_limits<int64_t>::max());
+}
+
+// Silence is noticed by both after a while.
+void World::cut(Rank one, Rank other) {
+  const bool silence = program_.trouble == Trouble::kSilence;
+  const int64_t noticed_ns = now_ns() + (silence ? kernel_.delay(4 * kSecond) : 0);
+  std::set<Carries> what{Carries::kMessages, Carries::kBytes};
+  if (random_.chance(0.5)) what.erase(random_carried());
+  tell("the link from rank " + std::to_string(one) + "'s host to rank " + std::to_string(other) +
+       "'s " + (silence ? "is silent" : "ends") + (what.size() == 2 ? "" : " for some") +
+       "; noticed at " + std::to_string(noticed_ns) + " ns");
+  ++statistics_.cuts;
+  troubled_ = true;
+  hurt_ns_ = noticed_ns;
+  for (Carries one_kind : what) {
+    if (silence) network_.silence(one_kind, one, other);
+    kernel_.at(noticed_ns, [=, this] { network_.end(one_kind, one, other); });
   }
+}
+
+// Deaths
+
+void World::let_die(Rank rank) {
+  const SimulatedRank& doomed = *ranks_[static_cast<size_t>(rank)];
+  if (doomed.left() || dead_.contains(rank) || living() == 1) return;
+  die(rank);
+  ++statistics_.deaths;
+  statistics_.leaders += doomed.topology.local_rank == 0 && doomed.topology.local_size() > 1;
+}
+
+void World::die(Rank rank) {
+  tell(ranks_[static_cast<size_t>(rank)]->where() + " dies");
   dead_.insert(rank);
+  troubled_ = true;
   job_breaks();
   kernel_.drop(rank);
   network_.lose(rank, kernel_.delay(2'000'000));
@@ -204,10 +293,17 @@ void World::job_breaks() {
 }
 
 void World::check_in_time(int64_t begun_ns) {
-  const int64_t since = std::max(begun_ns, broken_ns_);
+  const int64_t since = std::max({begun_ns, broken_ns_, hurt_ns_});
   if (broken_ns_ != 0 && kernel_.now_ns() - since > kPatience) {
     give_up("a call of a broken job ends after " + std::to_string(kernel_.now_ns() - since) +
             " ns");
+  }
+}
+
+void World::check_wait(Rank rank, int64_t begun_ns) const {
+  const int64_t took_ns = now_ns() - std::max(begun_ns, hurt_ns_);
+  if (took_ns > patience_ns_) {
+    give_up("rank " + std::to_string(rank) + " waits for " + std::to_string(took_ns) + " ns");
   }
 }
 
@@ -223,7 +319,7 @@ void World::reach(Rank rank, int64_t sync) {
 
 // All ranks agree whether a call has worked.
 void World::check_calls() {
-  const bool aborted = broken_ns_ != 0;
+  const bool aborted = broken_ns_ != 0 || broke_;
   for (size_t c = 0; c < program_.calls.size(); ++c) {
     uint8_t ends = 0;
     for (const auto& rank : ranks_) {

@@ -25,6 +25,8 @@ struct Statistics {
   int64_t duplicates = 0;
   int64_t deaths = 0;   // at any moment, not as planned
   int64_t leaders = 0;  // among them
+  int64_t stops = 0;    // longer than others wait
+  int64_t cuts = 0;     // links that have ended or lost something
   int64_t hosts = 0;
   int64_t several_hosts = 0;  // worlds
   void add(const Statistics& other);
@@ -40,7 +42,9 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
   // `rank` dies so many turns after all have started, wherever it is, unless it would be the last that lives.
-  void doom(Rank rank, uint64_t turns) { dooms_.emplace(turns, rank); }
+  void doom(Rank rank, uint64_t turns) {
+    faults_.emplace(turns, [this, rank] { let_die(rank); });
+  }
   int living() const { return static_cast<int>(ranks_.size() - dead_.size()); }
   // Fails the test if a rank gets what the program does not allow, or nothing in time.
   Statistics run();
@@ -54,12 +58,24 @@ class World {
   void die_now(Rank rank);                                     // the calling thread's own
   void job_breaks();                                           // all calls end soon
   void check_in_time(int64_t begun_ns);
+  void check_wait(Rank rank, int64_t begun_ns) const;  // of one call, that has just ended
+  // A rank has seen the job's end without being asked to leave.
+  void count_broken() { broke_ = true; }
+  bool troubled() const { return troubled_; }
   void count_duplicate() { ++statistics_.duplicates; }
 
  private:
   std::vector<Rank> settle_on_hosts();
   void make_faults();
-  void let_die();
+  std::pair<Rank, Rank> two_hosts();
+  using Carries = Network::Carries;
+  Carries random_carried();
+  void make_due_faults();
+  void tell(const std::string& what) const;
+  void stop(Rank rank, int64_t for_ns);
+  void cut(Rank one, Rank other);
+  bool gone(Rank rank) const { return dead_.contains(rank) || frozen_.contains(rank); }
+  void let_die(Rank rank);
   void die(Rank rank);
   void tell(Rank to, Rank dead);
   bool all_done() const;
@@ -78,12 +94,17 @@ class World {
   std::map<Rank, Config> configs_;
   std::vector<std::unique_ptr<SimulatedRank>> ranks_;
   std::set<Rank> dead_;
+  std::set<Rank> frozen_;       // stopped for ever
   std::vector<int64_t> syncs_;  // by rank
   int64_t passed_ = -1;
   size_t up_ = 0;
-  uint64_t turns_ = 0;  // since all are up
-  std::multimap<uint64_t, Rank> dooms_;
-  int64_t broken_ns_ = 0;  // since when the job is to fail
+  uint64_t turns_ = 0;                                     // since all are up
+  std::multimap<uint64_t, std::function<void()>> faults_;  // by turn
+  int64_t broken_ns_ = 0;                                  // since when the job is to fail
+  bool broke_ = false;
+  bool troubled_ = false;  // the program's trouble has begun
+  int64_t hurt_ns_ = 0;    // when the last fault began, or a rank went on
+  int64_t patience_ns_;    // for which a call waits after that
   uint64_t rescued_ = 0;
 };
 
