@@ -8,7 +8,7 @@ the same order on all ranks, whichever threads call.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from farandole._library import is_from_core
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import memory_in_use, messages
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.prepared import PreparedPlan, key_of, prepare
-from farandole.c10d.work import DoneWork, Futures, GroupWork
+from farandole.c10d.work import Futures, GroupWork
 from farandole.calls import part
 from farandole.calls.handles import OneHandle, take, wait_until
 from farandole.calls.leases import in_flight
@@ -66,27 +65,24 @@ class FarandoleGroup(ProcessGroup):
 
     # ---- calls
 
-    def start(self, kind: str, *args: Any, **kwargs: Any) -> Work:
-        """Starts the collective that c10d calls `kind`; reports an error to the other ranks."""
-        op, plan_of, names = PLANS[kind]
+    def start(self, kind: str, *args: Any, **kwargs: Any) -> Work | None:
+        """Starts the collective that c10d calls `kind`; reports an error to the other ranks.
+
+        Returns None if the options say that the caller only waits, and the call is complete.
+        """
         number = self._number_of_set(kind)
         self._calls += 1
-        if len(self._numbers) > _MANY:
-            self._in_flight()
         key, x, y, given = key_of(kind, args, kwargs)
         try:
             plan = self._prepared.get(key)
-            if plan and kind == "barrier" and self._numbers and self._in_flight():
-                plan = None  # a barrier waits for these calls, too
-            if plan and (work := self._start_prepared(plan, kind, x, y, given)) is not None:
-                return work
-            count = plan_of.__code__.co_argcount - 2
-            args, options = _options(names, args, kwargs, count)
-            memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy them
-            new = plan_of(self, *args, options)
-            memory_in_use.wait_for_users((), new.writes())
-            check_writable(new)
-            work, call, buffer = self._submit(kind, new, options)
+            # A barrier waits for calls in flight, too.
+            if plan is not None and not (kind == "barrier" and self._in_flight()):
+                if memory_in_use.count():
+                    memory_in_use.wait_for_users(*self._uses(kind, x, y, given))
+                handle = plan.start(x, y, waits=not getattr(given, "asyncOp", True))
+                if handle is not None:
+                    return self._work(handle, kind, x, y, given) if handle else None
+            work, new, call, buffer = self._start_planned(kind, args, kwargs)
             if key is not None and (plan := prepare(kind, self.rank(), new, call, buffer, x, y)):
                 if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
@@ -94,28 +90,31 @@ class FarandoleGroup(ProcessGroup):
             return work
         except Exception as reason:
             if not is_told(reason):
-                refuse(Call(op, process_set=number), reason)
+                refuse(Call(PLANS[kind][0], process_set=number), reason)
             raise told(reason) from reason.__cause__
         except BaseException as reason:
             part.end(reason)
             raise
 
-    def _start_prepared(
-        self, plan: PreparedPlan, kind: str, x: Tensor | None, y: Tensor | None, options: Any
-    ) -> Work | None:
-        """Submits a prepared call; returns None if a tensor has another layout."""
-        waits = not getattr(options, "asyncOp", True)
-        if memory_in_use.count():
-            memory_in_use.wait_for_users(*self._uses(kind, x, y, options))
-        try:
-            number = plan.start(x, y, waits)
-        except Exception as reason:
-            if is_from_core(reason):  # the core has reported it to the peers
-                told(reason)
-            raise
-        if number is None or number == 0:
-            return None if number is None else DoneWork([] if y is None else [y])
-        self._numbers.append(number)
+    def _start_planned(
+        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[GroupWork, Plan, Call, Buffer]:
+        """Plans and submits a call; returns its work, its plan, and two arguments of prepare()."""
+        _, plan_of, names = PLANS[kind]
+        count = plan_of.__code__.co_argcount - 2
+        args, options = _options(names, args, kwargs, count)
+        memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy them
+        plan = plan_of(self, *args, options)
+        memory_in_use.wait_for_users((), plan.writes())
+        check_writable(plan)
+        work, call, buffer = self._submit(kind, plan, options)
+        return work, plan, call, buffer
+
+    def _work(
+        self, number: int, kind: str, x: Tensor | None, y: Tensor | None, options: Any
+    ) -> GroupWork:
+        """The work of a prepared call under way."""
+        self._note([number])
         seconds = options.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
         results = [] if y is None else [y]
@@ -140,9 +139,10 @@ class FarandoleGroup(ProcessGroup):
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        # own=3: submit()'s callers in farandole are this, start() and a method of c10d's name.
-        numbers = submit(call, inputs or [NOTHING], outputs, own=3, alike=kind not in _UNLIKE)
-        self._numbers.extend(numbers)
+        # own=4: submit()'s callers in farandole are this, _start_planned(), start() and a method of
+        # c10d's name.
+        numbers = submit(call, inputs or [NOTHING], outputs, own=4, alike=kind not in _UNLIKE)
+        self._note(numbers)
 
         def collect(handles: Any) -> None:
             for number in earlier:  # includes calls whose work was dropped
@@ -189,8 +189,16 @@ class FarandoleGroup(ProcessGroup):
             raise ShutdownError(f"{kind}: {self.label} was destroyed, or farandole has shut down")
         return self._set.process_set_id
 
+    def _note(self, numbers: Sequence[int]) -> None:
+        """Remembers the handles of calls that were submitted."""
+        self._numbers.extend(numbers)
+        if len(self._numbers) > _MANY:
+            self._in_flight()
+
     def _in_flight(self) -> list[int]:
         """Handles of the group's unfinished calls. c10d's barrier waits for them, failed or not."""
+        if not self._numbers:
+            return self._numbers
         self._numbers = sorted({number for number, _ in in_flight()}.intersection(self._numbers))
         return self._numbers
 
@@ -202,7 +210,8 @@ class FarandoleGroup(ProcessGroup):
         A `timeout` of 0 does not wait.
         """
         least = None if timeout is None else max(timeout, timedelta(microseconds=1))
-        self.start("barrier", timeout=least).wait()
+        if (work := self.start("barrier", timeout=least)) is not None:
+            work.wait()
 
     # ---- methods that c10d requires
 
@@ -318,8 +327,8 @@ def _end(members: ProcessSet, label: str, futures: Futures) -> None:
     memory_in_use.sweep()
 
 
-def _method(kind: str) -> Callable[..., Work]:
-    def method(self: FarandoleGroup, *args: Any, **kwargs: Any) -> Work:
+def _method(kind: str) -> Callable[..., Work | None]:
+    def method(self: FarandoleGroup, *args: Any, **kwargs: Any) -> Work | None:
         return self.start(kind, *args, **kwargs)
 
     method.__name__ = method.__qualname__ = kind

@@ -3,45 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from farandole._library import is_from_core
 from farandole.arrays.buffers import EMPTY, Buffer
 from farandole.arrays.kinds import kind_of
 from farandole.c10d.calls import Plan
 from farandole.calls.leases import lend
-from farandole.calls.requests import Call, Op, PreparedCall
+from farandole.calls.requests import Call, Op, PreparedCall, told
 from farandole.calls.sites import Site, here
 
 __all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
-def _reduction(options: Any) -> Hashable:
-    return options.reduceOp.op  # type: ignore[no-any-return]
-
-
-def _root(options: Any) -> Hashable:
-    return options.rootRank  # type: ignore[no-any-return]
-
-
-def _no_terms(_: Any) -> Hashable:
-    return None
-
-
-# By c10d's name of a method: the core's call if no tensor is copied, and what the key takes from
-# the options.
-_KINDS: dict[str, tuple[Op, Callable[[Any], Hashable]]] = {
-    "allreduce": (Op.ALLREDUCE, _reduction),
-    "broadcast": (Op.BROADCAST, _root),
-    "all_gather_single": (Op.ALLGATHER, _no_terms),
-    "_allgather_base": (Op.ALLGATHER, _no_terms),
-    "reduce_scatter_single": (Op.REDUCESCATTER, _reduction),
-    "_reduce_scatter_base": (Op.REDUCESCATTER, _reduction),
-    "barrier": (Op.BARRIER, _no_terms),
+# By c10d's name of a method: the core's call if no tensor is copied, and the option in the key. To
+# read an option takes as long as ten attributes of a tensor.
+_KINDS: dict[str, tuple[Op, str]] = {
+    "allreduce": (Op.ALLREDUCE, "reduceOp"),
+    "broadcast": (Op.BROADCAST, "rootRank"),
+    "all_gather_single": (Op.ALLGATHER, "timeout"),
+    "_allgather_base": (Op.ALLGATHER, "timeout"),
+    "reduce_scatter_single": (Op.REDUCESCATTER, "reduceOp"),
+    "_reduce_scatter_base": (Op.REDUCESCATTER, "reduceOp"),
+    "barrier": (Op.BARRIER, "timeout"),
 }
 # The key; the input and the output, None if the call has none; c10d's options.
 Keyed = tuple[Hashable, Tensor | None, Tensor | None, Any]
@@ -58,17 +46,13 @@ def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
         args = *args, kwargs["opts"]
     try:
         *tensors, options = args
-        terms = kind, _KINDS[kind][1](options), options.timeout
+        terms = kind, getattr(options, _KINDS[kind][1])
         if kind == "barrier":
             return _NO_KEY if tensors else (terms, None, None, options)
         if len(tensors) == 1:
             (x,) = tensors[0]
-            if x.layout is not torch.strided:
-                return _NO_KEY
             return (terms, x.dtype, x.shape), x, x, options
         y, x = tensors
-        if y.layout is not torch.strided or x.layout is not torch.strided:
-            return _NO_KEY
         return (terms, x.dtype, x.shape, y.dtype, y.shape), x, y, options
     except (AttributeError, TypeError, ValueError, RuntimeError):
         # Separate options, lists of tensors, nested tensors.
@@ -132,9 +116,14 @@ class PreparedPlan:
                 return None
             if self._output and not self._may_lie(pointer, x, output, y):
                 return None
-        site = here(5)  # here, this, _start_prepared, start and a method of c10d's name
+        site = here(4)  # here, this, the group's start and a method of c10d's name
         call = self._prepared.get(site.text) or self._prepare(site)
-        return lend(call.call if waits else call.start, pointer, output, memory)
+        try:
+            return lend(call.call if waits else call.start, pointer, output, memory)
+        except Exception as reason:
+            if is_from_core(reason):  # the core has reported it to the peers
+                told(reason)
+            raise
 
     def _may_lie(self, pointer: int, x: Any, output: int, y: Any) -> bool:
         """False if input and output overlap, so that the call needs a copy."""

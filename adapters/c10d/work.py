@@ -16,7 +16,7 @@ from torch.futures import Future
 from farandole.c10d import memory_in_use
 from farandole.calls.handles import Handle
 
-__all__ = ["DoneWork", "Futures", "GroupWork"]
+__all__ = ["Futures", "GroupWork"]
 
 _NONE = timedelta(0)  # in c10d: use the group's time-out
 
@@ -193,39 +193,4 @@ class GroupWork(Work):
             complete(future, self, self.outcome())
         else:
             self._futures.add(self, future)
-        return future
-
-
-class DoneWork(Work):
-    """The work of a blocking call that has already succeeded."""
-
-    def __init__(self, results: list[Tensor]) -> None:
-        """Takes the output tensors."""
-        super().__init__()
-        self._results = results
-
-    def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Returns at once."""
-        return True
-
-    def synchronize(self) -> None:
-        """Returns at once."""
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """None, because it has succeeded."""
-
-    def result(self) -> list[Tensor]:
-        """The output tensors."""
-        return self._results
-
-    def get_future(self) -> Future[list[Tensor]]:
-        """A completed future of the output tensors."""
-        future: Future[list[Tensor]] = Future()
-        future.set_result(self._results)
         return future

@@ -2,6 +2,7 @@
 #include "runtime/runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -12,6 +13,10 @@
 
 namespace farandole {
 namespace {
+
+// call() waits for so long before its caller handles signals and checks its own time-out. Most calls end within it.
+// While a caller ran other code between submission and wait, the background thread would take the work over.
+constexpr std::chrono::milliseconds kCallPatience{20};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
   Coordinator::Settings settings;
@@ -227,20 +232,26 @@ void Runtime::submit(std::span<PreparedSubmission> batch) {
 }
 
 bool Runtime::call(PreparedSubmission& prepared) {
-  if (config_.check_numerics || prepared.call->submission.device != kCpuDevice) {
+  const bool on_cpu = prepared.call->submission.device == kCpuDevice;
+  if (config_.check_numerics || !on_cpu) {
     submit({&prepared, 1});
-    return false;
+    if (!on_cpu) return false;
+  } else {
+    std::exception_ptr error;
+    try {
+      if (calls_->call(prepared)) return true;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    driver_->after_submit();
+    if (error) std::rethrow_exception(error);
   }
-  bool done = false;
-  std::exception_ptr error;
-  try {
-    done = calls_->call(prepared);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (!done) driver_->after_submit();
-  if (error) std::rethrow_exception(error);
-  return done;
+  const Handle handle = prepared.handles.front();
+  Failure failure;
+  const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
+  if (end != WaitEnd::kDone) return false;
+  handles().release(handle);
+  return true;
 }
 
 void Runtime::refuse(const farandole_request& request, const Failure& why) {

@@ -38,7 +38,7 @@ class Runtime {
   CheckedCall prepare(std::span<const farandole_request> tensors, size_t count);
   // Submits in order, up to the first that fails, and throws its error. Sets the handles of those before.
   void submit(std::span<PreparedSubmission> batch);
-  // Makes one call whose caller only waits. True: it is done, and has no handle.
+  // Makes one call whose caller only waits. True: it is done, and has no handle. False: it is under way, or has failed.
   bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
   void lose(Rank rank, Failure failure);
