@@ -211,8 +211,6 @@ JAX = Phase("test-jax", 6, lacks=_no_index, prepare="build/jax/.stamp")
 TENSORFLOW = Phase("test-tensorflow", 6, lacks=_no_index, prepare="build/tensorflow/.stamp")
 KERAS = Phase("test-keras", 6, lacks=_no_index)
 DOCS = Phase("docs", 2, lacks=_no_index, pytest=False, prepare="build/docs/.stamp")
-FUZZ = Phase("fuzz", 1.5, args="--seconds 60", pytest=False)
-SOAK = Phase("soak", 1, args="--seeds 20", pytest=False)
 SUITES = {
     "test": QUICK,
     "all": (
@@ -229,8 +227,8 @@ SUITES = {
         Phase("test-aarch64-wheel", 6, lacks=_no_aarch64_python, pytest=False),
         Phase("test-matrix", 18, lacks=_no_index),
         Phase("release-check", 20, lacks=_no_index, pytest=False),
-        FUZZ,
-        SOAK,
+        Phase("fuzz", 1.5, args="--seconds 60", pytest=False),
+        Phase("soak", 1, args="--seeds 100", pytest=False),
         STRANGERS,
         RECIPES,
         JAX,
@@ -266,8 +264,6 @@ SUITES = {
         ),
         Phase("test-hosts-quick", 4, lacks=hosts.why_not),
         STRANGERS,
-        FUZZ,
-        SOAK,
         SCHEDULES,
     ),
 }
