@@ -29,7 +29,7 @@ NOBODY = "signal.pause()"  # whoever is started later never joins
 # ---- deaths
 
 
-@pytest.mark.parametrize(("ranks", "victim", "step"), [(1, 0, 5), (2, 1, 11), (4, 0, 7), (4, 3, 1)])
+@pytest.mark.parametrize(("ranks", "victim", "step"), [(1, 0, 5), (2, 1, 11), (3, 0, 7)])
 def test_a_killed_rank(
     elastic_ranks: Start, tmp_path: Path, ranks: int, victim: int, step: int
 ) -> None:
@@ -73,16 +73,14 @@ def test_one_after_the_other_until_one_is_left(elastic_ranks: Start, tmp_path: P
     assert re.findall(r"^(\d) of \d ranks recorded", said, re.MULTILINE) == ["4", "3", "2", "1"]
 
 
-@pytest.mark.parametrize(("in_reset", "in_sync"), [(0, 1), (2, 0)])
-def test_deaths_during_recovery(elastic_ranks: Start, in_reset: int, in_sync: int) -> None:
-    """Of a rank of the second world, and, while the others copy rank 0's state, of the third."""
-    when = f"""(place, state.world, rank) in (
-        ('reset', 2, {in_reset}), ('sync', 3, {in_sync})) or (
+def test_deaths_during_recovery(elastic_ranks: Start) -> None:
+    """Rank 0 of the second world dies, then that of the third, while the others copy its state."""
+    when = """(place, state.world, rank) in (('reset', 2, 0), ('sync', 3, 0)) or (
         place == 'step' and (state.world, step, rank) == (1, 3, 1))"""
     check(elastic_ranks(worlds(when, joins=NOBODY), 4, *ALONE).finish().check().out, 1, 4)
 
 
-@pytest.mark.parametrize("turn", [1, 3, 5])
+@pytest.mark.parametrize("turn", [1, 5])
 def test_a_rank_dies_in_the_first_init(elastic_ranks: Start, turn: int) -> None:
     """The other one's init() goes on with the next one: its process stays."""
     dies = f"""
@@ -241,7 +239,7 @@ def dies(place, state):
 
 
 @pytest.mark.parametrize(
-    ("source", "code"), [("import no_such_module\n", 1), ("def f(:\n", 1), ("'nothing to do'", 0)]
+    ("source", "code"), [("import no_such_module\n", 1), ("'nothing to do'", 0)]
 )
 def test_an_end_before_init_is_not_tried_again(
     elastic_ranks: Start, source: str, code: int
@@ -258,14 +256,13 @@ def test_an_end_before_init_is_not_tried_again(
 # ---- programs
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_two_trainings_in_one_program(elastic_ranks: Start, ranks: int) -> None:
-    """Each goes on from its own commits, though their states have the same names. New ranks can't
-    begin with the second: all begin anew."""
-    source = WORLDS.replace("def main():\n", "def train_once():\n") + f"\nRANKS = {ranks}\n"
+def test_two_trainings_in_one_program(elastic_ranks: Start) -> None:
+    """Each continues from its own commits, though their states have the same names. New ranks can't
+    start with the second: all restart."""
+    source = WORLDS.replace("def main():\n", "def train_once():\n")
     source += """
 def event(state):
-    if state.steps == 10 and len(ended) == 1 and fd.rank() == RANKS - 1 and first("died"):
+    if state.steps == 10 and len(ended) == 1 and fd.rank() == 1 and first("died"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 ended = []
@@ -274,10 +271,10 @@ ended.append(1)
 state = Doomed(epoch=0, counted=0, seen=[], weights=np.ones(5), steps=0, sizes=[])
 train_once()
 """
-    out = elastic_ranks(source, ranks, **EACH).finish().check().out
+    out = elastic_ranks(source, 2, **EACH).finish().check().out
     assert "on the disk" in out
-    sizes = ",".join([str(ranks)] * 12)
-    found = re.findall(rf"rank 0 of {ranks} in world \d+, (.*): (.*)", out)
+    sizes = ",".join(["2"] * 12)
+    found = re.findall(r"rank 0 of 2 in world \d+, (.*): (.*)", out)
     assert set(found) == {(sizes, undisturbed())}
 
 

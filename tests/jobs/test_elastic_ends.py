@@ -55,8 +55,10 @@ def all_of(job: SupervisedJob) -> str:
 # ---- signals to ranks and agents
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize(("ranks", "victim"), [(1, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("number", "ranks", "victim"),
+    [(signal.SIGTERM, 1, 0), (signal.SIGUSR1, 2, 1), (signal.SIGTERM, 3, 1)],
+)
 def test_a_rank_that_is_preempted(
     elastic_ranks: Start, number: int, ranks: int, victim: int
 ) -> None:
@@ -79,9 +81,8 @@ GOES_ON = "--checkpoint-dir {folder} goes on from there"
 @pytest.mark.parametrize(
     ("who", "number", "says"),
     [
-        ("agent", signal.SIGTERM, HOST_GOES.format("SIGTERM")),  # of the only host
-        ("agent", signal.SIGUSR1, HOST_GOES.format("SIGUSR1")),
-        ("supervisor", signal.SIGTERM, GOES_ON),
+        # SIGTERM, too: tests of ranks that do not leave.
+        ("agent", signal.SIGUSR1, HOST_GOES.format("SIGUSR1")),  # of the only host
         ("supervisor", signal.SIGUSR1, GOES_ON),
         ("supervisor", signal.SIGHUP, GOES_ON),
         ("supervisor", signal.SIGKILL, "the supervisor does not answer"),

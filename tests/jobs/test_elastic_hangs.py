@@ -34,8 +34,8 @@ def hangs(victims: set[int], how: str) -> str:
 
 @pytest.mark.parametrize(
     ("ranks", "victims", "how"),
-    [(2, {1}, STOPS), (2, {1}, LOOPS), (2, {0}, LOOPS), (4, {1, 3}, STOPS)],
-    ids=["1 of 2 stopped", "1 of 2 loops", "rank 0 loops", "2 of 4 stopped"],
+    [(2, {1}, LOOPS), (2, {0}, LOOPS), (3, {1, 2}, STOPS)],
+    ids=["1 of 2 loops", "rank 0 loops", "2 of 3 stopped"],
 )
 def test_ranks_that_hang(elastic_ranks: Start, ranks: int, victims: set[int], how: str) -> None:
     """The others wait for them in a collective. The supervisor ends them, and others come."""
@@ -46,19 +46,17 @@ def test_ranks_that_hang(elastic_ranks: Start, ranks: int, victims: set[int], ho
     check(out, ranks)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_all_ranks_stopped(elastic_ranks: Start, ranks: int) -> None:
+def test_all_ranks_stopped(elastic_ranks: Start) -> None:
     """Nobody is left to say so, but the agent."""
-    out = elastic_ranks(hangs(set(range(ranks)), STOPS), ranks, **LIMITS).finish().check().out
+    out = elastic_ranks(hangs({0, 1}, STOPS), 2, **LIMITS).finish().check().out
     assert "has been stopped for 3 s: killed" in out
-    check(out, ranks)
+    check(out, 2)
 
 
-@pytest.mark.parametrize("how", [STOPS, LOOPS], ids=["stopped", "loops"])
-def test_a_rank_that_hangs_in_a_restart(elastic_ranks: Start, how: str) -> None:
+def test_a_rank_that_hangs_in_a_restart(elastic_ranks: Start) -> None:
     """All have left the world; one does not come to the next."""
     event = "if state.steps == 5 and first(str(fd.rank())): raise fd.LibraryError('a broken cable')"
-    hang = f"\nif fd.rank() == 1 and first('2'): runtime.init = lambda *_: exec({how!r})\n"
+    hang = f"\nif fd.rank() == 1 and first('2'): runtime.init = lambda *_: exec({LOOPS!r})\n"
     source = training(event).replace("\nmain()", f"\nfrom farandole import runtime{hang}main()")
     out = elastic_ranks(source, 2, **LIMITS).finish().check().out
     assert "world 2: 2 ranks from commit 5\n" in out
@@ -71,12 +69,11 @@ def test_a_rank_that_hangs_in_a_restart(elastic_ranks: Start, how: str) -> None:
 @pytest.mark.parametrize(
     ("joins", "late"),
     [
-        (STOPS, ""),
         ("signal.pause()", ""),
         ("pass", "if fd.size() == 1: " + STOPS),
         ("import farandole.runtime as r; r.init = lambda *_: signal.pause()", ""),
     ],
-    ids=["stopped before init", "hangs before init", "before training", "in init"],
+    ids=["before init", "before training", "in init"],
 )
 def test_one_that_does_not_join(elastic_ranks: Start, joins: str, late: str) -> None:
     """Training does not wait for it, and it is gone at the end."""

@@ -64,30 +64,32 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def farandole_run(*words: str, ranks: int = 2) -> str:
-    """The output of a job that ends well."""
-    with Process([FARANDOLE, "run", "-np", str(ranks), *words], MPI_ENVIRONMENT) as job:
+def farandole_run(*words: str) -> str:
+    """The output of a job of two ranks that ends well."""
+    with Process([FARANDOLE, "run", "-np", "2", *words], MPI_ENVIRONMENT) as job:
         return job.end().check().out
 
 
 @pytest.mark.parametrize(
-    ("launcher", "modules"),
+    ("launcher", "backend", "modules"),
     [
-        ("farandole run", []),
-        ("farandole run", ["farandole.torch"]),
-        ("mpirun", ["farandole.torch"]),
+        ("farandole run", "farandole", []),
+        ("farandole run", "gloo", []),
+        ("torchrun", "farandole", ["farandole.torch"]),
+        ("mpirun", "gloo", ["farandole.torch"]),
     ],
-    ids=["farandole run, no import", "farandole run", "mpirun"],
 )
-@pytest.mark.parametrize("backend", ["farandole", "gloo"])
 def test_one_model(script: str, launcher: str, backend: str, modules: list[str]) -> None:
-    command = [sys.executable, script, backend, *modules]
+    command = [script, backend, *modules]
     if launcher == "mpirun":
-        out = mpirun(command, 2, PATIENCE).check().out
+        out = mpirun([sys.executable, *command], 2, PATIENCE).check().out
+    elif launcher == "torchrun":
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        with Process([*run, *command], MPI_ENVIRONMENT) as job:
+            out = job.end().check().out
     else:
-        out = farandole_run(*command, ranks=3)
-    ranks = 2 if launcher == "mpirun" else 3
-    assert out.count(f"moved by {ranks - 1}.000.") == ranks, out  # twice the mean of 0, 1 (and 2)
+        out = farandole_run(sys.executable, *command)
+    assert out.count("moved by 1.000.") == 2, out  # twice the mean of 0 and 1
     assert ALONE not in out
 
 
@@ -150,18 +152,13 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (TRAINS.format(module="import farandole.torch"), "has made an optimizer step"),
-    ],
-)
-def test_who_meets_nobody_says_so_once(tmp_path: Path, program: str, said: str) -> None:
+def test_who_meets_nobody_says_so_once(tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
-    path.write_text(program)
+    path.write_text(TRAINS.format(module="import farandole.torch"))
     out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    said = f"has made an optimizer step {ALONE}"
     for rank in range(2):
-        assert len(re.findall(rf"rank {rank} of the 2 of .*, {said} {ALONE}", out)) == 1, out
+        assert len(re.findall(rf"rank {rank} of the 2 of .*, {said}", out)) == 1, out
     assert out.count(ALONE) == 2
     assert "Remedy: call init() of farandole" in out
 
@@ -173,13 +170,18 @@ def one_after_the_other(*commands: list[str]) -> str:
 
 
 def test_helpers_say_nothing() -> None:
+    shows_help = "import argparse\nimport farandole.torch\nargparse.ArgumentParser().parse_args()"
+    alone = "import os\nos.environ['FARANDOLE_RENDEZVOUS'] = 'none'\nimport farandole"
     out = one_after_the_other(
         [sys.executable, "-c", "import farandole"],
+        [sys.executable, "-c", shows_help, "--help"],
+        [sys.executable, "-c", alone],
         [sys.executable, "-m", "farandole", "config"],
         [FARANDOLE, "config"],
     )
     assert out.count("FARANDOLE_STALL_WARN = ") == 4, out
     assert ALONE not in out
+    assert UNUSED not in out
 
 
 # What no module of Python has started: as Horovod does, or petsc4py.
@@ -196,19 +198,14 @@ library.MPI_Init(None, None)
 atexit.register(library.MPI_Finalize)
 """
 QUIET = (
-    "import farandole",
-    "import argparse\nimport farandole.torch\nargparse.ArgumentParser().parse_args(['--help'])",
     TRAINS.format(module="import farandole.torch" + LIBMPI),
     "import farandole\nfrom mpi4py import MPI\nassert MPI.COMM_WORLD.Get_size() == 2",
     "import farandole\nfarandole.init()\nfarandole.shutdown()",
-    "import os\nos.environ['FARANDOLE_RENDEZVOUS'] = 'none'\nimport farandole",
 )
 
 
 @pytest.mark.parametrize("program", QUIET)
-def test_who_meets_the_others_or_wants_to_be_alone_says_nothing(
-    tmp_path: Path, program: str
-) -> None:
+def test_who_meets_the_others_says_nothing(tmp_path: Path, program: str) -> None:
     path = tmp_path / "quiet.py"
     path.write_text(program)
     out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
@@ -246,15 +243,7 @@ def test_ranks_of_an_elastic_job_share_the_cores(tmp_path: Path) -> None:
         "print(f'{os.environ[\"OMP_NUM_THREADS\"]} threads.', flush=True)\n"
     )
     cores = len(os.sched_getaffinity(0))
-    out = farandole_run("--elastic", sys.executable, str(path), ranks=2)
+    out = farandole_run("--elastic", sys.executable, str(path))
     assert out.count(f"{max(1, cores // 2)} threads.") == 2, out
     out = farandole_run("--elastic", "-x", "OMP_NUM_THREADS=7", sys.executable, str(path))
     assert out.count("7 threads.") == 2, out
-
-
-def test_torchruns_own_scripts_say_nothing(script: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with Process([*command, script, "farandole", "farandole.torch"], MPI_ENVIRONMENT) as job:
-        out = job.end().check().out
-    assert out.count("moved by 1.000.") == 2
-    assert ALONE not in out
