@@ -25,19 +25,16 @@ SECONDS = 240
         ("transformers", "transformers_trainer.py"),
     ],
 )
-def test_several_ranks_train_as_one_process_does(
-    package: str, program: str, tmp_path: Path
-) -> None:
+def test_two_ranks_train_as_one_process_does(package: str, program: str, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"needs {package}: make test-recipes")
     command = [sys.executable, str(EXAMPLES / program)]
     parameters = str(tmp_path / "one.pt")
     alone = [*command, "--save", parameters]
     subprocess.run(alone, cwd=tmp_path, check=True, timeout=SECONDS)
-    for ranks in (2, 4):
-        result = mpirun([*command, "--compare", parameters], ranks, timeout=SECONDS)
-        assert result.returncode == 0, result.out
-        assert "parameters identical on all ranks: yes" in result.out, result.out
-        assert "equal to one process with all data: yes" in result.out, result.out
+    result = mpirun([*command, "--compare", parameters], 2, timeout=SECONDS)
+    assert result.returncode == 0, result.out
+    assert "parameters identical on all ranks: yes" in result.out, result.out
+    assert "equal to one process with all data: yes" in result.out, result.out
 
 
 PROGRAM = """
@@ -65,8 +62,7 @@ def launch(options: list[str], folder: Path) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("mode", ["plain", "backend"])
-@pytest.mark.parametrize("by", ["torchrun", "mpirun"])
+@pytest.mark.parametrize(("by", "mode"), [("torchrun", "backend"), ("mpirun", "plain")])
 def test_accelerate_launch(by: str, mode: str, tmp_path: Path) -> None:
     """Its two launchers of several processes."""
     pytest.importorskip("accelerate", reason="needs accelerate: make test-recipes")
