@@ -30,7 +30,7 @@ struct PreparedCall {
   // Submits a call on one tensor. `waits`: the caller will only wait, so it may complete here; then returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
-      throw Error(ErrorCode::kInvalidArgument, "this call is of several tensors");
+      throw Error(ErrorCode::kInvalidArgument, "this call has several tensors");
     }
     Handle handle = 0;
     PreparedSubmission one{&call, {&input, 1}, {&output, 1}, {}, {&handle, 1}};
@@ -97,12 +97,12 @@ inline Error forked_error() {
   const std::string parent = process().runtime
                                  ? "rank " + std::to_string(process().runtime->topology().rank)
                                  : std::string("one that had imported farandole");
-  return {ErrorCode::kShutdown,
-          "this process was forked from " + parent +
-              " and can't take part itself: only the rank's own process may. Remedy: a DataLoader "
-              "worker returns its data, and the loop that receives them calls farandole; rank(), "
-              "size() and their kind work in it. A process that is to be a world of its own is "
-              "started anew, by subprocess"};
+  return {
+      ErrorCode::kShutdown,
+      "this process was forked from " + parent +
+          " and can't take part itself: only the rank's own process may. Remedy: let a DataLoader "
+          "worker return its data, and call farandole where they arrive; rank(), size() and the "
+          "like work in the worker. Start a process with its own world by subprocess"};
 }
 
 template <class Body>

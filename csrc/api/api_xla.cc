@@ -33,7 +33,7 @@ Buffers buffers_of(const xla::Values& values) {
   for (int64_t i = 0; i < values.count; ++i) {
     const auto* buffer = static_cast<const xla::Buffer*>(values.values[i]);
     if (values.kinds[i] != xla::kBuffer || !has(*buffer))
-      unreadable("it passes other than buffers");
+      unreadable("it passes something other than buffers");
     if (buffer->type != xla::kToken) found.push_back(buffer);
   }
   return found;
@@ -200,8 +200,8 @@ class XlaCall {
       return ": within jit all ranks bring equal shapes; make the call outside, or pad them";
     }
     return ", because " + text_of_ranks(without) +
-           " brought no rows: who has joined brings none. Make the call outside of jit, or before "
-           "any rank calls join()";
+           " brought no rows: a joined rank has none. Make the call outside of jit, or before any "
+           "rank calls join()";
   }
 
   // Copies a result that the core allocated, if it has the shape for which the program was compiled.

@@ -112,8 +112,8 @@ void write_events(Json& json, const FlightPage& page, size_t most) {
 FlightMemory attached(const Segment& segment) {
   if (const auto memory = FlightMemory::attach(segment.data(), segment.size())) return *memory;
   throw Error(ErrorCode::kInvalidArgument,
-              "this memory holds no flight recorders of this build of farandole; use the very "
-              "installation that the job runs");
+              "this memory holds no flight recorders of this build of farandole; use the "
+              "installation that the job uses");
 }
 
 // Returns nullopt if the memory holds no plausible identity.

@@ -68,8 +68,8 @@ class CommOf final : public MpiComm {
     check(mpi_.query_thread(&threads), "MPI_Query_thread");
     if (threads >= Abi::kThreadMultiple) return;
     throw Error(ErrorCode::kLibrary,
-                "MPI was initialised for calls from one thread at a time; between hosts farandole "
-                "calls it beside the program. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
+                "MPI was initialised for calls from one thread at a time, but farandole calls it "
+                "from a second thread. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
                 "or call MPI.Init_thread(MPI.THREAD_MULTIPLE)");
   }
 
@@ -187,10 +187,10 @@ std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
   }
   throw Error(ErrorCode::kLibrary,
               mpi->name() + " (\"" + version +
-                  "\") has none of the binary interfaces that farandole knows: Open MPI's "
+                  "\") has no binary interface that farandole knows: Open MPI's "
                   "(ompi_mpi_comm_world), MPICH's (MPI_Get_library_version names MPICH, Intel, "
                   "MVAPICH or ParaStation), MPI 5's (MPI_Abi_get_version). Remedy: set "
-                  "FARANDOLE_WIRE=tcp, with which farandole sends by TCP between hosts");
+                  "FARANDOLE_WIRE=tcp, so that farandole uses TCP between hosts");
 }
 
 bool MpiRequest::test() {
