@@ -88,8 +88,8 @@ std::vector<std::string> BackendFactory::names_of(const ProcessSet& set) const {
 std::unique_ptr<Backend> BackendFactory::open_backend(SetId id, const ProcessSet& set,
                                                       Segment& staging, Feeds feeds) const {
   std::vector<int> locals = topology_.locals_among(set.ranks);
-  std::vector<EventCount*> wakeups;
-  for (int local : locals) wakeups.push_back(fabric_.wakeups()[static_cast<size_t>(local)]);
+  std::vector<Wakeup> wakeups;
+  for (int local : locals) wakeups.push_back(fabric_.control().wakeup(local));
   if (wakeups.size() < set.ranks.size()) {
     return backend_across_hosts(id, set, staging, feeds, std::move(wakeups));
   }
@@ -121,7 +121,7 @@ std::shared_ptr<Cell> BackendFactory::open_cell(SetId id, const ProcessSet& set,
 
 std::unique_ptr<Backend> BackendFactory::backend_across_hosts(
     SetId id, const ProcessSet& set, Segment& staging, Feeds feeds,
-    std::vector<EventCount*> wakeups) const {
+    std::vector<Wakeup> wakeups) const {
   HierarchicalBackend::Setup setup{host_map(topology_, set.ranks)};
   setup.member = set.member;
   setup.memory = staging.data();

@@ -33,7 +33,7 @@ class BackendFactory {
   std::vector<std::string> names_of(const ProcessSet& set) const;
   std::unique_ptr<Backend> backend_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
                                                 Feeds feeds,
-                                                std::vector<EventCount*> wakeups) const;
+                                                std::vector<Wakeup> wakeups) const;
 
   const Config& config_;
   const Topology& topology_;

@@ -35,7 +35,7 @@ class Driver {
     Engine& engine;
     RankCalls& calls;
     RankWatch& watch;
-    EventCount& wakeup;  // this rank's
+    Wakeup wakeup;  // this rank's
     MemberChannel& channel;
     bool leads;  // this rank is its host's leader
     Spin caller_spin;

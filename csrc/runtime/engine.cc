@@ -34,6 +34,7 @@ bool Engine::step() {
   std::lock_guard lock(work_mutex_);
   bool moved = control();
   if (calls_.job.broken()) return moved;
+  if (setup_.poller) setup_.poller->take_news();
   moved |= lanes_.step();
   moved |= gpu_.step();
   return moved;
@@ -75,6 +76,7 @@ void Engine::tell_of_ranks() {
 
 // Applies the log before local failures: it may give a better cause, or say that all have stopped.
 bool Engine::control() {
+  if (setup_.poller) setup_.poller->collect();
   bool moved = say();
   for (bool first = true; !calls_.job.broken(); first = false) {
     const auto message = setup_.channel.next_entry();
@@ -94,7 +96,11 @@ bool Engine::has_work() const {
   if (calls_.job.failing() || setup_.channel.can_flush()) return true;
   if (setup_.leader && setup_.leader->has_work()) return true;
   if (calls_.job.broken()) return false;
-  return setup_.channel.has_entry() || gpu_.ready() || lanes_.ready();
+  return setup_.channel.has_entry() || gpu_.ready() || lanes_.ready() || sockets_ready();
+}
+
+bool Engine::sockets_ready() const {
+  return setup_.poller && (setup_.poller->has_news() || setup_.poller->ready());
 }
 
 bool Engine::moving() const {

@@ -24,6 +24,7 @@ class Engine {
     RankWatch& watch;
     const BackendFactory& backends;
     Spin caller_spin;  // for a caller that waits in a cell
+    Poller* poller;    // null: no other host can send to this rank
   };
   Engine(Setup setup, Segment world_staging);
 
@@ -54,6 +55,7 @@ class Engine {
  private:
   bool control();
   bool say();
+  bool sockets_ready() const;
   void apply(const Entry& entry);
   void on(const Run& run);
   void on(const OpenSet& open);

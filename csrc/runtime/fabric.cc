@@ -53,7 +53,6 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
   // The others use it only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
-  wakeups_ = control().wakeups();
 }
 
 void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
@@ -68,10 +67,25 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
+// Collective on the host.
+void Fabric::share_bells(Deadline deadline) {
+  poller_ = std::make_unique<Poller>();
+  bells_.resize(static_cast<size_t>(topology_.local_size()));
+  for (const Poller::Bell bell : {Poller::kDriver, Poller::kOther}) {
+    if (topology_.local_size() > 1) rung_[bell] = sockets_.share(poller_->bell(bell), deadline);
+    for (size_t local = 0; local < rung_[bell].size(); ++local) {
+      bells_[local].fds[bell] = rung_[bell][local].get();
+    }
+    bells_[static_cast<size_t>(topology_.local_rank)].fds[bell] = poller_->bell(bell);
+  }
+  bells_[static_cast<size_t>(topology_.local_rank)].poller = poller_.get();
+}
+
 // "auto" prefers MPI if the job has one, because MPI also uses networks faster than TCP.
 void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;
+  share_bells(deadline);
   if (leads()) link_leaders(listener, peer_infos, deadline);
   if (config_.wire != "tcp") open_wire_ = by_mpi();
   if (!open_wire_) open_wire_ = by_tcp(std::move(listener), peer_infos);
@@ -93,6 +107,7 @@ OpenWire Fabric::by_tcp(TcpListener listener, std::span<const PeerInfo> peer_inf
   auto ends = std::make_shared<TcpEnds>(
       TcpEnds{topology_.rank, key_, std::move(listener), {}, host_names_, {}});
   ends->timeout = peer_timeout();
+  ends->poller = poller_.get();
   std::vector<Rank> mute;
   for (const PeerInfo& peer_info : peer_infos) {
     if (peer_info.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
@@ -128,8 +143,7 @@ void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_
   }
   std::ranges::move(listener.accept(topology_.rank, below, key_, deadline),
                     std::back_inserter(peers));
-  hosts_ = std::make_unique<TcpHostChannel>(std::move(peers), peer_timeout(),
-                                            [this] { wakeup().notify(); });
+  hosts_ = std::make_unique<TcpHostChannel>(std::move(peers), peer_timeout(), *poller_);
 }
 
 void Fabric::use(Parts parts) {
@@ -140,7 +154,6 @@ void Fabric::use(Parts parts) {
   hosts_ = std::move(parts.hosts);
   tree_ = std::move(parts.tree);
   open_wire_ = std::move(parts.open_wire);
-  wakeups_ = control().wakeups();
 }
 
 void Fabric::finish(Deadline deadline) {

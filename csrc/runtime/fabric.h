@@ -2,6 +2,7 @@
 // This rank's connections: sockets and memory on its host, event counts, links between hosts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "data/hierarchical/wire.h"
 #include "data/shm/host_arenas.h"
 #include "lib/mpi/mpi.h"
+#include "lib/os/poller.h"
 #include "runtime/local_endpoint.h"
 
 namespace farandole {
@@ -56,13 +58,14 @@ class Fabric {
   HostChannel* hosts() const { return hosts_.get(); }   // only on leaders, with several hosts
   const HostTree& tree() const { return tree_; }
   const std::vector<std::string>& host_names() const { return host_names_; }  // by rank
-  ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size()); }
-  EventCount& wakeup() const { return *wakeups_[static_cast<size_t>(topology_.local_rank)]; }
-  const std::vector<EventCount*>& wakeups() const { return wakeups_; }  // by local rank
+  ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size(), bells_); }
+  Wakeup wakeup() const { return control().wakeup(topology_.local_rank); }
+  Poller* poller() const { return poller_.get(); }  // null: no other host can send to this rank
   Segment& flight() { return flight_; }
   Segment take_staging() { return std::move(staging_); }  // the world's
 
  private:
+  void share_bells(Deadline deadline);
   // Throws Error(kPeer) with the missing leaders, or kLibrary for those without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   std::chrono::milliseconds peer_timeout() const;
@@ -81,7 +84,9 @@ class Fabric {
   Segment flight_;
   Segment arena_directory_;
   std::unique_ptr<HostArenas> arenas_;
-  std::vector<EventCount*> wakeups_;
+  std::unique_ptr<Poller> poller_;
+  std::array<std::vector<Fd>, Poller::kBells> rung_;  // the bells of the other local ranks
+  std::vector<Bells> bells_;                          // by local rank; none: one host
   HostTree tree_;
   std::unique_ptr<HostChannel> hosts_;
   OpenWire open_wire_;  // empty: one host

@@ -138,7 +138,7 @@ void Runtime::open_engine(int cores) {
   };
   engine_ = std::make_unique<Engine>(
       Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_, *watch_,
-                    *backends_, spin(Spin::Who::kCaller)},
+                    *backends_, spin(Spin::Who::kCaller), fabric_->poller()},
       fabric_->take_staging());
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },

@@ -3,10 +3,8 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
+#include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +12,6 @@
 
 #include "base/error.h"
 #include "lib/ipc/unix_socket.h"
-#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {
@@ -85,17 +82,8 @@ std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
 }
 
 TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
-                               std::function<void()> notify)
-    : timeout_(timeout),
-      chunk_(64 << 10),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      notify_(std::move(notify)) {
-  if (!epoll_ || !wake_) throw_system_error("epoll_create1", errno);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = nullptr;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+                               Poller& poller)
+    : timeout_(timeout), poller_(poller), chunk_(64 << 10) {
   for (TcpPeer& peer : peers) {
     Link& link = links_[peer.rank];
     link.rank = peer.rank;
@@ -103,91 +91,51 @@ TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::millisec
     link.writer = FrameWriter(peer.session.sends);
     link.reader = FrameReader(peer.session.receives);
     limit_silence(link.fd.get(), timeout);
-    watch(link, EPOLL_CTL_ADD);
+    poller_.watch(link.fd.get(), &link.changed);
   }
-  thread_ = start_thread("farandole-tcp", [this] { run(); });
 }
 
-TcpHostChannel::~TcpHostChannel() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake();
-  if (thread_.joinable()) thread_.join();
-}
-
+// Discards what comes: nobody of this rank hears it any more.
 void TcpHostChannel::finish(Deadline deadline) {
-  {
-    std::lock_guard lock(mutex_);
-    finishing_ = true;
-    finish_by_ = deadline;
+  while (!say_last() && !deadline.expired()) {
+    wait(deadline);
+    for (auto& [rank, link] : links_) {
+      write(link);
+      read(link, [](Rank, ByteView) {}, [](Rank, const std::string&) {});
+    }
   }
-  wake();
-  thread_.join();
 }
 
-bool TcpHostChannel::over() {
-  return stop_ || (finishing_ && (say_last() || finish_by_.expired()));
+void TcpHostChannel::wait(Deadline deadline) const {
+  std::vector<pollfd> sockets;
+  for (const auto& [rank, link] : links_) {
+    const bool writes = !link.out.empty() && !link.broken;
+    const int events = (link.open ? POLLIN : 0) | (writes ? POLLOUT : 0);
+    if (events != 0) sockets.push_back({link.fd.get(), static_cast<short>(events), 0});
+  }
+  poll(sockets.data(), sockets.size(), deadline.poll_ms());
 }
 
 bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
-  if (!has_message_) return false;
-  std::deque<Arrival> arrivals;
-  {
-    std::lock_guard lock(inbox_mutex_);
-    arrivals.swap(inbox_);
-    has_message_ = false;
+  bool any = false;
+  for (auto& [rank, link] : links_) {
+    if (!std::exchange(link.changed, false)) continue;
+    any = true;
+    write(link);
+    read(link, hear, lose);
   }
-  for (const auto& [from, message, end] : arrivals) {
-    if (end) {
-      lose(from, *end);
-    } else {
-      hear(from, message);
-    }
-  }
-  return true;
-}
-
-void TcpHostChannel::deliver(Arrival arrival) {
-  {
-    std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back(std::move(arrival));
-    has_message_ = true;
-  }
-  notify_();
-}
-
-void TcpHostChannel::wake() {
-  uint64_t one = 1;
-  [[maybe_unused]] ssize_t written = ::write(wake_.get(), &one, sizeof one);
-}
-
-void TcpHostChannel::watch(Link& link, int operation) {
-  epoll_event event{};
-  event.events = (link.open ? EPOLLIN : 0U) | (link.out.empty() || link.broken ? 0U : EPOLLOUT);
-  event.data.ptr = &link;
-  if (operation == EPOLL_CTL_MOD && event.events == link.events) return;
-  link.events = event.events;
-  const int failed = epoll_ctl(epoll_.get(), operation, link.fd.get(), &event);
-  // A peer that has finished was removed from epoll, but may still get messages.
-  if (failed && errno == ENOENT && operation == EPOLL_CTL_MOD) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd.get(), &event);
-  }
+  return any;
 }
 
 void TcpHostChannel::send(Rank peer, ByteView message) {
-  std::lock_guard lock(mutex_);
   auto found = links_.find(peer);
   if (found == links_.end() || found->second.broken || found->second.ended) return;
   Link& link = found->second;
   link.out.push_back(link.writer.frame(message));
-  if (link.out.size() > 1) return;  // the thread is already sending
-  write(link);
-  if (!link.out.empty()) watch(link, EPOLL_CTL_MOD);
+  if (link.out.size() == 1) write(link);  // else drain() goes on when the socket has room
 }
 
-// Sends what it can without blocking. Under the mutex.
+// Sends as much as possible without blocking.
 void TcpHostChannel::write(Link& link) {
   while (!link.out.empty() && !link.broken) {
     ByteString& first = link.out.front();
@@ -207,55 +155,40 @@ void TcpHostChannel::write(Link& link) {
   }
 }
 
-void TcpHostChannel::run() {
-  constexpr int kEvents = 32;
-  epoll_event events[kEvents];
-  for (;;) {
-    int timeout = -1;
-    {
-      std::lock_guard lock(mutex_);
-      if (over()) return;
-      if (finishing_) timeout = finish_by_.poll_ms();
-    }
-    int n = epoll_wait(epoll_.get(), events, kEvents, timeout);
-    for (int i = 0; i < n; ++i) {
-      if (!events[i].data.ptr) {
-        uint64_t count = 0;
-        [[maybe_unused]] ssize_t got = ::read(wake_.get(), &count, sizeof count);
-        continue;
-      }
-      Link& link = *static_cast<Link*>(events[i].data.ptr);
-      if ((events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && link.open) read(link);
-      std::lock_guard lock(mutex_);
-      write(link);
-      watch(link, link.open || !link.out.empty() ? EPOLL_CTL_MOD : EPOLL_CTL_DEL);
-    }
-  }
-}
-
-void TcpHostChannel::read(Link& link) {
-  for (;;) {
-    ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
+// Until nothing is left: the poller reports a socket again only after that.
+void TcpHostChannel::read(Link& link, const OnMessage& hear, const OnEnd& lose) {
+  while (link.open) {
+    const ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) return close(link, end_by(n < 0 ? errno : 0));
+    if (n <= 0) {
+      link.open = false;
+      return lose(link.rank, end_by(n < 0 ? errno : 0));
+    }
     link.arrived.insert(link.arrived.end(), chunk_.begin(), chunk_.begin() + n);
-    take_messages(link);
-    if (!link.open || std::cmp_less(n, chunk_.size())) return;
+    take_messages(link, hear, lose);
   }
 }
 
-void TcpHostChannel::take_messages(Link& link) {
+void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEnd& lose) {
   size_t at = 0;
-  try {
-    while (const auto frame = link.reader.next(ByteView(link.arrived).subspan(at))) {
-      deliver({link.rank, ByteString(frame->message.begin(), frame->message.end())});
-      at += frame->bytes;
+  std::string altered;
+  const auto next = [&]() -> std::optional<FrameReader::Frame> {
+    try {
+      return link.reader.next(ByteView(link.arrived).subspan(at));
+    } catch (const Error& error) {
+      altered = error.what();
+      return std::nullopt;
     }
-  } catch (const Error& altered) {
-    return close(link, std::string("is lost: ") + altered.what());  // no later byte counts
+  };
+  while (const auto frame = next()) {
+    hear(link.rank, frame->message);
+    at += frame->bytes;
   }
   link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
+  if (altered.empty()) return;
+  link.open = false;  // nothing behind it counts
+  lose(link.rank, "is lost: " + altered);
 }
 
 // ECONNRESET and EPIPE count as the peer's own end: they come when a process with unread messages is killed.
@@ -269,11 +202,6 @@ std::string TcpHostChannel::end_by(int error_number) const {
     text += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
   }
   return text + ": that host or the network between the hosts is down";
-}
-
-void TcpHostChannel::close(Link& link, std::string how) {
-  link.open = false;
-  deliver({link.rank, {}, std::move(how)});
 }
 
 bool TcpHostChannel::say_last() {

@@ -23,12 +23,13 @@ std::byte* ShmLayout::area(int local) const {
   return memory_ + static_cast<size_t>(local) * (sizeof(EventCount) + 2 * ring_area());
 }
 
-EventCount* ShmLayout::wakeup(int local) const {
-  return reinterpret_cast<EventCount*>(area(local));
+Wakeup ShmLayout::wakeup(int local) const {
+  auto& count = *reinterpret_cast<EventCount*>(area(local));
+  return bells_.empty() ? Wakeup(count) : Wakeup(count, bells_[static_cast<size_t>(local)]);
 }
 
-std::vector<EventCount*> ShmLayout::wakeups() const {
-  std::vector<EventCount*> wakeups;
+std::vector<Wakeup> ShmLayout::wakeups() const {
+  std::vector<Wakeup> wakeups;
   for (int i = 0; i < ranks_; ++i) wakeups.push_back(wakeup(i));
   return wakeups;
 }
@@ -98,7 +99,7 @@ MemberChannel::MemberChannel(const ShmLayout& layout, int local)
 std::optional<ByteView> MemberChannel::next_entry() {
   bool room = false;
   const auto entry = down_.next(room);
-  if (room) leader_wakeup_->notify();
+  if (room) leader_wakeup_.notify();
   return entry;
 }
 
@@ -159,7 +160,7 @@ void LeaderChannel::publish(ByteView entry) {
 
 void LeaderChannel::wake_members() {
   for (Member& member : members_) {
-    if (std::exchange(member.ring, false)) member.wakeup->notify();
+    if (std::exchange(member.ring, false)) member.wakeup.notify();
   }
 }
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,11 +23,13 @@ namespace farandole {
 // Layout of a host's control segment.
 class ShmLayout {
  public:
-  ShmLayout(std::byte* memory, int ranks) : memory_(memory), ranks_(ranks) {}
+  // `bells`: by local rank; none: no rank sleeps in a Poller.
+  ShmLayout(std::byte* memory, int ranks, std::span<const Bells> bells = {})
+      : memory_(memory), ranks_(ranks), bells_(bells) {}
   static size_t bytes_needed(int ranks);
 
-  EventCount* wakeup(int local) const;
-  std::vector<EventCount*> wakeups() const;
+  Wakeup wakeup(int local) const;
+  std::vector<Wakeup> wakeups() const;
   std::byte* up(int local) const;    // reports: rank to leader
   std::byte* down(int local) const;  // log: leader to rank
 
@@ -36,6 +39,7 @@ class ShmLayout {
   std::byte* area(int local) const;
   std::byte* memory_;
   int ranks_;
+  std::span<const Bells> bells_;
 };
 
 // Sends messages of any length over a ring; cuts long ones into pieces. Pieces without room wait in private memory.
@@ -76,7 +80,7 @@ class MemberChannel {
   MemberChannel(const ShmLayout& layout, int local);
   // Sends one report, under RankCalls::mutex_. Call wake_leader() afterwards.
   void report(ByteView message) { up_.push(message); }
-  void wake_leader() { leader_wakeup_->notify(); }
+  void wake_leader() { leader_wakeup_.notify(); }
   // Sends reports that found no room before. Under RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
@@ -87,7 +91,7 @@ class MemberChannel {
  private:
   MessageWriter up_;
   MessageReader down_;
-  EventCount* leader_wakeup_;
+  Wakeup leader_wakeup_;
 };
 
 // The leader's end of its host's rings. Only the driver of the leader's rank calls it.
@@ -106,10 +110,10 @@ class LeaderChannel {
 
  private:
   struct Member {
-    Member(Rank world_rank, EventCount* its_wakeup, std::byte* up_ring, std::byte* down_ring)
+    Member(Rank world_rank, Wakeup its_wakeup, std::byte* up_ring, std::byte* down_ring)
         : rank(world_rank), wakeup(its_wakeup), up(up_ring), down(down_ring) {}
     Rank rank;
-    EventCount* wakeup;
+    Wakeup wakeup;
     MessageReader up;
     MessageWriter down;
     bool ring = false;  // wake it: it has something to read, or room to write

@@ -211,6 +211,7 @@ bool HostRelay::step() {
   moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); },
                                [this](Rank peer, const std::string& how) { lose_host(peer, how); });
   for (auto& [rank, failure] : take_lost()) {
+    if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});
     moved = true;
   }
@@ -263,7 +264,8 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// Aborts the hosts below if the host above was lost.
+// Aborts the hosts below if the host above was lost. If a rank of this host had died before, that is the cause: rank 0
+// ends the job for it, and its Abort may be lost with the connection.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -271,6 +273,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   Failure why{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
                                     rank_on_host(setup_.topology.rank) +
                                     " hears of the other hosts, " + how};
+  if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);
   // If only the path from above is lost, the hosts above learn why from here. Otherwise nobody reads this.

@@ -137,6 +137,7 @@ class HostRelay final : public HostController {
 
   Aggregator aggregator_;
   ByteString encoded_;
+  Failure lost_;       // the first death on this host
   bool over_ = false;  // an Abort or Stop was read, or the link above was lost
 };
 

@@ -165,7 +165,7 @@ bool HierarchicalBackend::poll() {
 
 void HierarchicalBackend::wait_for_wire() {
   if (look_again().is_never()) return;
-  if (patience_.wait()) return;
+  if (patience_.wait(wire_->wakes())) return;
   throw Error(ErrorCode::kStall, "no message between the hosts for " +
                                      std::to_string(patience_.silence_ns() / 1'000'000'000) +
                                      " s in the middle of a bucket: " + awaited() +
@@ -225,7 +225,7 @@ void HierarchicalBackend::store(Column column, uint64_t blocks) {
   progress_.store(hosts_.local_of(member_), column, blocks);
   if (!progress_.all_reached(column, blocks)) return;
   for (size_t local = 0; local < wakeups_.size(); ++local) {
-    if (locals_[local] != member_) wakeups_[local]->notify();
+    if (locals_[local] != member_) wakeups_[local].notify();
   }
 }
 

@@ -22,7 +22,8 @@
 
 namespace farandole {
 
-// When to poll a wire that cannot wake a thread (soon, then at doubling intervals), and when it is silent for too long.
+// When to poll a wire that cannot wake a thread (soon, then at doubling intervals), and when a wire is silent for too
+// long.
 class WirePatience {
  public:
   // `silence_ns`: limit without a message while a bucket is in flight; 0: none. `names`: of all members, for errors.
@@ -33,10 +34,10 @@ class WirePatience {
   // Something has moved: poll again soon.
   void moved() { interval_ = kShortest; }
   void message() { last_message_ = now_ns(); }
-  // Call it if no byte has moved. False: silent for too long.
-  bool wait() {
+  // Call it if no byte has moved. `wakes`: from Wire::wakes(). False: silent for too long.
+  bool wait(bool wakes) {
     const int64_t now = now_ns();
-    next_look_ = now + interval_;
+    next_look_ = now + (wakes ? kWoken : interval_);
     interval_ = std::min(2 * interval_, kLongest);
     return silence_ns_ == 0 || now - last_message_ < silence_ns_;
   }
@@ -47,6 +48,7 @@ class WirePatience {
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
+  static constexpr int64_t kWoken = 50'000'000;  // to see how long it has been silent
   const int64_t silence_ns_;
   const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll
@@ -64,7 +66,7 @@ class HierarchicalBackend final : public Backend {
     int member = 0;
     std::byte* memory = nullptr;            // zeroed, mapped by this host's members, aligned to 64
     size_t bytes = 0;                       // at least bytes_needed()
-    std::vector<EventCount*> wakeups = {};  // this host's members'
+    std::vector<Wakeup> wakeups = {};  // this host's members'
     std::unique_ptr<Wire> wire = nullptr;
     HierarchicalSchedule::Sizes sizes = {};
     int slots = kSlots;  // equal on all members
@@ -120,7 +122,7 @@ class HierarchicalBackend final : public Backend {
   const uint64_t slots_;
   WirePatience patience_;
   const PhaseWatch watch_;
-  const std::vector<EventCount*> wakeups_;
+  std::vector<Wakeup> wakeups_;
   HostProgressTable progress_;  // this host's members'
   const std::unique_ptr<Wire> wire_;
   HierarchicalSchedule plan_;

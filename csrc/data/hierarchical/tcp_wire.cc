@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -56,6 +57,13 @@ void TcpWire::move() {
   }
 }
 
+// A connection that is being opened has to be polled, and so has a fault until it is told.
+bool TcpWire::wakes() const {
+  return ends_->poller && !fault_ && std::ranges::all_of(connections_, [](const Connection& one) {
+           return one.transfers.empty() || one.fd;
+         });
+}
+
 bool TcpWire::done(Ticket ticket) {
   if (fault_.check()) return false;
   const Connection& connection = connections_[static_cast<size_t>(ticket >> kNumberBits)];
@@ -86,6 +94,7 @@ bool TcpWire::open(Connection& connection) {
       fail(connection, connection.caller->trouble());
     }
   }
+  if (connection.fd && ends.poller) ends.poller->watch(connection.fd.get());
   return static_cast<bool>(connection.fd);
 }
 

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "data/hierarchical/wire.h"
 #include "lib/net/tcp_socket.h"
+#include "lib/os/poller.h"
 
 namespace farandole {
 
@@ -25,6 +26,7 @@ struct TcpEnds {
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for error texts
   std::chrono::milliseconds timeout;    // limit for a peer that refuses connections
+  Poller* poller = nullptr;             // null: the backend polls
 };
 
 class TcpWire final : public Wire {
@@ -37,6 +39,7 @@ class TcpWire final : public Wire {
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
   Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
   void move() override;
+  bool wakes() const override;
   bool done(Ticket ticket) override;
   bool abandon() override;
 

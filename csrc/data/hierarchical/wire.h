@@ -24,6 +24,7 @@ class WireFault {
                     "): that rank died, or the network between the hosts is down"};
     due_ = Deadline::in(kControlDue);
   }
+  explicit operator bool() const { return static_cast<bool>(failure_); }
   // True if there is a failure. Throws it when its time has come.
   bool check() const {
     if (failure_ && due_.expired()) throw Error(failure_.code, failure_.text);
@@ -54,6 +55,8 @@ class Wire {
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
   // Makes progress on all messages. Call it before done().
   virtual void move() = 0;
+  // True if the rank's Poller wakes the driver as soon as move() can make progress. False: call move() again and again.
+  virtual bool wakes() const { return false; }
   // True: complete, and the ticket becomes invalid; a sent message then arrives without further calls. Throws
   // Error(kPeer) with the rank if a member cannot be reached.
   virtual bool done(Ticket ticket) = 0;

@@ -349,7 +349,7 @@ void ShmBackend::consume() {
 
 void ShmBackend::ring_peers() {
   for (int member = 0; member < members_; ++member) {
-    if (member != member_) wakeups_[static_cast<size_t>(member)]->notify();
+    if (member != member_) wakeups_[static_cast<size_t>(member)].notify();
   }
 }
 

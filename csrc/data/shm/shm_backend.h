@@ -27,7 +27,7 @@ struct ShmSetup {
   int members = 1;
   std::byte* memory = nullptr;       // zeroed, mapped by all members, aligned to 64
   size_t bytes = 0;                  // at least sizes().bytes
-  std::vector<EventCount*> wakeups;  // one per member, this one included
+  std::vector<Wakeup> wakeups;  // one per member, this one included
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
@@ -164,7 +164,7 @@ class ShmBackend final : public Backend {
   const int member_;
   const int members_;
   const uint64_t slots_;
-  const std::vector<EventCount*> wakeups_;
+  std::vector<Wakeup> wakeups_;
   HostProgressTable progress_;
   Exchange exchange_;
   ShmSchedule plan_;

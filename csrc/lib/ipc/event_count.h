@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
@@ -10,6 +11,7 @@
 #include "base/clock.h"
 #include "lib/ipc/event_protocol.h"
 #include "lib/os/futex.h"
+#include "lib/os/poller.h"
 
 namespace farandole {
 
@@ -23,16 +25,35 @@ inline std::atomic<uint64_t> g_rescued_wakeups{0};
 // Lost wake-ups of this process, found when the longest sleep ended. Not 0: a bug, or a peer died inside notify().
 inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 
-// The background thread: for (;;) { if (try_drive()) { work; stop_driving(has_work); }
-//   wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline); }
-// A caller: if (try_drive()) { until done: work, else wait(kCaller, prepare(), has_work, deadline);
-//   stop_driving(has_work); } else it sleeps elsewhere until the driver has finished its call.
-// A driving caller sleeps in wait() and nowhere else. tests/csrc/lib/ipc/event_protocol_test.cc proves both.
+// The words of shared memory. Wakeup uses them.
 class alignas(64) EventCount {
  public:
   EventCount() = default;
   EventCount(const EventCount&) = delete;
   EventCount& operator=(const EventCount&) = delete;
+
+ private:
+  friend class Wakeup;
+  std::atomic<uint32_t> word_{0};
+  std::atomic<uint32_t> flags_{0};
+};
+
+// How this process reaches the sleepers of one EventCount if they sleep in a Poller, because other hosts can send to their
+// rank. By default they sleep on the word itself.
+struct Bells {
+  std::array<int, Poller::kBells> fds = {-1, -1};
+  Poller* poller = nullptr;  // null: the sleepers belong to a different process
+};
+
+// One rank's EventCount, as this process uses it.
+// The background thread: for (;;) { if (try_drive()) { work; stop_driving(has_work); }
+//   wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline); }
+// A caller: if (try_drive()) { until done: work, else wait(kCaller, prepare(), has_work, deadline);
+//   stop_driving(has_work); } else it sleeps elsewhere until the driver has finished its call.
+// A driving caller sleeps in wait() and nowhere else. tests/csrc/lib/ipc/event_protocol_test.cc proves both.
+class Wakeup {
+ public:
+  Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
   // Any thread of any process, after it has published work with seq_cst. Wakes a sleeping caller; otherwise the
   // background thread, unless a thread drives. No system call if nobody is woken.
@@ -56,7 +77,8 @@ class alignas(64) EventCount {
 
   // Sleeps once, for at most a second so that a caller handles its signals; check for work afterwards. False: a
   // signal handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must be true for all work
-  // announced since prepare(), because a notify() that finds no sleeper leaves no other trace, and for no other work.
+  // announced since prepare(), because a notify() that finds no sleeper leaves no other trace; for a changed socket of
+  // the Poller; and for no other work.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -69,20 +91,33 @@ class alignas(64) EventCount {
   static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted for long
 
   struct State {
-    std::atomic<uint32_t> word{0};
-    std::atomic<uint32_t> flags{0};
+    std::atomic<uint32_t>* word;
+    std::atomic<uint32_t>* flags;
+    Bells bells;
 
-    uint32_t load_word() const { return word.load(); }
-    uint32_t load_flags() const { return flags.load(); }
+    uint32_t load_word() const { return word->load(); }
+    uint32_t load_flags() const { return flags->load(); }
     bool replace_flags(uint32_t& expected, uint32_t desired) {
-      return flags.compare_exchange_weak(expected, desired);
+      return flags->compare_exchange_weak(expected, desired);
     }
-    uint32_t set_flags(uint32_t bits) { return flags.fetch_or(bits); }
-    uint32_t clear_flags(uint32_t bits) { return flags.fetch_and(~bits); }
-    void bump() { word.fetch_add(1); }
-    void wake(uint32_t bits) { futex_wake(word, 1, bits); }
+    uint32_t set_flags(uint32_t bits) { return flags->fetch_or(bits); }
+    uint32_t clear_flags(uint32_t bits) { return flags->fetch_and(~bits); }
+    void bump() { word->fetch_add(1); }
+    static Poller::Bell bell_of(uint32_t bits) {
+      return bits == event_protocol::kCallerAsleep ? Poller::kDriver : Poller::kOther;
+    }
+    void wake(uint32_t bits) {
+      const int fd = bells.fds[bell_of(bits)];
+      if (fd < 0) {
+        futex_wake(*word, 1, bits);
+      } else {
+        ring_bell(fd);
+      }
+    }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
-      return futex_wait(word, ticket, bits, deadline);
+      if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
+      // A bell that rang before the sleep ends it at once, so the word need not be compared again.
+      return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }
     static void rescued() { g_rescued_wakeups.fetch_add(1); }

@@ -16,7 +16,7 @@ namespace farandole {
 // Running, leaving and failing may also become broken: the job has failed.
 class JobState {
  public:
-  explicit JobState(EventCount& driver) : driver_(driver) {}
+  explicit JobState(Wakeup driver) : driver_(driver) {}
 
   // ---- Any thread
   bool left() const { return left_; }                         // by leave(), whatever came later
@@ -76,7 +76,7 @@ class JobState {
 
  private:
   enum class Phase { kRunning, kLeaving, kFailing, kBroken, kStopped, kEnded };
-  EventCount& driver_;
+  Wakeup driver_;
   mutable std::mutex mutex_;
   Failure found_;
   Failure failure_;

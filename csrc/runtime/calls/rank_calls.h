@@ -66,7 +66,7 @@ class RankCalls {
     bool gathered;  // see Reporter
     bool one_host;  // the whole job
     Recorder& recorder;
-    EventCount& driver;
+    Wakeup driver;
   };
   explicit RankCalls(Setup setup)
       : job(setup.driver),

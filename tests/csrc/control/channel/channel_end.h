@@ -3,10 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,27 +23,29 @@ inline ByteString bytes_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// What has come on a channel, waited for message by message.
-class ChannelInbox {
+// One leader: its connections, and what has come on them, waited for message by message.
+class End {
  public:
-  // What the channel calls when something has come.
-  void ring() {
-    std::lock_guard lock(mutex_);
-    ++rings_;
-    rung_.notify_all();
-  }
+  explicit End(std::vector<TcpPeer> peers) : channel_(std::move(peers), kTimeout, poller_) {}
+  TcpHostChannel& channel() { return channel_; }
 
   // The next message of this peer.
-  ByteString next(TcpHostChannel& channel, Rank from) {
-    Heard heard = hear(channel, from);
+  ByteString next(Rank from) {
+    Heard heard = hear(from);
     if (heard.end) fail("the connection " + *heard.end);
     return std::move(heard.message);
   }
   // How the connection to this peer ended, after all of its messages.
-  std::string end(TcpHostChannel& channel, Rank from) {
-    const Heard heard = hear(channel, from);
+  std::string end(Rank from) {
+    const Heard heard = hear(from);
     if (!heard.end) fail("a message came instead of the end");
     return *heard.end;
+  }
+  // Sends and receives what is possible now.
+  void work() {
+    poller_.collect();
+    channel_.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
+                   [&](Rank r, const std::string& how) { got_[r].push_back({{}, how}); });
   }
 
  private:
@@ -53,42 +53,17 @@ class ChannelInbox {
     ByteString message;
     std::optional<std::string> end = {};
   };
-  Heard hear(TcpHostChannel& channel, Rank from) {
-    for (;;) {
-      const int seen = rings();
-      channel.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
-                    [&](Rank r, const std::string& how) { got_[r].push_back({{}, how}); });
-      if (!got_[from].empty()) break;
-      std::unique_lock lock(mutex_);
-      if (!rung_.wait_for(lock, std::chrono::seconds(60), [&] { return rings_ > seen; })) {
-        fail("no message came");
-      }
+  Heard hear(Rank from) {
+    for (work(); got_[from].empty(); work()) {
+      const auto end = poller_.sleep(Poller::kDriver, Deadline::in(std::chrono::seconds(60)));
+      if (end == FutexResult::kTimedOut) fail("no message came");
     }
     Heard heard = std::move(got_[from].front());
     got_[from].pop_front();
     return heard;
   }
-  int rings() {
-    std::lock_guard lock(mutex_);
-    return rings_;
-  }
-  std::mutex mutex_;
-  std::condition_variable rung_;
-  int rings_ = 0;
   std::map<Rank, std::deque<Heard>> got_;
-};
-
-// One leader: its connections, and what has come on them.
-class End {
- public:
-  explicit End(std::vector<TcpPeer> peers)
-      : channel_(std::move(peers), kTimeout, [this] { inbox_.ring(); }) {}
-  TcpHostChannel& channel() { return channel_; }
-  ByteString next(Rank from) { return inbox_.next(channel_, from); }
-  std::string end(Rank from) { return inbox_.end(channel_, from); }
-
- private:
-  ChannelInbox inbox_;
+  Poller poller_;
   TcpHostChannel channel_;
 };
 

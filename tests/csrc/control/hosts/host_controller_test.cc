@@ -2,7 +2,12 @@
 // The leader of a host that has no memory left.
 #include "control/hosts/host_controller.h"
 
+#include <sys/socket.h>
+
+#include <chrono>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 
@@ -69,4 +74,36 @@ TEST(a_pair_without_memory_ends_the_job) {
   CHECK_EQ(std::get<Abort>(decode_entry(*last)).failure.text, "no memory for the pair");
   CHECK(!one.next_entry());
   CHECK(root.next_tick().is_never());
+}
+
+// Rank 0 ends the job for that death, and the network may lose what it says of it.
+TEST(a_leader_that_loses_the_hosts_above_tells_of_the_death_that_it_has_seen) {
+  const Segment memory = Segment::create("control", ShmLayout::bytes_needed(2), true);
+  const ShmLayout layout(memory.data(), 2);
+  const Topology topology = Topology::of(2, {0, 0, 1, 1});
+  SocketLinks links;
+  Poller poller;
+  int ends[2];
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  Fd above(ends[1]);
+  std::vector<TcpPeer> peers;
+  peers.push_back({0, Fd(ends[0])});
+  TcpHostChannel hosts(std::move(peers), std::chrono::seconds(5), poller);
+  HostRelay relay({LeaderChannel(layout, topology.local),
+                   &hosts,
+                   HostTree::of(2, topology.node),
+                   links,
+                   topology,
+                   {"a", "a", "b", "b"},
+                   {},
+                   {0, 0, 0, 0}});
+  relay.lose(3, {ErrorCode::kPeer, "rank 3 died"});
+  CHECK(relay.step());
+  above.reset();
+  poller.collect();
+  CHECK(relay.step());
+  MemberChannel leader(layout, 0);
+  const auto last = leader.next_entry();
+  CHECK(last.has_value());
+  CHECK_EQ(std::get<Abort>(decode_entry(*last)).failure.text, "rank 3 died");
 }

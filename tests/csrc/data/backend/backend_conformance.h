@@ -39,7 +39,7 @@ class BackendWorld {
     int members;
     std::byte* memory;
     size_t bytes;
-    std::vector<EventCount*> wakeups;
+    std::vector<Wakeup> wakeups;
     HostArenas* arenas;
   };
   using Factory = std::function<std::unique_ptr<Backend>(const Place&)>;
@@ -63,8 +63,8 @@ class BackendWorld {
   }
 
   int members() const { return members_; }
-  EventCount& wakeup(int member) const {
-    return reinterpret_cast<EventCount*>(memory_.data())[member];
+  Wakeup wakeup(int member) const {
+    return Wakeup(reinterpret_cast<EventCount*>(memory_.data())[member]);
   }
   std::unique_ptr<Backend> backend(int member) const {
     Place place{member,
@@ -73,7 +73,7 @@ class BackendWorld {
                 memory_.size() - kRoom,
                 {},
                 arenas_[static_cast<size_t>(member)].get()};
-    for (int other = 0; other < members_; ++other) place.wakeups.push_back(&wakeup(other));
+    for (int other = 0; other < members_; ++other) place.wakeups.push_back(wakeup(other));
     return factory_(place);
   }
   MemberBucket bucket(const BucketSpec& specs, int member) const {
@@ -110,7 +110,7 @@ void with_seed(uint64_t seed, Body&& body) {
 
 // Runs one bucket as the engine does: step, and sleep on its own event count when there is nothing to do, or until
 // it is time to look again.
-inline void drive(Backend& backend, EventCount& wakeup) {
+inline void drive(Backend& backend, Wakeup wakeup) {
   for (;;) {
     const Progress progress = backend.step();
     if (progress == Progress::kFinished) return;

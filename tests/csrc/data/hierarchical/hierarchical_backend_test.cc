@@ -144,7 +144,7 @@ TEST(a_silent_wire_is_an_error) {
   HierarchicalBackend::Setup setup{map};
   setup.memory = memory;
   setup.bytes = sizeof memory;
-  setup.wakeups = {&wakeup};
+  setup.wakeups = {Wakeup(wakeup)};
   const auto network = std::make_shared<MemoryNetwork>(1, 1);
   setup.wire = network->counter(0);
   setup.sizes = {1024, 64, 0};
@@ -172,7 +172,7 @@ TEST(too_little_memory_is_refused) {
   HierarchicalBackend::Setup setup{HostMap({0, 0, 1})};
   setup.memory = memory;
   setup.bytes = HierarchicalBackend::bytes_needed(2, 1024, 4) - 1;
-  setup.wakeups = {&wakeup, &wakeup};
+  setup.wakeups = {Wakeup(wakeup), Wakeup(wakeup)};
   setup.sizes = {1024, 64, 0};
   setup.slots = 4;
   CHECK_THROWS(HierarchicalBackend(std::move(setup)), ErrorCode::kInternal);

@@ -20,11 +20,11 @@ class Member {
   Member(const nccl::UniqueId& id, int member, int members,
          std::chrono::nanoseconds patience = kPatience,
          std::shared_ptr<const nccl::Api> api = gpu_library().nccl)
-      : wakeup_(reinterpret_cast<EventCount*>(segment_.data())),
+      : wakeup_(*reinterpret_cast<EventCount*>(segment_.data())),
         device_(GpuDevice::open(gpu_library().cuda, member)),
         mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
         backend_(mover_, {std::move(api), device_, member, members, patience, patience,
-                          [this] { wakeup_->notify(); }}) {
+                          [this] { wakeup_.notify(); }}) {
     backend_.connect(std::string(id.bytes, sizeof id.bytes));
   }
 
@@ -33,7 +33,7 @@ class Member {
   // As the engine does.
   GpuWork launch(std::span<const Part> parts) {
     backend_.begin(parts);
-    drive(backend_, *wakeup_);
+    drive(backend_, wakeup_);
     return backend_.take_work();
   }
   // The results are there on return.
@@ -49,7 +49,7 @@ class Member {
 
  private:
   Segment segment_ = Segment::create("wakeup", sizeof(EventCount), true);
-  EventCount* wakeup_;
+  Wakeup wakeup_;
   std::shared_ptr<GpuDevice> device_;
   GpuMover mover_;
   NcclBackend backend_;

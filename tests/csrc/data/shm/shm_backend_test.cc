@@ -279,7 +279,7 @@ TEST(a_second_bucket_waits_for_the_first) {
 TEST(too_little_memory_is_refused) {
   alignas(64) static std::byte memory[256 * 1024];
   EventCount wakeup;
-  ShmSetup setup = {0, 2, memory, sizeof memory, {&wakeup, &wakeup}, 1024, 4, 0};
+  ShmSetup setup = {0, 2, memory, sizeof memory, {Wakeup(wakeup), Wakeup(wakeup)}, 1024, 4, 0};
   ShmBackend backend(setup);
   setup.bytes = ShmBackend::sizes(2, 1024, 4).bytes - 1;
   CHECK_THROWS(ShmBackend(setup), ErrorCode::kInternal);

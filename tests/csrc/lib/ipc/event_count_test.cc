@@ -23,8 +23,15 @@ constexpr uint32_t kRounds = 20'000;
 bool nothing() { return false; }
 Deadline patience() { return Deadline::in(60s); }
 
+// Zeroed memory has no bells of its own: the sleepers sleep on the word.
+struct Sleepers {
+  EventCount count;
+  const Bells* bells;
+  Wakeup operator()() { return bells ? Wakeup(count, *bells) : Wakeup(count); }
+};
+
 struct Side {
-  EventCount events;
+  Sleepers events{};
   std::atomic<uint32_t> received{0};
 };
 
@@ -42,7 +49,7 @@ T& zeroed(const Segment& segment) {
 void await_ball(Side& side, Sleeper sleeper, uint32_t wanted) {
   const auto arrived = [&] { return side.received.load() >= wanted; };
   while (!arrived()) {
-    CHECK(side.events.wait(sleeper, side.events.prepare(), arrived, patience()));
+    CHECK(side.events().wait(sleeper, side.events().prepare(), arrived, patience()));
   }
 }
 
@@ -50,7 +57,7 @@ void play(Table& table, int own, Sleeper sleeper) {
   for (uint32_t round = 1; round <= kRounds; ++round) {
     if (own == 1) await_ball(table.sides[1], sleeper, round);
     table.sides[1 - own].received.fetch_add(1);
-    table.sides[1 - own].events.notify();
+    table.sides[1 - own].events().notify();
     if (own == 0) await_ball(table.sides[0], sleeper, round);
   }
   CHECK_EQ(rescued_wakeups(), 0);
@@ -58,7 +65,7 @@ void play(Table& table, int own, Sleeper sleeper) {
 
 // A rank with a caller and a background thread: both look at one counter of work.
 struct Driven {
-  EventCount events;
+  Sleepers events{};
   std::atomic<uint32_t> published{0};
   std::atomic<uint32_t> done{0};  // changed by the driver only
 
@@ -69,14 +76,14 @@ struct Driven {
 void drive_background(Driven& rank, uint32_t all) {
   const auto has_work = [&] { return rank.has_work(); };
   while (rank.done.load() < all) {
-    if (rank.events.try_drive()) {
+    if (rank.events().try_drive()) {
       while (rank.do_work()) rank.done.notify_all();  // a caller may wait for this piece
-      rank.events.stop_driving(has_work);
+      rank.events().stop_driving(has_work);
     }
     if (rank.done.load() == all) break;
-    rank.events.wait(
-        Sleeper::kBackground, rank.events.prepare(),
-        [&] { return rank.done.load() == all || (rank.has_work() && !rank.events.driven()); },
+    rank.events().wait(
+        Sleeper::kBackground, rank.events().prepare(),
+        [&] { return rank.done.load() == all || (rank.has_work() && !rank.events().driven()); },
         patience());
   }
 }
@@ -86,16 +93,16 @@ void call(Driven& rank, uint32_t wanted) {
   const auto has_work = [&] { return rank.has_work(); };
   const auto done = [&] { return rank.done.load() >= wanted; };
   for (uint32_t before = rank.done.load(); before < wanted; before = rank.done.load()) {
-    if (!rank.events.try_drive()) {
+    if (!rank.events().try_drive()) {
       rank.done.wait(before);  // the background thread drives
       continue;
     }
     while (!done()) {
-      const uint32_t ticket = rank.events.prepare();
+      const uint32_t ticket = rank.events().prepare();
       if (rank.do_work()) continue;
-      rank.events.wait(Sleeper::kCaller, ticket, has_work, patience());
+      rank.events().wait(Sleeper::kCaller, ticket, has_work, patience());
     }
-    return rank.events.stop_driving(has_work);
+    return rank.events().stop_driving(has_work);
   }
 }
 
@@ -133,6 +140,40 @@ TEST(threads_play_ping_pong) {
   peer.join();
 }
 
+// The sleepers of one process that sleep in its Poller.
+struct Bell {
+  Poller poller;
+  Bells bells{{poller.bell(Poller::kDriver), poller.bell(Poller::kOther)}, &poller};
+};
+
+TEST(threads_play_ping_pong_with_bells) {
+  Table table;
+  Bell bells[2];
+  for (int i = 0; i < 2; ++i) table.sides[i].events.bells = &bells[i].bells;
+  std::thread peer([&] { play(table, 1, Sleeper::kBackground); });
+  play(table, 0, Sleeper::kCaller);
+  peer.join();
+}
+
+TEST(a_caller_and_a_background_thread_share_work_with_bells) {
+  Driven rank;
+  const Bell bell;
+  rank.events.bells = &bell.bells;
+  std::thread peer([&] {
+    for (uint32_t i = 1; i <= kRounds; ++i) {
+      rank.published.fetch_add(1);
+      rank.events().notify();
+      while (rank.done.load() + 8 < i) sched_yield();
+    }
+  });
+  std::thread background([&] { drive_background(rank, kRounds); });
+  for (uint32_t wanted = 5; wanted <= kRounds; wanted += 10) call(rank, wanted);
+  background.join();
+  peer.join();
+  CHECK_EQ(rank.done.load(), kRounds);
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
 TEST(forked_processes_play_ping_pong) {
   const Segment segment = Segment::create("ping-pong", sizeof(Table), true);
   Table& table = zeroed<Table>(segment);
@@ -148,7 +189,7 @@ TEST(a_caller_and_a_background_thread_share_the_work_of_a_forked_peer) {
     if (own == 1) {
       for (uint32_t i = 1; i <= kRounds; ++i) {
         rank.published.fetch_add(1);
-        rank.events.notify();
+        rank.events().notify();
         while (rank.done.load() + 8 < i) sched_yield();  // as a full ring would hold it back
       }
       return;
@@ -166,38 +207,39 @@ TEST(while_somebody_drives_the_background_thread_sleeps_on) {
   Driven rank;
   std::atomic<bool> flag_is_set{false};
   const auto has_work = [&] { return rank.has_work(); };
-  CHECK(rank.events.try_drive());
+  CHECK(rank.events().try_drive());
   std::thread background([&] {
     while (rank.done.load() <= kPieces) {
       const auto look = [&] {
         flag_is_set.store(true);
         flag_is_set.notify_one();
-        return rank.has_work() && !rank.events.driven();
+        return rank.has_work() && !rank.events().driven();
       };
-      rank.events.wait(Sleeper::kBackground, rank.events.prepare(), look, patience());
-      if (!rank.events.try_drive()) continue;
+      rank.events().wait(Sleeper::kBackground, rank.events().prepare(), look, patience());
+      if (!rank.events().try_drive()) continue;
       while (rank.do_work()) continue;
-      rank.events.stop_driving(has_work);
+      rank.events().stop_driving(has_work);
     }
   });
   flag_is_set.wait(false);
-  CHECK(!rank.events.try_drive());
-  const uint32_t sequence = rank.events.prepare();
+  CHECK(!rank.events().try_drive());
+  const uint32_t sequence = rank.events().prepare();
   for (uint32_t i = 0; i < kPieces; ++i) {
     rank.published.fetch_add(1);
-    rank.events.notify();
+    rank.events().notify();
   }
-  CHECK_EQ(rank.events.prepare(), sequence);  // nobody was to be woken
+  CHECK_EQ(rank.events().prepare(), sequence);  // nobody was to be woken
   while (rank.do_work()) continue;
   rank.published.fetch_add(1);
-  rank.events.stop_driving(has_work);
+  rank.events().stop_driving(has_work);
   background.join();
   CHECK_EQ(rank.done.load(), kPieces + 1);
   CHECK_EQ(rescued_wakeups(), 0);
 }
 
 TEST(notify_wakes_nobody_without_a_sleeper) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const uint32_t ticket = events.prepare();
   events.notify();
   events.notify_background();
@@ -205,14 +247,16 @@ TEST(notify_wakes_nobody_without_a_sleeper) {
 }
 
 TEST(a_wait_ends_at_its_deadline) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kCaller, events.prepare(), nothing, Deadline::in(20ms)));
   CHECK(now_ns() - start >= 20'000'000);
 }
 
 TEST(a_long_wait_returns_within_a_second_or_so_to_look_again) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kBackground, events.prepare(), nothing, Deadline::never()));
   CHECK(now_ns() - start >= 900'000'000);
@@ -220,14 +264,16 @@ TEST(a_long_wait_returns_within_a_second_or_so_to_look_again) {
 }
 
 TEST(work_means_no_sleep) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kCaller, events.prepare(), [] { return true; }, Deadline::never()));
   CHECK(now_ns() - start < 900'000'000);
 }
 
 TEST(an_old_ticket_means_no_sleep) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const uint32_t ticket = events.prepare();
   bool first = true;
   const auto notified_meanwhile = [&] {
@@ -242,7 +288,8 @@ TEST(an_old_ticket_means_no_sleep) {
 
 TEST(work_that_nobody_announced_is_counted) {
   check::run_in_fork([] {
-    EventCount events;
+    EventCount count;
+    Wakeup events(count);
     int looks = 0;
     const auto appears_silently = [&] { return ++looks > 1; };
     CHECK(events.wait(Sleeper::kCaller, events.prepare(), appears_silently, Deadline::in(1ms)));
@@ -251,7 +298,8 @@ TEST(work_that_nobody_announced_is_counted) {
 }
 
 TEST(a_signal_ends_a_wait) {
-  EventCount events;
+  EventCount count;
+  Wakeup events(count);
   const Alarms alarms;
   CHECK(!events.wait(Sleeper::kCaller, events.prepare(), nothing, Deadline::never()));
 }

@@ -47,8 +47,10 @@ Bytes text(const char* words) { return std::as_bytes(std::span(words, std::strle
 
 // Both directions of one connection between a writer and a reader that sleep.
 struct Wakeups {
-  EventCount reader;
-  EventCount writer;
+  EventCount reader_count;
+  EventCount writer_count;
+  Wakeup reader() { return reader_count; }
+  Wakeup writer() { return writer_count; }
 };
 
 void write_stream(std::byte* memory, Wakeups& wakeups, uint32_t stream, uint32_t records) {
@@ -62,11 +64,12 @@ void write_stream(std::byte* memory, Wakeups& wakeups, uint32_t stream, uint32_t
     while (!push()) {
       writer.want_room();
       if (push()) break;  // the reader may have made room before it could see the request
-      wakeups.reader.notify();
+      wakeups.reader().notify();
       const auto granted = [&] { return writer.room_granted(); };
-      wakeups.writer.wait(Sleeper::kCaller, wakeups.writer.prepare(), granted, Deadline::never());
+      wakeups.writer().wait(Sleeper::kCaller, wakeups.writer().prepare(), granted,
+                            Deadline::never());
     }
-    wakeups.reader.notify();
+    wakeups.reader().notify();
   }
   CHECK_EQ(rescued_wakeups(), 0);
 }
@@ -76,10 +79,11 @@ void read_stream(std::byte* memory, Wakeups& wakeups, uint32_t stream, uint32_t 
   for (uint32_t i = 0; i < records; ++i) {
     while (reader.empty()) {
       const auto filled = [&] { return !reader.empty(); };
-      wakeups.reader.wait(Sleeper::kCaller, wakeups.reader.prepare(), filled, Deadline::never());
+      wakeups.reader().wait(Sleeper::kCaller, wakeups.reader().prepare(), filled,
+                            Deadline::never());
     }
     CHECK(same(reader.front(), record_of(stream, i, reader.max_record())));
-    if (reader.pop()) wakeups.writer.notify();
+    if (reader.pop()) wakeups.writer().notify();
   }
   CHECK(reader.empty());
   CHECK_EQ(rescued_wakeups(), 0);
