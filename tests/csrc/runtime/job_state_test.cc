@@ -10,7 +10,8 @@ using namespace farandole;
 using namespace farandole::check;
 
 TEST(a_failure_wakes_the_driver) {
-  EventCount driver;
+  EventCount count;
+  Wakeup driver(count);
   JobState job(driver);
   std::thread background([&] {
     while (!job.failing()) {

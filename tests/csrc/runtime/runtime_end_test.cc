@@ -287,7 +287,7 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
           std::byte* ring = reports ? layout.up(victim) : layout.down(victim);
           Wakeup reader = layout.wakeup(reports ? 0 : victim);
           // Again and again, as what the ring's writer still had to say covers the nonsense.
-          bug = std::jthread([&self, ring, reader, readers] {
+          bug = std::jthread([&self, ring, reader, readers]() mutable {
             do claim_a_record(ring), reader.notify();
             while (!self.bootstrap.await(0, readers, Deadline::in(10ms)));
           });

@@ -80,7 +80,7 @@ TEST(a_pair_without_memory_ends_the_job) {
 TEST(a_leader_that_loses_the_hosts_above_tells_of_the_death_that_it_has_seen) {
   const Segment memory = Segment::create("control", ShmLayout::bytes_needed(2), true);
   const ShmLayout layout(memory.data(), 2);
-  const Topology topology = Topology::of(2, {0, 0, 1, 1});
+  const Topology topology = Topology::of(2, {0, 0, 2, 2});
   SocketLinks links;
   Poller poller;
   int ends[2];

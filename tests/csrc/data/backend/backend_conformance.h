@@ -63,9 +63,10 @@ class BackendWorld {
   }
 
   int members() const { return members_; }
-  Wakeup wakeup(int member) const {
-    return Wakeup(reinterpret_cast<EventCount*>(memory_.data())[member]);
+  EventCount& count(int member) const {
+    return reinterpret_cast<EventCount*>(memory_.data())[member];
   }
+  Wakeup wakeup(int member) const { return count(member); }
   std::unique_ptr<Backend> backend(int member) const {
     Place place{member,
                 members_,
@@ -158,7 +159,7 @@ class SimulatedMember {
         world_(world),
         buckets_(buckets),
         backend_(world.backend(member)),
-        sleepers_(reinterpret_cast<std::atomic<uint32_t>*>(&world.wakeup(member)) + 1) {}
+        sleepers_(reinterpret_cast<std::atomic<uint32_t>*>(&world.count(member)) + 1) {}
 
   bool finished() const { return next_ == buckets_.size() && bucket_ == nullptr; }
   bool awake() const {
