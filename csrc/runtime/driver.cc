@@ -109,6 +109,7 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
     if (setup_.wakeup.try_drive()) {
       bool calm = [&] {
         Role role{*this};
+        const Wakeup::Muted muted(setup_.wakeup);
         return drive(done, deadline);
       }();
       if (!calm) return done();

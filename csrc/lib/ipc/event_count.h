@@ -73,6 +73,21 @@ class Wakeup {
     event_protocol::stop_driving(state_, has_work);
   }
 
+  // While a caller drives and may sleep: what other hosts send wakes only the caller.
+  class Muted {
+   public:
+    explicit Muted(Wakeup wakeup) : poller_(wakeup.state_.bells.poller) { set(true); }
+    ~Muted() { set(false); }
+    Muted(const Muted&) = delete;
+    Muted& operator=(const Muted&) = delete;
+
+   private:
+    void set(bool on) {
+      if (poller_) poller_->mute(on);
+    }
+    Poller* const poller_;
+  };
+
   uint32_t prepare() const { return state_.load_word(); }
 
   // Sleeps once, for at most a second so that a caller handles its signals; check for work afterwards. False: a

@@ -40,6 +40,12 @@ Poller::Poller()
 
 void Poller::watch(int fd, bool* changed) { add(sockets_.get(), fd, changed); }
 
+void Poller::mute(bool on) {
+  epoll_event event{};
+  if (!on) event.events = EPOLLIN | EPOLLET;
+  epoll_ctl(edges_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
+}
+
 void Poller::collect() {
   epoll_event events[kEvents];
   int n = kEvents;

@@ -32,6 +32,9 @@ class Poller {
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
 
+  // While it is muted, changes of sockets wake only the driver; afterwards also those that came meanwhile. Without this
+  // two threads would wake for each message. The driver only.
+  void mute(bool on);
   // Any thread: true if collect() would find a change.
   bool ready() const;
   int bell(Bell bell) const { return bells_[bell].get(); }

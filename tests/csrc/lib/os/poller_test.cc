@@ -82,6 +82,18 @@ TEST(the_other_sleeper_is_woken_once_by_what_nobody_collects) {
   CHECK(poller.sleep(Poller::kOther, patience()) == FutexResult::kWoken);
 }
 
+TEST(muted_changes_wake_the_driver_only_until_they_are_no_longer_muted) {
+  Poller poller;
+  const Pair pair;
+  watch(poller, pair);
+  poller.mute(true);
+  pair.send();
+  CHECK(poller.sleep(Poller::kOther, now()) == FutexResult::kTimedOut);
+  CHECK(poller.sleep(Poller::kDriver, patience()) == FutexResult::kWoken);
+  poller.mute(false);
+  CHECK(poller.sleep(Poller::kOther, patience()) == FutexResult::kWoken);
+}
+
 TEST(an_end_and_new_room_are_changes) {
   Poller poller;
   Pair pair;
