@@ -210,8 +210,8 @@ int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const ui
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
 /* Like farandole_submit_one, for a caller that then only waits: ranks of one host complete a small call among
- * themselves. 0: the call is done and has no handle. Returns a handle if it is not done within 20 ms, has failed, or a
- * signal has come. */
+ * themselves. 0: the call is done and has no handle. Returns a handle if it is not done within 20 ms, has failed, has
+ * no `input` or no `output`, or a signal has come. */
 int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);

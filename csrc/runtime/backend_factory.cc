@@ -119,9 +119,9 @@ std::shared_ptr<Cell> BackendFactory::open_cell(SetId id, const ProcessSet& set,
       Cell::Setup{set.member, set.members(), staging, staging->size() - bytes, spin});
 }
 
-std::unique_ptr<Backend> BackendFactory::backend_across_hosts(
-    SetId id, const ProcessSet& set, Segment& staging, Feeds feeds,
-    std::vector<Wakeup> wakeups) const {
+std::unique_ptr<Backend> BackendFactory::backend_across_hosts(SetId id, const ProcessSet& set,
+                                                              Segment& staging, Feeds feeds,
+                                                              std::vector<Wakeup> wakeups) const {
   HierarchicalBackend::Setup setup{host_map(topology_, set.ranks)};
   setup.member = set.member;
   setup.memory = staging.data();

@@ -32,8 +32,7 @@ class BackendFactory {
  private:
   std::vector<std::string> names_of(const ProcessSet& set) const;
   std::unique_ptr<Backend> backend_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                                Feeds feeds,
-                                                std::vector<Wakeup> wakeups) const;
+                                                Feeds feeds, std::vector<Wakeup> wakeups) const;
 
   const Config& config_;
   const Topology& topology_;

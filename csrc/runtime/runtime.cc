@@ -246,11 +246,13 @@ bool Runtime::call(PreparedSubmission& prepared) {
     driver_->after_submit();
     if (error) std::rethrow_exception(error);
   }
-  const Handle handle = prepared.handles.front();
+  Handle& handle = prepared.handles.front();
   Failure failure;
   const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
-  if (end != WaitEnd::kDone) return false;
-  handles().release(handle);
+  // The handle keeps a result that has no place of its caller's, and says whether anybody had an input.
+  const bool needs_handle = prepared.inputs.front() == 0 || prepared.outputs.front() == 0;
+  if (end != WaitEnd::kDone || needs_handle) return false;
+  handles().release(std::exchange(handle, 0));
   return true;
 }
 

@@ -64,8 +64,8 @@ class HierarchicalBackend final : public Backend {
   struct Setup {
     HostMap hosts;  // hosts of the set's members
     int member = 0;
-    std::byte* memory = nullptr;            // zeroed, mapped by this host's members, aligned to 64
-    size_t bytes = 0;                       // at least bytes_needed()
+    std::byte* memory = nullptr;       // zeroed, mapped by this host's members, aligned to 64
+    size_t bytes = 0;                  // at least bytes_needed()
     std::vector<Wakeup> wakeups = {};  // this host's members'
     std::unique_ptr<Wire> wire = nullptr;
     HierarchicalSchedule::Sizes sizes = {};

@@ -25,8 +25,8 @@ struct ShmSetup {
 
   int member = 0;
   int members = 1;
-  std::byte* memory = nullptr;       // zeroed, mapped by all members, aligned to 64
-  size_t bytes = 0;                  // at least sizes().bytes
+  std::byte* memory = nullptr;  // zeroed, mapped by all members, aligned to 64
+  size_t bytes = 0;             // at least sizes().bytes
   std::vector<Wakeup> wakeups;  // one per member, this one included
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;

@@ -98,7 +98,7 @@ void print(const Statistics& all) {
                                     "refused", "peer gone", "stalled",  "skipped"};
   std::fprintf(stderr,
                "     %ld turns, %ld worlds of several hosts, %ld ranks stopped, %ld links cut, "
-               "%ld calls in cells\n    ",
+               "%ld calls done as they were made\n    ",
                static_cast<long>(all.turns), static_cast<long>(all.several_hosts),
                static_cast<long>(all.stops), static_cast<long>(all.cuts),
                static_cast<long>(all.direct));
