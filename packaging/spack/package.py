@@ -13,11 +13,11 @@ class PyFarandole(PythonPackage):
     # Until a release has a public address: from the folder in which spack is called. `spack install
     # --no-checksum`; a release adds sha256.
     manual_download = True
-    url = f"file://{Path.cwd()}/farandole-0.1.0.tar.gz"
+    url = f"file://{Path.cwd()}/farandole-0.2.0.tar.gz"
 
     license("Apache-2.0")
 
-    version("0.1.0")
+    version("0.2.0")
 
     variant("torch", default=True, description="Install PyTorch")
 
