@@ -34,6 +34,7 @@ class Planner {
   bool takes_part(int c, Rank rank);
   Request random_request(int of_set, std::string name);
   Request named_request(int of_set, int number);
+  void make_gradient(Request& request);
   std::vector<int> shuffled(const std::vector<int>& calls);
   void group(const std::vector<int>& calls);
   PlannedCall& call(int index) { return program_.calls[static_cast<size_t>(index)]; }

@@ -65,18 +65,19 @@ void Planner::work_window(int of_set) {
   for (Rank r : set(of_set).ranks) submit(r, shuffled(calls));
 }
 
+void Planner::make_gradient(Request& request) {
+  request.signature = {};
+  request.signature.dtype = DType::kInt32;
+  request.signature.shape = {random_.between(1, 4000)};
+  if (random_.chance(0.3)) request.signature.reduce_op = ReduceOp::kAverage;
+}
+
 // The same tensors step after step, in an order that is mostly the same; now and then one is different.
 void Planner::training_window(int of_set) {
   auto tensors = new_calls(of_set, random_.between(2, large_ ? 6 : 10));
   std::erase_if(tensors, [&](int c) { return call(c).request.name.empty(); });
   for (int c : tensors) {
-    Request& request = call(c).request;
-    if (random_.chance(0.8)) {
-      request.signature = {};
-      request.signature.dtype = DType::kInt32;
-      request.signature.shape = {random_.between(1, 4000)};
-      if (random_.chance(0.3)) request.signature.reduce_op = ReduceOp::kAverage;
-    }
+    if (random_.chance(0.8)) make_gradient(call(c).request);
   }
   double odd = random_.chance(0.5) ? 0 : 0.03;
   bool one_by_one = random_.chance(0.2);  // somebody waits within a step
@@ -100,15 +101,21 @@ void Planner::training_window(int of_set) {
 // Calls whose callers wait, one after the other and the same again: members complete those that they know in a cell.
 void Planner::calling_window(int of_set) {
   const auto tensors = new_calls(of_set, random_.between(1, 3));
+  for (int c : tensors) {
+    if (random_.chance(0.6)) make_gradient(call(c).request);
+  }
   const double odd = random_.chance(0.5) ? 0 : 0.05;
+  const double late = random_.chance(0.5) ? 0 : 0.1;
   all_ranks({Kind::kWaitAll, 1});
-  for (int steps = random_.between(2, 8); steps > 0; --steps) {
+  for (int steps = random_.between(3, large_ ? 6 : 16); steps > 0; --steps) {
     for (int tensor : tensors) {
       const int c = new_call(of_set, call(tensor).request);
       if (random_.chance(odd)) spoil(c);
       for (Rank r : set(of_set).ranks) {
-        if (random_.chance(0.1)) act(r, {Kind::kPause, random_.between(1, 3'000'000)});
-        act(r, {Kind::kCall, c});
+        if (random_.chance(late)) act(r, {Kind::kPause, random_.between(1, 3'000'000)});
+        const bool submits = random_.chance(late / 2);
+        act(r, {submits ? Kind::kSubmit : Kind::kCall, c});
+        if (submits) act(r, {Kind::kWait, c});
       }
     }
   }

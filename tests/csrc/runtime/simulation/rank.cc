@@ -69,8 +69,8 @@ void SimulatedRank::act(const Action& action) {
   doing_ = "kind " + std::to_string(static_cast<int>(action.kind)) + ", value " +
            std::to_string(action.value);
   switch (action.kind) {
-    case Kind::kSubmit: return submit(value, action.more);
-    case Kind::kCall: submit(value, false); return wait(value);
+    case Kind::kSubmit: return submit(value, action.more, value % 4 != topology.rank % 4);
+    case Kind::kCall: submit(value, false, true); return wait(value);
     case Kind::kDuplicate: return duplicate(value);
     case Kind::kWait: return wait(value);
     case Kind::kWaitAll: return wait_all();
@@ -160,7 +160,8 @@ bool SimulatedRank::make(int index, State& made) {
   }
 }
 
-void SimulatedRank::submit(int index, bool more) {
+// `waits`: as a caller that waits for it, unless it shares a batch with others.
+void SimulatedRank::submit(int index, bool more, bool waits) {
   const PlannedCall& call = planned(index);
   state(index).begun_ns = now_ns();
   if (!known(call.set) || (call.removes >= 0 && !known(call.removes))) {
@@ -191,7 +192,7 @@ void SimulatedRank::submit(int index, bool more) {
   }
   State& made = state(index);
   if (make(index, made)) {
-    if (batch_.empty() && !more && index % 4 != topology.rank % 4) {
+    if (batch_.empty() && !more && waits) {
       begin(index);
     } else {
       batch_.push_back(index);

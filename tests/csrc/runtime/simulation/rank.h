@@ -43,7 +43,7 @@ class SimulatedRank {
     int64_t begun_ns = 0;
   };
   void act(const Action& action);
-  void submit(int call, bool more);
+  void submit(int call, bool more, bool waits);
   void duplicate(int call);
   void pass_batch();
   bool make(int call, State& state);

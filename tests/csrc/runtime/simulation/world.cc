@@ -97,7 +97,7 @@ std::vector<Rank> World::settle_on_hosts() {
   const int size = program_.settings.size;
   std::vector<Rank> node(static_cast<size_t>(size), 0);
   const bool linked = program_.trouble == Trouble::kCut || program_.trouble == Trouble::kSilence;
-  if (size < 2 || (!linked && random_.chance(0.5))) {
+  if (size < 2 || (!linked && random_.chance(0.7))) {
     statistics_.hosts = 1;
     return node;
   }
