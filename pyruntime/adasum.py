@@ -131,6 +131,8 @@ def _combine(
     scaled: list[Array] = []
     with np.errstate(all="ignore"):  # infinities and NaN pass into the result
         with _told(f"{label}.sum", process_set):
+            for buffer in inputs:
+                _check_unused(buffer, writes=False)
             for output in outputs:
                 _check_unused(output, writes=True)
         for source, target, gram in zip(sources, targets, grams, strict=True):

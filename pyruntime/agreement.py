@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +39,18 @@ def same_on_all_ranks(
     - name: appears in errors. Ranks compare values of the same name.
     - process_set: the ranks that compare. Other ranks skip the comparison.
 
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError.
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError; TypeError
+    for a function, whose repr says nothing.
 
     Examples:
         >>> hvd.same_on_all_ranks({"seed": 7}, name="settings")
         {'seed': 7}
     """
+    if inspect.isroutine(value):
+        with heard_by_all(process_set, name):
+            raise TypeError(
+                "same_on_all_ranks compares values: pass the function's arguments, or its result"
+            )
     _compare(value, name, process_set)
     return value
 

@@ -121,11 +121,12 @@ def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
 
 def check_writable(plan: Plan) -> None:
     """Raises ValueError if elements of a result share memory, or if an earlier call uses one."""
-    own = {y.data_ptr() for y in plan.outputs if y is not None}  # which the core checks
+    # The core checks these itself.
+    own = {(y.data_ptr(), y.nbytes) for y in plan.outputs if y is not None}
     for x in plan.writes():
         if x.layout is torch.strided:
             check_apart(x)
-            if x.is_contiguous() and x.data_ptr() in own:
+            if x.is_contiguous() and (x.data_ptr(), x.nbytes) in own:
                 continue
         check_unused(x, writes=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import AllreduceOptions, ProcessGroup, Work
 
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import memory_in_use, messages
@@ -32,6 +32,9 @@ from farandole.process_sets import ProcessSet, disband_process_set
 __all__ = ["FarandoleGroup"]
 
 _MANY = 1000  # handles kept before those that have ended are dropped
+# torch 2.8 came to set `asyncOp` for all collectives, and to accept None where the caller waits.
+# Earlier versions set it for two of them, and wait for whatever they get.
+_WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
 _MOST_PREPARED = 256  # prepared calls of one group
 # Asymmetric collectives: ranks may call them from different lines of the program.
 _UNLIKE = ("gather", "reduce")
@@ -79,7 +82,7 @@ class FarandoleGroup(ProcessGroup):
             if plan is not None and not (kind == "barrier" and self._in_flight()):
                 if memory_in_use.count():
                     memory_in_use.wait_for_users(*self._uses(kind, x, y, given))
-                handle = plan.start(x, y, waits=not getattr(given, "asyncOp", True))
+                handle = plan.start(x, y, _WORK_MAY_BE_NONE and not given.asyncOp)
                 if handle is not None:
                     return self._work(handle, kind, x, y, given) if handle else None
             work, new, call, buffer = self._start_planned(kind, args, kwargs)

@@ -53,7 +53,7 @@ def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
             (x,) = tensors[0]
             return (terms, x.dtype, x.shape), x, x, options
         y, x = tensors
-        return (terms, x.dtype, x.shape, y.dtype, y.shape), x, y, options
+        return (terms, x.dtype, x.shape, y.dtype, y.shape, x is y), x, y, options
     except (AttributeError, TypeError, ValueError, RuntimeError):
         # Separate options, lists of tensors, nested tensors.
         return _NO_KEY

@@ -48,6 +48,7 @@ bool Engine::control_step() {
 bool Engine::say_last() {
   std::lock_guard lock(work_mutex_);
   if (calls_.job.stopped()) return false;
+  if (setup_.poller) setup_.poller->collect();
   const bool moved = say();
   if (setup_.leader && calls_.job.broken()) setup_.leader->leave(calls_.job.failure());
   return moved;

@@ -76,7 +76,9 @@ void Fabric::share_bells(Deadline deadline) {
     for (size_t local = 0; local < rung_[bell].size(); ++local) {
       bells_[local].fds[bell] = rung_[bell][local].get();
     }
-    bells_[static_cast<size_t>(topology_.local_rank)].fds[bell] = poller_->bell(bell);
+    const auto own = static_cast<size_t>(topology_.local_rank);
+    if (!rung_[bell].empty()) rung_[bell][own].reset();
+    bells_[own].fds[bell] = poller_->bell(bell);
   }
   bells_[static_cast<size_t>(topology_.local_rank)].poller = poller_.get();
 }

@@ -57,6 +57,11 @@ def test_equal_values_are_returned() -> None:
         assert fd.same_on_all_ranks(value) is value
 
 
+def test_a_function_is_refused_on_all_ranks() -> None:
+    with pytest.raises(TypeError, match="pass the function's arguments"):
+        fd.same_on_all_ranks(differs if is_last() else 1)
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 def test_arrays_differ_in_one_element(kind: Any) -> None:
     array = np.arange(1000.0)

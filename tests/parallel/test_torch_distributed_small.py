@@ -207,6 +207,16 @@ def test_an_output_over_its_input() -> None:
         assert torch.equal(out, of_all(turn, 4))
 
 
+def test_a_group_of_one_rank_gathers_in_place_and_apart() -> None:
+    """Both calls have tensors of one shape."""
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    for turn in range(3):
+        x, y = values(dist.get_rank(), turn, 5), torch.zeros(5, dtype=torch.float64)
+        dist.all_gather_into_tensor(x, x, group=own)
+        dist.all_gather_into_tensor(y, x, group=own)
+        assert torch.equal(y, values(dist.get_rank(), turn, 5))
+
+
 def test_a_rank_that_differs() -> None:
     """Its peers get the error that the coordinator finds."""
     for _ in range(3):

@@ -63,7 +63,7 @@ def test_lists_and_layouts() -> None:
     assert torch.equal(dense, torch.full((2, 3), hvd.size() - 1.0))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("what", ["parameters", "a state"])
 def test_values_are_taken_before_the_ranks_meet(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Another thread of the root may start a call on the same memory meanwhile."""
@@ -95,7 +95,7 @@ def test_values_are_taken_before_the_ranks_meet(monkeypatch: pytest.MonkeyPatch,
     assert torch.equal(base, torch.arange(12.0).view(3, 4) * sum(range(1, hvd.size() + 1)))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("who", ["all", "rank 0"])
 def test_a_name_that_is_given_twice_is_an_error(who: str) -> None:
     twice = who == "all" or hvd.rank() == 0

@@ -230,7 +230,8 @@ def test_gradients_with_tangents_are_refused() -> None:
 def test_gradients_without_tangents_are_reduced_within_dual_level() -> None:
     """The level may be another thread's: torch has one for the whole process."""
     p, q = (nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3)))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0))
+    rows = nn.Embedding(8, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q, rows.weight], lr=1.0))
     entered, leave = threading.Event(), threading.Event()
 
     def elsewhere() -> None:
@@ -243,7 +244,9 @@ def test_gradients_without_tangents_are_reduced_within_dual_level() -> None:
     entered.wait()
     try:
         for turn in range(2):
-            (p.sum() * (1.0 + hvd.rank() + turn) + q.t().sum() * hvd.rank()).backward()
+            row = rows(torch.tensor([hvd.rank()])).sum()
+            (p.sum() * (1.0 + hvd.rank() + turn) + q.t().sum() * hvd.rank() + row).backward()
+            assert (rows.weight.grad.to_dense()[: hvd.size()] == 1.0 / hvd.size()).all()
             assert (p.grad == turn + (1 + hvd.size()) / 2).all()
             assert (q.grad == (hvd.size() - 1) / 2).all()
             optimizer.zero_grad()

@@ -91,7 +91,7 @@ TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::millisec
     link.writer = FrameWriter(peer.session.sends);
     link.reader = FrameReader(peer.session.receives);
     limit_silence(link.fd.get(), timeout);
-    poller_.watch(link.fd.get(), &link.changed);
+    if (!poller_.watch(link.fd.get(), &link.changed)) throw_system_error("epoll_ctl", errno);
   }
 }
 
@@ -121,8 +121,8 @@ bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   for (auto& [rank, link] : links_) {
     if (!std::exchange(link.changed, false)) continue;
     any = true;
+    read(link, hear, lose);  // first: it finds why a connection has ended
     write(link);
-    read(link, hear, lose);
   }
   return any;
 }
@@ -181,11 +181,22 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
+  // Also if hear() throws: the next call then continues behind that message.
+  struct Rest {
+    Link& link;
+    size_t& at;
+    bool complete = false;
+    ~Rest() {
+      link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
+      link.changed |= !complete;
+    }
+  } rest{link, at};
   while (const auto frame = next()) {
-    hear(link.rank, frame->message);
+    const ByteView message = frame->message;
     at += frame->bytes;
+    hear(link.rank, message);
   }
-  link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
+  rest.complete = true;
   if (altered.empty()) return;
   link.open = false;  // nothing behind it counts
   lose(link.rank, "is lost: " + altered);

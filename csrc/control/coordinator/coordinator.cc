@@ -130,10 +130,11 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
                    SetState* set = shared_.sets.of(r.key.set, from);
-                   if (r.number == 0) {
+                   if (r.number == 0 && r.key.sequence != 0) {  // needs no answer
                      if (set) stalls_.stands_still(from, *set, r.key.sequence, now_ns);
-                     return shared_.outbox.write_something();
+                     return;
                    }
+                   if (r.number == 0) return shared_.outbox.write_something();
                    shared_.outbox.write(Answer{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
                  [&](const Lost& r) { lose(from, r.failure); },

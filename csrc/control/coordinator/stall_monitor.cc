@@ -237,7 +237,7 @@ void StallMonitor::stands_still(Rank from, const SetState& set, uint64_t bucket,
 
 // A rank says it four times within the shorter limit (RankWatch::Patience).
 bool StallMonitor::is_stuck(const Bucket& bucket, int64_t now_ns) const {
-  return bucket.number > 0 && now_ns - bucket.said_ns < patience_ns();
+  return bucket.number > 0 && now_ns - bucket.said_ns < patience_ns() / 2;
 }
 
 StallMonitor::Bucket StallMonitor::moving(const SetState& set, int64_t now_ns) const {

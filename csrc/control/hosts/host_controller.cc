@@ -208,13 +208,14 @@ bool HostRelay::step() {
         }
       },
       lose);
-  moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); },
-                               [this](Rank peer, const std::string& how) { lose_host(peer, how); });
+  // Before the links: a death here may be why the host above ends.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});
     moved = true;
   }
+  moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); },
+                               [this](Rank peer, const std::string& how) { lose_host(peer, how); });
   if (now >= aggregator_.next_tick()) {
     aggregator_.tick(now);
     moved = true;
@@ -240,11 +241,18 @@ void HostRelay::hear(Rank peer, ByteView message) {
 
 void HostRelay::read_log(ByteView entries) {
   Decoder in(entries);
-  while (!in.empty()) {
+  while (!in.empty() && !over_) {
     ByteView bytes = in.get_bytes();
     const Entry entry = decode_entry(bytes);
     aggregator_.read(entry);
-    read(entry);
+    try {
+      read(entry);
+    } catch (const Error& error) {  // no memory for a set: nobody here or below can read on
+      const Failure why{error.code(), rank_on_host(setup_.topology.rank) + ": " + error.what()};
+      log(LogLevel::kError, why.text);
+      abort_below(why);
+      return report(setup_.topology.rank, Lost{why});
+    }
     publish(bytes);
   }
 }

@@ -32,7 +32,7 @@ class WirePatience {
 
   void start() { last_message_ = now_ns(), interval_ = kShortest; }
   // Something has moved: poll again soon.
-  void moved() { interval_ = kShortest; }
+  void moved() { interval_ = kShortest, next_look_ = 0; }
   void message() { last_message_ = now_ns(); }
   // Call it if no byte has moved. `wakes`: from Wire::wakes(). False: silent for too long.
   bool wait(bool wakes) {

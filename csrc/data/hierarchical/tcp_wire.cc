@@ -57,10 +57,11 @@ void TcpWire::move() {
   }
 }
 
-// A connection that is being opened has to be polled, and so has a fault until it is told.
+// A connection that is being opened, or that the poller had no room for, has to be polled, and so has a fault until it is
+// told.
 bool TcpWire::wakes() const {
   return ends_->poller && !fault_ && std::ranges::all_of(connections_, [](const Connection& one) {
-           return one.transfers.empty() || one.fd;
+           return one.transfers.empty() || one.watched;
          });
 }
 
@@ -94,7 +95,7 @@ bool TcpWire::open(Connection& connection) {
       fail(connection, connection.caller->trouble());
     }
   }
-  if (connection.fd && ends.poller) ends.poller->watch(connection.fd.get());
+  if (connection.fd && ends.poller) connection.watched = ends.poller->watch(connection.fd.get());
   return static_cast<bool>(connection.fd);
 }
 

@@ -57,6 +57,7 @@ class TcpWire final : public Wire {
     bool sends = false;
     std::unique_ptr<TcpCaller> caller = nullptr;
     Fd fd = {};
+    bool watched = false;  // by the poller
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // messages
   };

@@ -17,15 +17,15 @@ namespace {
 
 constexpr int kEvents = 32;
 
-void add(int epoll, int fd, void* tag) {
+bool add(int epoll, int fd, void* tag) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.ptr = tag;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) throw_system_error("epoll_ctl", errno);
+  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 Fd checked(int fd, const char* call) {
-  if (fd < 0) throw_system_error(call, errno);
+  if (fd < 0) throw_system_error(call, errno, "raise ulimit -n");
   return Fd(fd);
 }
 
@@ -35,10 +35,10 @@ Poller::Poller()
     : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       edges_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
   for (Fd& bell : bells_) bell = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
-  add(edges_.get(), sockets_.get(), nullptr);
+  if (!add(edges_.get(), sockets_.get(), nullptr)) throw_system_error("epoll_ctl", errno);
 }
 
-void Poller::watch(int fd, bool* changed) { add(sockets_.get(), fd, changed); }
+bool Poller::watch(int fd, bool* changed) { return add(sockets_.get(), fd, changed); }
 
 void Poller::mute(bool on) {
   epoll_event event{};

@@ -26,7 +26,8 @@ class Poller {
 
   // Watches a socket until it is closed. `changed` becomes true in collect() when the socket has new bytes or new room,
   // or has ended; it must outlive the socket. Without it, has_news() becomes true. The driver, or before it starts.
-  void watch(int fd, bool* changed = nullptr);
+  // False: the kernel has no room; errno says why.
+  [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
   // Reads the changes since the last call. The driver only, like has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }

@@ -76,34 +76,78 @@ TEST(a_pair_without_memory_ends_the_job) {
   CHECK(root.next_tick().is_never());
 }
 
-// Rank 0 ends the job for that death, and the network may lose what it says of it.
-TEST(a_leader_that_loses_the_hosts_above_tells_of_the_death_that_it_has_seen) {
+// The leader of ranks 2 and 3, and the hosts above it as a test writes them.
+struct Relay {
+  static Fd first(int (&ends)[2]) {
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    return Fd(ends[0]);
+  }
+  static std::vector<TcpPeer> above_only(Fd fd) {
+    std::vector<TcpPeer> peers;
+    peers.push_back({0, std::move(fd)});
+    return peers;
+  }
+  explicit Relay(HostController::StagingSize staging_size = {})
+      : hosts(above_only(first(ends)), std::chrono::seconds(5), poller),
+        above(ends[1]),
+        relay({LeaderChannel(layout, topology.local),
+               &hosts,
+               HostTree::of(2, topology.node),
+               links,
+               topology,
+               {"a", "a", "b", "b"},
+               std::move(staging_size),
+               {0, 0, 0, 0}}),
+        leader(layout, 0) {}
+
+  bool step() {
+    poller.collect();
+    return relay.step();
+  }
+  Failure end_of_job() {
+    const auto entry = leader.next_entry();
+    CHECK(entry.has_value());
+    return std::get<Abort>(decode_entry(*entry)).failure;
+  }
+
   const Segment memory = Segment::create("control", ShmLayout::bytes_needed(2), true);
-  const ShmLayout layout(memory.data(), 2);
+  const ShmLayout layout{memory.data(), 2};
   const Topology topology = Topology::of(2, {0, 0, 2, 2});
   SocketLinks links;
   Poller poller;
   int ends[2];
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
-  Fd above(ends[1]);
-  std::vector<TcpPeer> peers;
-  peers.push_back({0, Fd(ends[0])});
-  TcpHostChannel hosts(std::move(peers), std::chrono::seconds(5), poller);
-  HostRelay relay({LeaderChannel(layout, topology.local),
-                   &hosts,
-                   HostTree::of(2, topology.node),
-                   links,
-                   topology,
-                   {"a", "a", "b", "b"},
-                   {},
-                   {0, 0, 0, 0}});
-  relay.lose(3, {ErrorCode::kPeer, "rank 3 died"});
-  CHECK(relay.step());
-  above.reset();
-  poller.collect();
-  CHECK(relay.step());
-  MemberChannel leader(layout, 0);
-  const auto last = leader.next_entry();
-  CHECK(last.has_value());
-  CHECK_EQ(std::get<Abort>(decode_entry(*last)).failure.text, "rank 3 died");
+  TcpHostChannel hosts;
+  Fd above;
+  HostRelay relay;
+  MemberChannel leader;
+};
+
+// Rank 0 ends the job for that death, and the network may lose its message.
+TEST(a_leader_that_loses_the_hosts_above_tells_of_the_death_that_it_has_seen) {
+  Relay host;
+  host.relay.lose(3, {ErrorCode::kPeer, "rank 3 died"});
+  CHECK(host.step());
+  host.above.reset();
+  CHECK(host.step());
+  CHECK_EQ(host.end_of_job().text, "rank 3 died");
+}
+
+// Later entries of the same message name the set.
+TEST(a_leader_without_memory_for_a_set_ends_the_job_with_that_error) {
+  Relay host([](SetId, const std::vector<Rank>&) -> SegmentSize {
+    throw Error(ErrorCode::kLibrary, "no memory for the set");
+  });
+  ByteString message;
+  for (const Entry& entry : {Entry(OpenSet{5, {1, 2, 3}, {}}), Entry(Stop{})}) {
+    ByteString encoded;
+    encode(entry, encoded);
+    Encoder(message).put_bytes(encoded);
+  }
+  const ByteString frame = FrameWriter(TcpSession().receives).frame(message);
+  CHECK_EQ(::send(host.above.get(), frame.data(), frame.size(), MSG_NOSIGNAL), frame.size());
+  CHECK(host.step());
+  const Failure end = host.end_of_job();
+  CHECK_EQ(end.code, ErrorCode::kLibrary);
+  CHECK_EQ(end.text, "rank 2 on b: no memory for the set");
+  CHECK(!host.leader.next_entry());
 }

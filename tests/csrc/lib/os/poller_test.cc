@@ -36,7 +36,7 @@ struct Pair {
 
 // A socket that can be written counts as changed once.
 void watch(Poller& poller, const Pair& pair, bool* changed = nullptr) {
-  poller.watch(pair.near.get(), changed);
+  CHECK(poller.watch(pair.near.get(), changed));
   poller.collect();
   poller.take_news();
   if (changed) *changed = false;
