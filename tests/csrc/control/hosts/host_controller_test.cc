@@ -78,18 +78,22 @@ TEST(a_pair_without_memory_ends_the_job) {
 
 // The leader of ranks 2 and 3, and the hosts above it as a test writes them.
 struct Relay {
-  static Fd first(int (&ends)[2]) {
-    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
-    return Fd(ends[0]);
-  }
+  struct Pair {
+    Fd below, above;
+    Pair() {
+      int ends[2];
+      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+      below = Fd(ends[0]);
+      above = Fd(ends[1]);
+    }
+  };
   static std::vector<TcpPeer> above_only(Fd fd) {
     std::vector<TcpPeer> peers;
     peers.push_back({0, std::move(fd)});
     return peers;
   }
   explicit Relay(HostController::StagingSize staging_size = {})
-      : hosts(above_only(first(ends)), std::chrono::seconds(5), poller),
-        above(ends[1]),
+      : hosts(above_only(std::move(pair.below)), std::chrono::seconds(5), poller),
         relay({LeaderChannel(layout, topology.local),
                &hosts,
                HostTree::of(2, topology.node),
@@ -115,9 +119,8 @@ struct Relay {
   const Topology topology = Topology::of(2, {0, 0, 2, 2});
   SocketLinks links;
   Poller poller;
-  int ends[2];
+  Pair pair;
   TcpHostChannel hosts;
-  Fd above;
   HostRelay relay;
   MemberChannel leader;
 };
@@ -127,7 +130,7 @@ TEST(a_leader_that_loses_the_hosts_above_tells_of_the_death_that_it_has_seen) {
   Relay host;
   host.relay.lose(3, {ErrorCode::kPeer, "rank 3 died"});
   CHECK(host.step());
-  host.above.reset();
+  host.pair.above.reset();
   CHECK(host.step());
   CHECK_EQ(host.end_of_job().text, "rank 3 died");
 }
@@ -144,7 +147,7 @@ TEST(a_leader_without_memory_for_a_set_ends_the_job_with_that_error) {
     Encoder(message).put_bytes(encoded);
   }
   const ByteString frame = FrameWriter(TcpSession().receives).frame(message);
-  CHECK_EQ(::send(host.above.get(), frame.data(), frame.size(), MSG_NOSIGNAL), frame.size());
+  CHECK_EQ(::send(host.pair.above.get(), frame.data(), frame.size(), MSG_NOSIGNAL), frame.size());
   CHECK(host.step());
   const Failure end = host.end_of_job();
   CHECK_EQ(end.code, ErrorCode::kLibrary);
