@@ -102,7 +102,10 @@ def _open_store(timeout: timedelta) -> TCPStore:
     if root and alone:  # a socket of ours, because torch would listen on all networks
         with socket.create_server((host, 0)) as here:
             port, how["master_listen_fd"] = here.getsockname()[1], here.detach()
-        server = TCPStore(host, port, None, True, timeout, **how)
+        try:
+            server = TCPStore(host, port, None, True, timeout, **how)
+        except NotImplementedError:  # from torch 2.4 on, to 2.7 at least: libuv takes no socket
+            server = TCPStore(host, port, None, True, timeout, use_libuv=False, **how)
     elif root:
         server = TCPStore("localhost", 0, None, True, timeout, **how)
     host, port = broadcast_object((host, server.port) if server else None, 0, _STORE)
