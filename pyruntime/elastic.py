@@ -8,9 +8,9 @@ def train(state):
         state.commit()
 
 Under `farandole run --elastic`, surviving ranks continue from the newest commit in their memory
-when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart together, in their
-processes; if one has died, that fails, and the error is raised. If FARANDOLE_CHECKPOINT_DIR is set,
-commits are written to the disk too.
+when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart together without new
+processes; if a rank has died, the restart fails and raises the error. If FARANDOLE_CHECKPOINT_DIR
+is set, commits are written to the disk too.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class State(ABC):
             _call.worlds.agent.committed()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if one of them has noted an update, or shall
-        leave because of a signal or of `farandole run --elastic`. Collective."""
+        """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update, or must
+        leave because of a signal or because `farandole run --elastic` asked it to. Collective."""
         with self._lock:
             updates = self._updates
         call = _call
@@ -119,10 +119,10 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            worlds.agent.lost |= bool(noted[2] > 1)  # so that all ranks end alike
+            worlds.agent.lost |= bool(noted[2] > 1)  # so that all ranks leave in the same way
         if noted[:4].any():
-            # Ask again: a preempted host signals its ranks one after the other, some of them while
-            # the commit was written.
+            # Check again: a preempted host signals its ranks one by one, so signals may have
+            # arrived during the write.
             leaving = all_leave or (some_leave and agent_client.was_signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
@@ -160,13 +160,13 @@ class State(ABC):
 class ObjectState(State):
     """A state of attributes that can be copied and pickled: ObjectState(epoch=0, batch=0).
 
-    Objects with state_dict() and load_state_dict(), such as schedulers, stay the same objects:
-    their states are saved and restored, wherever they are within containers and other objects. All
-    ranks make them before training.
+    Objects with state_dict() and load_state_dict(), such as schedulers, are never replaced: only
+    their state is saved and restored, even if they are nested in containers or other objects. Every
+    rank must create these objects before training.
 
-    Files in FARANDOLE_CHECKPOINT_DIR hold no pickles: write() accepts such objects, numbers,
-    strings, bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and
-    (named) tuples of these.
+    Files in FARANDOLE_CHECKPOINT_DIR hold no pickles. write() accepts objects with state_dict(),
+    numbers, strings, bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists,
+    sets and (named) tuples of these.
     """
 
     if TYPE_CHECKING:  # attributes have the names that the program gives them
@@ -202,8 +202,8 @@ class ObjectState(State):
     def write(self, folder: Path) -> None:
         """Writes rank 0's last copy to `folder`, as a whole or not at all. Collective.
 
-        All ranks raise CheckpointError if another user may write to the folder or the disk fails,
-        TypeError for an attribute that the file can't hold without pickling.
+        All ranks raise CheckpointError if another user may write to the folder or the disk fails.
+        All ranks raise TypeError if the file can't hold an attribute without pickling.
         """
         writer = Writer(folder)
         _by_rank_0(lambda: writer.write(self.saved(), self._number()), "write")
@@ -228,7 +228,7 @@ class ObjectState(State):
         return self._saved
 
     def restore_from(self, saved: Saved) -> None:
-        """Restores a result of saved(); attributes that it lacks stay as they are."""
+        """Restores a result of saved(). Attributes that it lacks get the last copy's values."""
         last = self._saved
         self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
@@ -250,7 +250,7 @@ class ObjectState(State):
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
     """Calls `work` on rank 0. Collective; raises its errors on all ranks.
 
-    Returns (True if its result is not None, the result on rank 0 and None elsewhere).
+    Returns a pair: whether rank 0 got a result, and that result (None on other ranks).
     """
     result: T | None = None
     error: Exception | None = None
@@ -275,7 +275,7 @@ class _TrainingCall:
         self.number, self.worlds = number, worlds
         name = setting("FARANDOLE_CHECKPOINT_DIR")
         self.folder = Path(name) / f"call-{number}" if name else None
-        # `farandole run --elastic` has made the folder.
+        # Under `farandole run --elastic` the folder exists already.
         self._writer = Writer(self.folder, make=worlds is None) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
         # Time of the last write. The first commit is written at once, to test the disk.
@@ -295,7 +295,8 @@ class _TrainingCall:
         return time.monotonic() >= self._written + self._seconds
 
     def write(self, state: State, at_once: bool = False) -> None:
-        """Writes the newest commit. Collective. `at_once`: before it returns."""
+        """Writes the newest commit. Collective. `at_once`: finishes writing before it
+        returns."""
         if self.folder is None or self._writer is None:
             return
         first, self._written = self._written < 0, time.monotonic()
@@ -356,8 +357,8 @@ _calls = 0  # number of calls so far; each has its own folder
 
 @contextlib.contextmanager
 def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
-    """Context manager for one call of a decorated function. `in_place`: ranks may join and
-    leave."""
+    """Context manager for one call of a decorated function. `in_place`: the world may change
+    without restarting processes."""
     global _call, _calls
     before = _call
     _calls += 1
@@ -375,12 +376,13 @@ def run_fn(
 
     After an error in RETRIED it restores the last commit; after HostsUpdatedInterrupt it keeps the
     state. Then it calls `reset`, which restarts the runtime. Under `farandole run --elastic`, the
-    ranks join the next world instead, without dead ranks and with new ones. An error of `reset` and
-    any other error are raised; the other ranks get a PeerError with it, and do not restart.
+    ranks join the next world instead, without dead ranks and with new ones. Any other error,
+    including one from `reset`, is raised here; the other ranks raise a PeerError that quotes it and
+    do not restart.
 
     If FARANDOLE_CHECKPOINT_DIR is set, training continues from the last commit there, after a call
-    of state.on_reset(). Each call in a program has its own commits, by its place in the order.
-    SIGTERM and SIGUSR1 on any rank then make all ranks leave at the same commit() or
+    of state.on_reset(). Calls are numbered in order, and each keeps its own commits. With the
+    folder set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
     check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
     `farandole run --elastic` only the rank with the signal leaves; the supervisor can make all
     leave.
@@ -432,7 +434,7 @@ def run_fn(
                 skip_sync = False  # there may be new ranks
             state.on_reset()
 
-    return wrapper  # type: ignore[return-value]  # callers may also name the state
+    return wrapper  # type: ignore[return-value]  # callers may also pass `state` by keyword
 
 
 def _sync(state: State, call: _TrainingCall) -> None:

@@ -43,7 +43,8 @@ class CheckpointError(FarandoleError):
     missing, from a different job, or writable by another user."""
 
 
-# Errors after which elastic training restarts. Others, such as MismatchError, are the program's.
+# Errors after which elastic training restarts. Other errors, such as MismatchError, are bugs of the
+# program.
 RETRIED = (PeerError, StallError, LibraryError)
 
 
@@ -54,7 +55,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
         """`skip_sync`: all ranks were here before, so none needs another's state. `leaving`: every
         rank ends here; training continues in other processes, if at all."""
-        super().__init__("the hosts of the job change")
+        super().__init__("the job's hosts are changing")
         self.skip_sync, self.leaving = skip_sync, leaving
 
 
@@ -118,8 +119,8 @@ def from_code(code: int, text: str) -> Exception:
 
 _NAMED = {kind.__name__: kind for kind in _CLASSES}
 _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
-# Finds a farandole error inside a framework's error text, which may append a traceback, or facts
-# about the program: " [executable_name='jit_step']". ValueError and TypeError need the prefix
+# Finds a farandole error inside a framework's error text. The framework may append a traceback or
+# details such as " [executable_name='jit_step']". ValueError and TypeError need the prefix
 # "farandole.", because other code raises them too.
 _EMBEDDED = re.compile(
     rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
@@ -171,7 +172,8 @@ def _is_within_libraries(reason: BaseException) -> bool:
 
 
 _LIBRARIES = ("farandole", "farandole_autoload", "torch")
-# Packages between a program's line and a warning. Some raise errors that are not farandole's.
+# Packages whose frames warn() skips to reach the program's line. Some raise errors that are not
+# farandole's.
 _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
 
 

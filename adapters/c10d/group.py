@@ -31,7 +31,7 @@ from farandole.process_sets import ProcessSet, disband_process_set
 
 __all__ = ["FarandoleGroup"]
 
-_MANY = 1000  # handles kept before those that have ended are dropped
+_MANY = 1000  # above this many handles, those that have ended are dropped
 # torch 2.8 came to set `asyncOp` for all collectives, and to accept None where the caller waits.
 # Earlier versions set it for two of them, and wait for whatever they get.
 _WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
@@ -42,7 +42,8 @@ Uses = tuple[list[Any], list[Any]]
 
 
 class FarandoleGroup(ProcessGroup):
-    """A group of ranks, with c10d's collectives: one for each row of PLANS."""
+    """A group of ranks, with c10d's collectives: each row of PLANS (c10d/calls.py) defines one
+    method."""
 
     supports_splitting = True
     supports_coalescing = False
@@ -71,14 +72,14 @@ class FarandoleGroup(ProcessGroup):
     def start(self, kind: str, *args: Any, **kwargs: Any) -> Work | None:
         """Starts the collective that c10d calls `kind`; reports an error to the other ranks.
 
-        Returns None if the options say that the caller only waits, and the call is complete.
+        Returns None if the options ask for a synchronous call, and it is complete.
         """
         number = self._number_of_set(kind)
         self._calls += 1
         key, x, y, given = key_of(kind, args, kwargs)
         try:
             plan = self._prepared.get(key)
-            # A barrier waits for calls in flight, too.
+            # A barrier must also wait for calls in flight, which a prepared plan cannot.
             if plan is not None and not (kind == "barrier" and self._in_flight()):
                 if memory_in_use.count():
                     memory_in_use.wait_for_users(*self._uses(kind, x, y, given))
@@ -102,7 +103,8 @@ class FarandoleGroup(ProcessGroup):
     def _start_planned(
         self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[GroupWork, Plan, Call, Buffer]:
-        """Plans and submits a call; returns its work, its plan, and two arguments of prepare()."""
+        """Plans and submits a call; returns the Work, the Plan, and the Call and Buffer that
+        prepare() needs."""
         _, plan_of, names = PLANS[kind]
         count = plan_of.__code__.co_argcount - 2
         args, options = _options(names, args, kwargs, count)
@@ -116,7 +118,7 @@ class FarandoleGroup(ProcessGroup):
     def _work(
         self, number: int, kind: str, x: Tensor | None, y: Tensor | None, options: Any
     ) -> GroupWork:
-        """The work of a prepared call under way."""
+        """Returns the Work object of a prepared call that is running."""
         self._note([number])
         seconds = options.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
@@ -135,20 +137,20 @@ class FarandoleGroup(ProcessGroup):
         return reads, [] if y is None else [y]
 
     def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
-        """Submits a planned call; returns its work, and two arguments of prepare()."""
+        """Submits a planned call; returns the Work, and the Call and Buffer for prepare()."""
         call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        # own=4: submit()'s callers in farandole are this, _start_planned(), start() and a method of
-        # c10d's name.
+        # own=4: skips our four frames: this, _start_planned(), start() and the collective's
+        # method.
         numbers = submit(call, inputs or [NOTHING], outputs, own=4, alike=kind not in _UNLIKE)
         self._note(numbers)
 
         def collect(handles: Any) -> None:
-            for number in earlier:  # includes calls whose work was dropped
+            for number in earlier:  # also calls whose Work object the caller dropped
                 wait_until((number,), None)
             received = []
             if call.op in (Op.ALLTOALL, Op.ALLGATHER) and plan.outputs[0] is None:
@@ -166,7 +168,7 @@ class FarandoleGroup(ProcessGroup):
         return work, call, (inputs or [NOTHING])[0]
 
     def _text(self, kind: str) -> str:
-        """Names the newest call in errors."""
+        """Describes the latest call, for errors."""
         return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
@@ -227,7 +229,7 @@ class FarandoleGroup(ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks of this one, which alone call this; None on other ranks."""
+        """Creates a subgroup of `ranks`. Only these need to call this; other ranks get None."""
         from farandole.c10d.world import split
 
         name = group_name or f"{self._name}:{ranks}"
@@ -296,8 +298,8 @@ class FarandoleGroup(ProcessGroup):
 def _options(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], Options]:
-    """Splits a call's arguments: the first `count`, and the options after them, which are c10d's
-    object or separate values."""
+    """Splits the arguments into the first `count` and the options, which are c10d's object or
+    separate values."""
     args, rest = args[:count], args[count:]
     given: Any = kwargs.pop("opts", None)
     if rest and hasattr(rest[0], "timeout"):

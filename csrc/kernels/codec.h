@@ -3,7 +3,8 @@
 // which they are computed, and stores them with a single rounding.
 //
 // `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage, and code for a newer
-// CPU cannot be linked into an older CPU's path. No std headers here, for the same reason.
+// CPU cannot be linked into an older CPU's path. Don't include std headers: their inline functions would have external
+// linkage.
 #pragma once
 
 #include <stddef.h>
@@ -25,7 +26,8 @@ struct Words {  // views of a vector: as float32 lanes, and as 16-bit elements, 
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
 };
 
-// For targets without such instructions: integer arithmetic converts 16-bit elements to 32-bit lanes and back.
+// Fallback for CPUs without conversion instructions: converts 16-bit elements to 32-bit lanes and back by integer
+// arithmetic.
 template <class Cpu>
 struct PortableHalves {
   using Floats = typename Words<Cpu>::Floats;
@@ -48,7 +50,8 @@ struct PortableHalves {
     const Signed magnitude = (half & 0x7fff) << 13;
     const Signed normal = magnitude + ((127 - 15) << 23);
     const Signed special = normal + ((128 - 16) << 23);
-    // A subnormal is m * 2^-24. Read as 2^-14 * (1 + m / 2^10) less 2^-14, which is exact.
+    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14; the result is
+    // exact.
     const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
     Signed bits = magnitude >= (0x1f << 23) ? special : normal;
     bits = magnitude < (1 << 23) ? subnormal : bits;
@@ -57,7 +60,7 @@ struct PortableHalves {
 
   static Halves narrow(Floats value) {
     const Signed magnitude = (Signed)value & 0x7fffffff;
-    // Adding 0.5 puts the half's subnormal into the low bits, rounded by the addition.
+    // Adding 0.5f leaves the float16 subnormal, correctly rounded, in the low bits.
     const Signed subnormal = (Signed)((Floats)magnitude + 0.5f) - (126 << 23);
     const Signed odd = (magnitude >> 13) & 1;
     const Signed normal = (magnitude - ((127 - 15) << 23) + 0xfff + odd) >> 13;
@@ -117,7 +120,7 @@ struct BFloat16 : Float16<Cpu> {
     __builtin_memcpy(&halves, from, sizeof halves);
     return (Lanes)(Cpu::zero_extend(halves) << 16);
   }
-  // NaNs must be canonical here: the payload of another one could round up to infinity.
+  // Expects canonical NaNs: rounding any other NaN's payload could turn it into infinity.
   static void store(char* to, Lanes lanes) {
     const Bits bits = (Bits)lanes;
     const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -139,7 +142,7 @@ struct Float8 : Float16<Cpu> {
   static constexpr int kDropped = 23 - kMantissa;  // mantissa bits that a float32 loses
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // Shifted into an IEEE half (exponent bias 15), the bits mean the number divided by a power of two.
+  // Interpreted as an IEEE half (exponent bias 15), the shifted bits represent the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);

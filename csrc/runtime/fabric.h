@@ -28,7 +28,8 @@ using OpenWire =
 
 class Fabric {
  public:
-  // Keeps what links between hosts need. The next three are collective on the host, in this order.
+  // Stores what the links between hosts will need. All ranks of a host must call the next three functions, in this
+  // order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
   // `staging`: for the world's set. Closes the listener once the host's ranks are connected.
@@ -38,7 +39,7 @@ class Fabric {
   // Links each host's leader with its parent and children in the tree; afterwards all ranks can open wires. Throws
   // Error(kLibrary) if the transport in FARANDOLE_WIRE is not available.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
-  // Replaces the three calls above.
+  // Passed to use(), which replaces the three calls above.
   struct Parts {
     Segment control, staging, flight;
     std::unique_ptr<HostLinks> links;
@@ -55,7 +56,8 @@ class Fabric {
   SocketLinks& sockets() { return sockets_; }
   const OpenWire& open_wire() const { return open_wire_; }
   HostArenas* arenas() const { return arenas_.get(); }  // null if the rank is alone on its host
-  HostChannel* hosts() const { return hosts_.get(); }   // only on leaders, with several hosts
+  // Null unless this rank leads its host in a job of several hosts.
+  HostChannel* hosts() const { return hosts_.get(); }
   const HostTree& tree() const { return tree_; }
   const std::vector<std::string>& host_names() const { return host_names_; }  // by rank
   ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size(), bells_); }
@@ -66,10 +68,11 @@ class Fabric {
 
  private:
   void share_bells(Deadline deadline);
-  // Throws Error(kPeer) with the missing leaders, or kLibrary for those without sockets.
+  // Throws Error(kPeer) naming leaders that did not connect, or Error(kLibrary) naming leaders without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   std::chrono::milliseconds peer_timeout() const;
-  OpenWire by_mpi() const;  // empty: the job has no MPI, and FARANDOLE_WIRE allows others
+  // Empty if the job has no MPI and FARANDOLE_WIRE allows a different transport.
+  OpenWire by_mpi() const;
   OpenWire by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const;
 
   const Config& config_;

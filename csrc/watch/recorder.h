@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a rank's flight recorder, always, at about 100 ns per event. One per rank; its FlightMemory outlives the rank.
+// Writes a rank's flight recorder. It is always on and costs about 100 ns per event. One per rank; its FlightMemory
+// outlives the rank.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,7 @@
 
 namespace farandole {
 
-// The recorder's data of a call, stored in its Submission.
+// The recorder's data of a call; the call's Submission stores them.
 struct RecordedCall {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -28,7 +29,7 @@ struct RecordedCall {
   uint64_t bytes = 0;
   uint64_t bucket = 0;
   int64_t submitted_ns = 0;
-  size_t place = FlightPage::kOpen;  // index among the open calls; kOpen: none was free
+  size_t place = FlightPage::kOpen;  // slot in the table of open calls; kOpen if it was full
 };
 
 class Recorder {
@@ -87,7 +88,7 @@ class Recorder {
   const int local_;
   const std::string folder_;
   std::mutex lines_mutex_;
-  std::atomic<uint64_t> dumped_{0};  // a bit per code of a failure
+  std::atomic<uint64_t> dumped_{0};  // one bit per failure code
   FlightPage& page_;
   Tally& tally_;
   Labels labels_;

@@ -24,11 +24,12 @@ namespace farandole {
 namespace {
 
 constexpr size_t kMaxText = 4000;     // bytes of a report
-constexpr size_t kMaxStacks = 65536;  // bytes read from the pipe, more than it can hold
-constexpr size_t kMaxThreads = 8;     // whose states are reported
+constexpr size_t kMaxStacks = 65536;  // read limit; the default capacity of a pipe
+constexpr size_t kMaxThreads = 8;     // at most this many threads' states are reported
 constexpr std::chrono::milliseconds kFirstLine{
     500};  // Python's main thread may be in a long native call
-constexpr std::chrono::milliseconds kNextLine{100};  // Python writes lines, without an end mark
+// Python marks no end of its output, so this much silence ends it.
+constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
 
@@ -65,7 +66,8 @@ std::string python_stacks(const StackSource& source) {
   return text;
 }
 
-// faulthandler writes a block per thread, with the current one (here the main thread) anywhere. Moves it to the front.
+// faulthandler writes a block per thread, with the current one (here the main thread) anywhere. This function
+// moves the main thread's block to the front.
 std::string main_thread_first(const std::string& stacks) {
   const size_t at = stacks.find("Current thread");
   if (at == std::string::npos || at == 0) return stacks;
@@ -97,13 +99,13 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
   return text;
 }
 
-// Threads that make no farandole calls, by a file in their stacks: they feed and pin a DataLoader's batches, show
-// progress, or listen to the agent of an elastic job.
+// Files that identify threads that never call farandole: DataLoader feeders and pinners, progress bars, TensorBoard's
+// writer, the elastic agent's listener.
 constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if no other thread has Python frames, except the quiet ones.
+// True if every thread with Python frames is the main thread or a quiet one. False if the list of threads is cut.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -130,7 +132,7 @@ bool is_of_a_library(std::string_view frame) {
          frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
 }
 
-// Adds to each frame of the user, "  File "train.py", line 9 in main", the loops around it.
+// Appends the enclosing loops to each user frame (`File "train.py", line 9 in main`).
 std::string with_loops(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -220,7 +222,8 @@ std::vector<size_t> loops_around(const std::string& source, size_t number) {
   for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
   std::vector<size_t> loops;
   if (lines.size() < number) return loops;
-  // Going up, a line opens an enclosing block if it is indented less than all lines before.
+  // Scans upwards: a line opens an enclosing block if it is indented less than every line below it, down to
+  // `number`.
   size_t least = std::string::npos;
   for (size_t at = number; at > 0; --at) {
     const std::string& line = lines[at - 1];

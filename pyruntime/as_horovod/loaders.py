@@ -79,7 +79,7 @@ class AsyncDataLoaderMixin:
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """`async_loader_queue_size` batches are read ahead; 0 uses no thread."""
+        """Reads up to `async_loader_queue_size` batches ahead; with 0, no thread is started."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)

@@ -93,7 +93,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """True if Adasum supports this number of ranks; farandole's supports any."""
+    """True if Adasum supports `num_rank` ranks. farandole's supports any number."""
     return num_rank > 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of the public calls' arguments: one row per name, which says what a value must be. The
-wrapper of public calls checks by it, on the caller's thread."""
+wrapper of public calls uses it to check arguments, on the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ReduceOp(IntEnum):
 
     Average: their sum, divided by the number of ranks; integers are truncated. Sum: their sum;
     16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
-    greatest; a NaN stays one. Product: their product. Adasum: a sum that adds what is orthogonal
-    and averages what is parallel (Maleki et al., 2020), of floats only.
+    greatest; NaNs propagate. Product: their product. Adasum (floats only): adds orthogonal
+    components, averages parallel ones (Maleki et al., 2020).
     """
 
     AVERAGE = lib.FARANDOLE_AVERAGE
@@ -34,20 +34,21 @@ class ReduceOp(IntEnum):
     MAX = lib.FARANDOLE_MAX
     PRODUCT = lib.FARANDOLE_PRODUCT
 
-    __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
+    __hash__ = int.__hash__  # Enum's __hash__ is slow, and calls are looked up by it
 
-    def __repr__(self) -> str:  # as signatures in help() show it
+    def __repr__(self) -> str:  # the form that help() shows
         return f"farandole.{self.name.title()}"
 
 
 def divisor_of(op: int, process_set: int) -> int:
-    """What the core divides a reduction of this set by: for Average all members, whether they have
-    joined or not."""
+    """The divisor of a reduction: for Average, the set's full size, including ranks that called
+    join(); otherwise 1."""
     return size_of(process_set) if op == ReduceOp.AVERAGE else 1
 
 
 class Argument(NamedTuple):
-    """One row: what is wanted, in the errors' words, and what is wrong with a value."""
+    """A row: the advice in errors, and a function that returns the error type for a bad value, or
+    None."""
 
     wants: str
     fault: Callable[[Any], Fault]
@@ -69,7 +70,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:
-        return "a value that has no text"
+        return "a value whose repr() failed"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -79,7 +80,7 @@ def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
         return TypeError
     try:
         return None if least <= value.__index__() <= most else ValueError
-    except TypeError:  # an array of several
+    except TypeError:  # an array with more than one element
         return TypeError
 
 
@@ -93,7 +94,7 @@ def number(value: Any) -> float | None:
         if isinstance(value, (str, bytes, bytearray, bool)) or not hasattr(value, "__float__"):
             return None
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # an array of several
+    except (TypeError, ValueError, RuntimeError):  # an array with more than one element
         return None
     except OverflowError:
         return math.nan
@@ -199,7 +200,8 @@ def _is_divisor(value: Any) -> Fault:
 
 
 _ARRAYS = Argument(
-    "pass a list of arrays, in the same order on all ranks; for one array leave `grouped_` out",
+    "pass a list of arrays, in the same order on all ranks; for a single array, call the version "
+    "without `grouped_`",
     _is_list,
 )
 _FACTOR = "pass a number that is not NaN"
@@ -208,7 +210,7 @@ _FACTOR = "pass a number that is not NaN"
 _COUNT = Argument("pass an int, 1 at least", _is_passes)
 
 
-# Arguments that are checked where they are used, or are Horovod's and not used.
+# Not checked here: either checked where they are used, or accepted for Horovod and ignored.
 _LATER = (
     "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
     "keras_model variables obj model grads params optimizer"
@@ -243,8 +245,8 @@ ARGUMENTS: dict[str, Argument] = {
         _is_name,
     ),
     "process_set": Argument(
-        "pass the ProcessSet that add_process_set gave on every rank (it is not registered, or "
-        "no longer, if it has no number), or leave it out",
+        "pass the ProcessSet that add_process_set returned on every rank (without a number it is "
+        "not registered), or omit it",
         _is_process_set,
     ),
     "timeout": Argument(
@@ -253,7 +255,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
 }
 
-# Arguments of objects that make calls later: no peer waits yet.
+# Options of constructors. They are checked before any call is made, so no peer waits.
 OPTIONS: dict[str, Argument] = {
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole",
@@ -270,7 +272,7 @@ OPTIONS: dict[str, Argument] = {
 
 
 def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
-    """Raises what is wrong with the first wrong one of these options, by their names."""
+    """Raises an error for the first invalid option, passed as name=value."""
     for name, value in values.items():
         row = rows.get(name) or OPTIONS[name]
         fault = row.fault(value)
@@ -279,8 +281,8 @@ def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
 
 
 def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float, float]:
-    """What gradients are multiplied by before and after their reduction, for the option
-    gradient_predivide_factor. Raises what is wrong with it, or another of these options."""
+    """Returns the factors before and after the reduction for gradient_predivide_factor. Raises an
+    error if an argument is invalid."""
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor works with op=Average only: leave one out")
@@ -288,7 +290,7 @@ def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float,
 
 
 def check_compression(compression: Any) -> None:
-    """Raises what is wrong with a compressor."""
+    """Raises an error if the compressor is invalid."""
     row = ARGUMENTS["compression"]
     if fault := row.fault(compression):
         raise wrong("compression", compression, row, fault)

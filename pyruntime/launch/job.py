@@ -40,7 +40,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """One start of ranks. Without hosts, on this one or in the batch system's allocation."""
+    """One launch of a set of ranks. If `hosts` is empty, they run on this machine or in the batch
+    system's allocation."""
 
     command: tuple[str, ...]
     ranks: int
@@ -77,9 +78,9 @@ class Job:
 
 
 def outer_environment(job: Job) -> dict[str, str]:
-    """Environment for the launcher: the caller's without variables of a rank, and without empty
-    parts of search paths. An empty part means the working folder, where another user may have put a
-    library."""
+    """The launcher's environment: the caller's, minus variables of a rank, plus the job's. Empty
+    entries of search paths are removed: they mean the working folder, where another user may have
+    put a library."""
     kept = {k: v for k, v in os.environ.items() if not is_inherited(k)}
     found = {**kept, **job.environment}
     for name in SEARCH_PATHS & found.keys():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the flight recorders of a job on this host, and matches its ranks' calls.
 
-metrics() uses it, and `farandole dump` and `explain`, which run outside the job.
+metrics() uses it, and so do `farandole dump` and `farandole explain`, which run outside the job.
 
 Every rank always records its last 4,096 events (submit, negotiated, launched, done, error) in
 memory that all ranks of the host map, so the events survive a killed rank.
@@ -24,10 +24,10 @@ from farandole.trust import is_own_user, read_text
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 _MOST_BYTES = 16 << 20  # limit for a dump; 4,096 events and 1,024 calls need 2 MB
-_MOST_MEMBERS = 1 << 20  # limit for items in it; each takes a reader at least 60 bytes
+_MOST_MEMBERS = 1 << 20  # most JSON items in a dump; parsing uses at least 60 bytes for each
 _MOST_RANKS = 1 << 14  # limit for the number of ranks that a dump claims
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
-_LINES = frozenset({"text", "story", "findings", "reason"})  # members with several lines
+_LINES = frozenset({"text", "story", "findings", "reason"})  # JSON fields that may span lines
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
 
 
@@ -51,7 +51,7 @@ class RunningJob:
 def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
     """(device and inode, path) of each recorder that a process holds open; none without permission.
 
-    With `own`, only recorders that this user created: a process cannot forge a memory's owner.
+    With `own`, yields only recorders that this user owns: a process cannot fake the owner.
     """
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -165,7 +165,7 @@ def read_dumps(folder: Path) -> list[Page]:
 
 
 def _read(file: Path, owners: set[int]) -> Page:
-    """Reads a dump that is safe to print. Raises ValueError if rank or size are impossible."""
+    """Reads a dump and makes its strings safe to print. Raises ValueError if it is not valid."""
     shown = printable(str(file))
     try:
         text = read_text(file, _MOST_BYTES, owners)
@@ -225,7 +225,7 @@ class RecordedCall:
     # all ranks. 0: not negotiated.
     position: int = 0
     bucket: int = 0
-    lane: int = 0  # process set that runs the bucket; for a message, its pair
+    lane: int = 0  # process set that runs the bucket; for a message, identifies its two ranks
     submitted: int = 0
     negotiated: int = 0
     launched: int = 0
@@ -336,7 +336,7 @@ class MatchedCall:
 
     @property
     def negotiated(self) -> bool:
-        """True if all its members have submitted it."""
+        """True once every member of the set has submitted the call."""
         return any(call.position for call in self.calls.values())
 
 
@@ -357,7 +357,7 @@ def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
 
 
 def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page]) -> None:
-    """Moves a call that waits on one rank to the matching call that other ranks know is agreed."""
+    """If other ranks have recorded the agreement, merges a rank's waiting call into theirs."""
 
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])

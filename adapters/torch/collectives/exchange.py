@@ -35,12 +35,13 @@ def allgather(
 ) -> Tensor:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns a new tensor, differentiable. The gradient is as in Horovod: this rank's rows of the
-    gradients' average over the ranks.
+    Tensors need at least one dimension; all but the first must match across ranks. Any dtype, equal
+    on all ranks. Returns a new tensor, differentiable. As in Horovod, gradients are averaged over
+    the ranks, and each rank gets its own rows.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -62,12 +63,13 @@ def grouped_allgather(
 ) -> list[Tensor]:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
-    Returns new tensors, differentiable. The gradient is as in Horovod: this rank's rows of the
-    gradients' average over the ranks.
+    Tensors need at least one dimension; all but the first must match across ranks. Any dtype, equal
+    on all ranks. Returns new tensors, differentiable. As in Horovod, gradients are averaged over
+    the ranks, and each rank gets its own rows.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -86,7 +88,8 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Tensor], list[Table]]:
-    """The results of grouped_allgather(), and for each the number of rows of every member."""
+    """The results of grouped_allgather(), and, for each result, how many rows each member
+    contributed."""
     tables: list[Table] = []
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -105,10 +108,10 @@ def gathered(
 
 
 def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor) -> Tensor:
-    """The gradient of a tensor like `like`, from the `rows` that members have sent back.
+    """Builds a gradient shaped like `like` from the returned `rows`.
 
-    `came`, `sent`: numbers of rows by member, sent back and sent to it. Rows that did not come back
-    get zeros: they were sent to no member, or to one that has joined.
+    `came[i]`: rows that member i returned; `sent[i]`: rows sent to it. Rows that were not returned
+    are zero: they went to nobody, or to a member that had called join().
     """
     if len(rows) == len(like):
         return rows
@@ -130,12 +133,13 @@ def broadcast(
 ) -> Tensor:
     """The tensor of `root_rank`. Any shape and dtype, equal on all ranks.
 
-    Returns a new tensor, differentiable. The gradient is as in Horovod: on the root the gradients'
-    average over the ranks, else zeros.
+    Returns a new tensor, differentiable. As in Horovod, the root gets the average gradient; other
+    ranks get zeros.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the rank of the world that sends, a member of the process set.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - root_rank: the sender's rank in the world; it must be in the process set.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -171,11 +175,13 @@ def alltoall_async(
     """Starts an exchange of rows: sends `splits[i]` rows to member i, receives rows in rank order.
 
     Not differentiable. Returns a handle, whose wait() gives (a new tensor, the number of rows from
-    each member). These numbers are int32, or int64 if one is 2^31 or more, on the splits' device.
+    each member). The counts are on the device of `splits`, as int32, or int64 if any is 2^31 or
+    more.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -225,12 +231,13 @@ def alltoall(
     """Exchanges rows: sends `splits[i]` rows to member i, receives rows in rank order.
 
     Returns a new tensor, differentiable: gradients are sent back to the ranks that the rows came
-    from. With `splits`, returns (the tensor, the number of rows from each member). These numbers
-    are int32, or int64 if one is 2^31 or more, on the splits' device.
+    from. With `splits`, returns (the tensor, the number of rows from each member). The counts
+    are on the device of `splits`, as int32, or int64 if any is 2^31 or more.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
     - splits: integers, the rows for each member, in member order; None: equal parts.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - timeout: seconds, after which the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form in which a gradient is sent: unchanged, compressed, made dense, or as rows. Runs on
-autograd's threads and on the one that steps."""
+autograd's threads and on the thread that calls optimizer.step()."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
 
-_BATCH_BYTES = 64 << 10  # gradients that are sent by one call
-_OVERHEAD = 2 << 10  # bytes that each gradient counts more, so that one call sends at most 32
+_BATCH_BYTES = 64 << 10  # most bytes of gradients that one call sends together
+_OVERHEAD = 2 << 10  # added to each gradient's size, so that one call sends at most 32
 _NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
 _INDEX_BYTES = torch.int64.itemsize
 
@@ -47,10 +47,10 @@ class Encoding:
         self._prepared: PreparedCall | None = None
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # form of _prepared
         self.view: BucketView | None = None  # memory that gradients must be in; None: any
-        # If the last gradient was sent unchanged: the core's number of the call, dtype, shape.
+        # (core call number, dtype, shape) of the last gradient, if it was sent unchanged.
         self.form = _NOT_PLAIN
-        # Number of gradients like the last one that one call sends together. 0: they are sent
-        # alone, because they are not reduced in place on the CPU, or none was sent yet.
+        # Number of gradients of this form that one call may send together. 0: none, because they
+        # are not reduced in place on the CPU, or none was sent yet.
         self.batch_limit = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
@@ -89,7 +89,7 @@ class Encoding:
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
         self._prepare(encoded)
         self.form, self.batch_limit = _NOT_PLAIN, 0
-        # is_plain() cannot see lazy conjugation, nor that one element is a view of others.
+        # is_plain() cannot detect lazy conjugation, or a one-element gradient that is a view.
         own = self._compressor is Compression.none and encoded is grad
         if own and not grad.is_complex() and grad.numel() > 1:
             self.form = self._made.number, grad.dtype, grad.shape
@@ -101,7 +101,8 @@ class Encoding:
         """A tensor for the result, if this rank has no gradient."""
         like = like_gradient(parameter)
         if self._compressor is Compression.none:
-            contiguous = parameter.is_contiguous()  # strides may be odd where a size is 1
+            # Strides of dimensions of size 1 may be arbitrary.
+            contiguous = parameter.is_contiguous()
             order = torch.preserve_format if contiguous else torch.contiguous_format
             encoded = torch.empty_like(parameter, dtype=like.dtype, memory_format=order)
         else:

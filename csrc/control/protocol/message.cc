@@ -20,7 +20,7 @@ constexpr size_t kLeast<Signature> = 40;
 template <>
 constexpr size_t kLeast<Contribution> = 18;
 
-// One function per type both writes and reads: `v(field)` does either, so the orders cannot differ.
+// visit() lists each type's fields once, for encoding and decoding, so that the order cannot differ.
 struct Writing {
   Encoder out;
   template <class T>
@@ -69,8 +69,8 @@ struct Reading {
                          run.count <= IdRuns::kMost - value.size() &&
                          run.first + run.count > run.count;
       if (sound) value.add(run);
-      if (value.runs().size() == before)
-        malformed();  // else it should have continued the run before
+      // An invalid run, or one that the sender should have merged into the previous run.
+      if (value.runs().size() == before) malformed();
     }
   }
   void operator()(ByteString& value) {

@@ -23,7 +23,7 @@ using RedOp = int;
 constexpr Result kSuccess = 0;
 constexpr Result kInProgress = 7;  // non-blocking communicators only
 
-// Types and operators are in the rows of base/dtype.h and base/reduce_op.h.
+// NCCL's type and operator codes are in the tables of base/dtype.h and base/reduce_op.h.
 constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
 constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
 
@@ -40,7 +40,8 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that we use
-// Older versions free a communicator in ncclCommAbort even within a group, before that ends (src/init.cc).
+// Before this version, ncclCommAbort inside a group frees the communicator at once, not when the group ends
+// (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {
@@ -73,13 +74,15 @@ struct Api {
   Result (*group_start)();
   Result (*group_end)();
 
-  // "text (NCCL's last error)", with a remedy for what CUDA refuses during a capture, and for a user's setting.
+  // "text (NCCL's last error)". Adds a remedy if CUDA rejected the call during graph capture, or a user's setting
+  // caused the error.
   std::string text_of(Result result, Comm comm) const;
   // Throws Error(kLibrary): "what: " and text_of().
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 
-// Opens the first of `paths` that is loaded or loads. Throws Error(kLibrary) with a remedy, also for an old version.
+// Opens the first library in `paths` that is already loaded or can be loaded. Throws Error(kLibrary), with a remedy, if
+// there is none or its version is too old.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
 }  // namespace farandole::nccl

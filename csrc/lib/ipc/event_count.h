@@ -15,17 +15,17 @@
 
 namespace farandole {
 
-// A sleeper: the user thread that drives, or the rank's background thread. At most one of each.
+// A thread that may sleep here: the user thread that drives, or the rank's background thread. At most one of each.
 enum class Sleeper : uint32_t {
   kCaller = event_protocol::kCallerAsleep,
   kBackground = event_protocol::kBackgroundAsleep,
 };
 
 inline std::atomic<uint64_t> g_rescued_wakeups{0};
-// Lost wake-ups of this process, found when the longest sleep ended. Not 0: a bug, or a peer died inside notify().
+// Wake-ups that this process missed, noticed only when a sleep timed out. Not 0: a bug, or a peer died inside notify().
 inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 
-// The words of shared memory. Wakeup uses them.
+// The two words in shared memory. Wakeup uses them.
 class alignas(64) EventCount {
  public:
   EventCount() = default;
@@ -38,31 +38,45 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// How this process reaches the sleepers of one EventCount if they sleep in a Poller, because other hosts can send to their
-// rank. By default they sleep on the word itself.
+// File descriptors by which this process wakes threads that sleep in a Poller. They do so if other hosts can send to
+// their rank. By default they sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
   Poller* poller = nullptr;  // null: the sleepers belong to a different process
 };
 
 // One rank's EventCount, as this process uses it.
-// The background thread: for (;;) { if (try_drive()) { work; stop_driving(has_work); }
-//   wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline); }
-// A caller: if (try_drive()) { until done: work, else wait(kCaller, prepare(), has_work, deadline);
-//   stop_driving(has_work); } else it sleeps elsewhere until the driver has finished its call.
+//
+// Background thread:
+//   for (;;) {
+//     if (try_drive()) {
+//       work;
+//       stop_driving(has_work);
+//     }
+//     wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline);
+//   }
+//
+// Caller:
+//   if (try_drive()) {
+//     until done: work, else wait(kCaller, prepare(), has_work, deadline);
+//     stop_driving(has_work);
+//   } else {
+//     sleep elsewhere until the driver has finished this caller's call;
+//   }
+//
 // A driving caller sleeps in wait() and nowhere else. tests/csrc/lib/ipc/event_protocol_test.cc proves both.
 class Wakeup {
  public:
   Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
-  // Any thread of any process, after it has published work with seq_cst. Wakes a sleeping caller; otherwise the
-  // background thread, unless a thread drives. No system call if nobody is woken.
+  // Any thread of any process may call it, once it has published work with seq_cst. Wakes a sleeping caller; otherwise
+  // the background thread, unless a thread drives. No system call if nobody is woken.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
   // Own process only: wakes the background thread for work that no caller will do.
   void notify_background() { event_protocol::notify(state_, event_protocol::kBackgroundAsleep); }
 
-  // Own process only. Takes the driver's role, a lock for which nobody waits. Meanwhile notify() does not wake the
+  // Own process only. Tries to become the driver; never blocks. While a thread drives, notify() does not wake the
   // background thread: the driver checks for work again before it sleeps or leaves.
   bool try_drive() { return event_protocol::try_drive(state_); }
   bool driven() const { return (state_.load_flags() & event_protocol::kDriven) != 0; }
@@ -73,7 +87,7 @@ class Wakeup {
     event_protocol::stop_driving(state_, has_work);
   }
 
-  // While a caller drives and may sleep: what other hosts send wakes only the caller.
+  // Held while a caller drives: data from other hosts then wakes only that caller.
   class Muted {
    public:
     explicit Muted(Wakeup wakeup) : poller_(wakeup.state_.bells.poller) { set(true); }
@@ -91,9 +105,9 @@ class Wakeup {
   uint32_t prepare() const { return state_.load_word(); }
 
   // Sleeps once, for at most a second so that a caller handles its signals; check for work afterwards. False: a
-  // signal handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must be true for all work
-  // announced since prepare(), because a notify() that finds no sleeper leaves no other trace; for a changed socket of
-  // the Poller; and for no other work.
+  // signal handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must return true if work
+  // was announced since prepare() or a socket of the Poller changed, and false otherwise. A notify() that finds no
+  // sleeper leaves no other trace.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -131,7 +145,7 @@ class Wakeup {
     }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
       if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
-      // A bell that rang before the sleep ends it at once, so the word need not be compared again.
+      // If the bell rang before the sleep, sleep() returns at once, so the word needs no second check.
       return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }

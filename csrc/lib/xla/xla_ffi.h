@@ -9,7 +9,7 @@
 
 namespace farandole::xla {
 
-// The version for which we are written. XLA refuses handlers of versions that it does not support.
+// The API version that this code targets. XLA refuses handlers of versions that it does not support.
 constexpr int kMajor = 0;
 constexpr int kMinor = 1;
 
@@ -30,7 +30,7 @@ enum class Code : int {
 using DataType = int;
 constexpr DataType kInt32 = 4;
 constexpr DataType kFloat64 = 12;
-constexpr DataType kToken = 17;  // type of a value without bytes, which orders calls
+constexpr DataType kToken = 17;  // an empty value, passed only to order calls
 
 struct Error;
 
@@ -47,7 +47,7 @@ struct Version {
   int minor;
 };
 
-// A call with this extension only asks for the version.
+// If a call carries MetadataExtension, XLA only asks for the version; the handler must do nothing else.
 struct Metadata {
   size_t size;
   Version version;
