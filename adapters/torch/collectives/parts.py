@@ -38,7 +38,8 @@ def reducescatter(
     ranks for Sum.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
       yours.
     - op: Average (the default), Sum, Min, Max or Product.
@@ -76,7 +77,8 @@ def grouped_reducescatter(
     ranks for Sum.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
       yours.
     - op: Average (the default), Sum, Min, Max or Product.

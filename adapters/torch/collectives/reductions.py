@@ -35,7 +35,8 @@ def allreduce(
     and Sum: gradients are reduced as the tensors were.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
       yours.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
@@ -73,7 +74,8 @@ def grouped_allreduce(
     were.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
       yours.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.

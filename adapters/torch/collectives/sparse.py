@@ -49,7 +49,8 @@ def sparse_allreduce_async(
     tensor.
 
     - tensor: a sparse COO tensor on a CPU or GPU.
-    - name, process_set: calls of one name meet, others by their order, in this set of ranks.
+    - name: calls with the same name are matched; unnamed calls are matched in order.
+    - process_set: the ranks that take part.
     - op: Average or Sum.
     - timeout: seconds, after which the wait raises StallError.
 
