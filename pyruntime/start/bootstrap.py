@@ -252,7 +252,7 @@ class SocketBootstrap(Bootstrap):
                 f"{self._remedy}"
             ) from late
         except ConnectionError as error:
-            raise Left(f"init(): another rank has left while the ranks met: {error}") from error
+            raise Left(f"init(): while the ranks met, {error}") from error
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Exchanges goodbyes with the ranks that leave within GRACE, and disconnects."""

@@ -52,7 +52,10 @@ def exchange(
             line.send(b"null")
             answer = _answer(line, _WHO_SECONDS, check)
     except (OSError, EOFError) as error:
-        raise ConnectionError("the rendezvous was closed: another rank has left") from error
+        raise ConnectionError(
+            f"the rendezvous was closed: another rank has left, or {_SERVER} has ended; see its "
+            "own output for the reason"
+        ) from error
     if not isinstance(answer, list):
         raise NotAll(answer or _SERVER)
     return [bytes.fromhex(each) for each in answer]
