@@ -54,13 +54,13 @@ def test_uneven_data_is_named_first(tmp_path: Path) -> None:
         "rank 1 left the training loop (train.py:10) while rank 0 is in backward (train.py:8): "
         "uneven data? use join() or drop_last"
     )
-    lines = out.splitlines()
-    assert lines[0].endswith(f"farandole warning: {diagnosis}"), out
+    lines = out.splitlines()  # mpirun may print rank 1's traceback before rank 0's warning
+    ours = [line for line in lines if line.startswith("[rank ")]
+    assert ours[0].endswith(f"farandole warning: {diagnosis}"), out
     assert out.count(f"StallError: no progress: {diagnosis}\n") >= 2, out  # on each rank
     assert out.count("  200 gradients of optimizer.0: rank 0 waiting") == 3, out
-    shown = lines[: lines.index(next(line for line in lines if line.startswith("Traceback")))]
-    stacks = re.findall(r'File ".*/train.py", line (\d+) in <module>', "\n".join(shown))
-    assert sorted(stacks) == ["10", "8"]
+    stacks = re.findall(r'File ".*/train.py", line (\d+) in <module>', out)  # a traceback has a comma there
+    assert sorted(stacks) == ["10", "8"], out
     assert len([line for line in lines if "prterun" not in line]) <= 48, out
     command = [sys.executable, "-m", "farandole", "explain", str(tmp_path / "flight")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
