@@ -59,7 +59,8 @@ def test_uneven_data_is_named_first(tmp_path: Path) -> None:
     assert ours[0].endswith(f"farandole warning: {diagnosis}"), out
     assert out.count(f"StallError: no progress: {diagnosis}\n") >= 2, out  # on each rank
     assert out.count("  200 gradients of optimizer.0: rank 0 waiting") == 3, out
-    stacks = re.findall(r'File ".*/train.py", line (\d+) in <module>', out)  # a traceback has a comma there
+    # A traceback has a comma before "in".
+    stacks = re.findall(r'File ".*/train.py", line (\d+) in <module>', out)
     assert sorted(stacks) == ["10", "8"], out
     assert len([line for line in lines if "prterun" not in line]) <= 48, out
     command = [sys.executable, "-m", "farandole", "explain", str(tmp_path / "flight")]
