@@ -82,7 +82,7 @@ $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
 venv: configure core build/mypy $(VENV)/.install-stamp $(VENV)/.deps-stamp ## create .venv with all dependencies, the C++ core and an editable install
 
 .PHONY: first
-first: $(VENV)/.build-stamp  # for .ci/run: one downloads while the other compiles
+first: $(VENV)/.build-stamp  # for .ci/run: one target downloads while the other compiles
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.deps-stamp programs
 	@$(MAKE) --no-print-directory venv
 
@@ -102,7 +102,7 @@ test: venv programs ## the tests to run before a commit, phase by phase: about 1
 test-all: venv programs ## `make test` and the longer phases: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, random programs
 	$(BIN)/python tools/phases.py all
 
-# Tests run in parallel: more than there are cores if they mostly wait, and worlds of several sizes at a time.
+# Tests run in parallel: those that mostly wait, in more processes than cores; worlds of several sizes at once.
 test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) --dist worksteal $(ARGS)
 
@@ -229,8 +229,8 @@ wheel-run:
 	tail -2 build/wheel-run/out
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
-# MPI wheels overwrite each other, so each other MPI has a separate environment: with its wheel, or for the system's MPI
-# without. Everything else comes from $(VENV). The recipes have separate environments, too.
+# MPI wheels overwrite each other, so each MPI but the default one has a separate environment: with its wheel, or for
+# the system's MPI without one. Everything else comes from $(VENV). The recipes have separate environments, too.
 build/mpich/.stamp: MORE := mpich==5.0.2
 build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
 build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
@@ -352,7 +352,7 @@ build/mypy:
 
 .PHONY: train wheel release release-check bench clean
 train: $(VENV)/.build-stamp ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
-	@$(MAKE) --no-print-directory -j 2 $(VENV)/.run-stamp core  # one downloads while the other compiles
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.run-stamp core  # one target downloads while the other compiles
 	@$(MAKE) --no-print-directory build/mypy $(VENV)/.install-stamp
 	$(call say,training on $(NP) ranks)
 	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)

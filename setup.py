@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C++ core by CMake for the package. pyproject.toml has all that is declarative."""
+"""Builds the C++ core by CMake for the package. pyproject.toml declares everything else."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class BdistWheel(bdist_wheel):
     """Builds one wheel for every Python: cffi opens the library at run time."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        # An editable install asks before the build; nobody reads that tag.
+        # An editable install calls this before the build, and ignores the tag.
         library = self.get_finalized_command("build_core").library
         needed = needed_glibc(library) if library.exists() else OLDEST_GLIBC
         major, minor = max(OLDEST_GLIBC, needed)
@@ -162,7 +162,7 @@ def cmake(*arguments: str) -> None:
 
 
 def parse_header(target: Path) -> None:
-    """Writes cffi's parsed form of the header, which loads faster than the header parses."""
+    """Writes cffi's parsed form of the header, which loads faster than cffi parses the header."""
     ffi = cffi.FFI()
     ffi.set_source(target.stem, None)
     ffi.cdef(HEADER.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What communication adds to a backward pass: gradients behind our optimizer and behind DDP."""
+"""Time that communication adds to a backward pass, with DistributedOptimizer and with DDP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import farandole.torch as hvd
 
 
 class FarandoleHooks:
-    """Behind DistributedOptimizer; `view`: as views of memory that is reduced in place."""
+    """A model with a DistributedOptimizer; `view`: its gradient_as_bucket_view."""
 
     def __init__(self, shapes: Sequence[resnet50.Shape], device: str, view: bool) -> None:
         self.model = resnet50.Chain(shapes, hvd.rank(), device)
@@ -33,7 +33,8 @@ class FarandoleHooks:
 
 
 class Behind:
-    """A model behind DistributedDataParallel, whose buckets, as views, this group reduces."""
+    """A model in DistributedDataParallel, with gradients as views of buckets that `group`
+    reduces."""
 
     def __init__(self, model: Any, group: Any = None) -> None:
         self.model = model
@@ -60,10 +61,10 @@ def backward(
     idle: Callable[[], object] = _nothing,
     end: Callable[[], object] = _nothing,
 ) -> list[Row]:
-    """A step's time less that of the same step without communication.
+    """A step's time minus that of the same step without communication.
 
-    `idle` waits, untimed, until the device is; `end` belongs to the step: without it a step on a
-    GPU is the time that the host spends on it.
+    `idle` waits, untimed, until the device is idle. `end` runs within the timed step; without it, a
+    step on a GPU is timed until the host has launched it.
     """
     names = ("farandole", "farandole, zero copy", "DDP")
     theirs = Behind(resnet50.Chain(shapes, hvd.rank(), device))
@@ -80,8 +81,8 @@ def exposed(
     end: Callable[[], object] = _nothing,
     budget: float = inf,
 ) -> list[Row]:
-    """As backward(), for models behind something else, by name. They have the attributes of
-    FarandoleHooks. `budget` as of take_turns()."""
+    """Like backward(), for other models, by name, with the attributes of FarandoleHooks.
+    `budget`: see take_turns()."""
     ranks = range(hvd.size())
 
     def contestants(who: Any) -> tuple[Contestant, Contestant]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what `farandole bench --json FILE` has measured: size against bandwidth.
+"""Plots bandwidth over size from the output of `farandole bench --json FILE`.
 
 python benchmarks/bench_plot.py build/bench/bench2.json docs/bench.png
 """
@@ -41,7 +41,7 @@ def plot(path: Path, results: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Writes names (x, y, name, colour) right of the ends of lines, apart where these are close."""
+    """Writes names (x, y, name, colour) next to the ends of lines, and moves close ones apart."""
     axes.set_ylim(axes.get_ylim())
     within = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])

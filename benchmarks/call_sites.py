@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs each call to look up the line that makes it.
+"""Measures the time that each call takes to look up the line that makes it.
 
     python benchmarks/call_sites.py [--turns 40] [--calls 500]
 
-Unnamed calls in a world of one rank, with FARANDOLE_CALL_SITES=warn and with off, in turns, each
-after an init(); time.thread_time of the calling thread for one call and its wait. Printed are what
-the fastest 5 % of the turns took, and the difference.
+Unnamed calls in a world of one rank, with FARANDOLE_CALL_SITES=warn and =off in turns, each after
+an init(). Measures time.thread_time of the calling thread for one call and its wait. Prints the
+time below which the fastest 5 % of the turns stay, and the difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FASTEST = 0.05
 
 
 def timed(call: Callable[[], Any], calls: int) -> float:
-    """Seconds of one call, after some that are not counted."""
+    """Seconds per call, after some calls that are not counted."""
     for _ in range(20):
         call()
     start = thread_time()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole beside gloo, raw MPI and the memory's limit, in turns, on the CPUs of one host.
+"""Compares farandole with gloo, MPI and the memory's limit, in turns, on the CPUs of one host.
 
     mpirun -np 2 --bind-to none python benchmarks/collectives.py [--json FILE] [--quick]
 
-Blocking allreduces of 4 B to 256 MB; 1,000 asynchronous ones of 1 KB; the 161 gradients of
-ResNet-50, named and asynchronous, and behind DistributedOptimizer and DistributedDataParallel
-(there: a backward pass minus the same pass without communication). All in place, float32.
-Messages of the same sizes go to and fro between ranks 0 and 1, 2 and 3, ...; a row is one way.
-Every result is checked.
-The limit needs build/release/benchmarks/memory_limit (`make bench` builds it), or --limit.
+Cases, all in place, float32: blocking allreduces of 4 B to 256 MB; 1,000 asynchronous ones of 1 KB;
+the 161 gradients of ResNet-50, as named asynchronous calls, and with DistributedOptimizer and
+DistributedDataParallel (these rows: a backward pass minus the same pass without communication).
+Messages of the same sizes go back and forth between ranks 0 and 1, 2 and 3, ...; a row is one way.
+Every result is checked. The limit needs build/release/benchmarks/memory_limit (`make bench` builds
+it), or --limit.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ LIMIT = Path(__file__).resolve().parents[1] / "build" / "release" / "benchmarks"
 
 
 class ArenaPeer(FarandolePeer):
-    """The same calls on arrays that all ranks map."""
+    """farandole's calls on arrays that all ranks map."""
 
     name = "farandole, zero copy"
 
     def prepare(self, x: Operand) -> Any:
-        """As in Peer."""
+        """Makes the operand's array with empty(); returns the function to time."""
         x.array = farandole.empty(x.array.shape, x.array.dtype)
         return super().prepare(x)
 
 
 def blocking(sizes: Sequence[int], peers: list[Any], limit: Path) -> list[Row]:
-    """One blocking call; the limit is measured before and after each size."""
+    """Measures blocking calls of each size; measures the limit before and after each size."""
     rows = []
     for nbytes in sizes:
         what = f"blocking {size_text(nbytes)}"
@@ -70,7 +70,7 @@ def blocking(sizes: Sequence[int], peers: list[Any], limit: Path) -> list[Row]:
 
 
 def _limit(program: Path, nbytes: int) -> float | None:
-    """The median of memory_limit in seconds; the other ranks sleep meanwhile."""
+    """Median seconds of the program memory_limit, while the other ranks sleep."""
     seconds = None
     if farandole.rank() == 0 and program.exists():
         calls = max(3, min(200, calls_for(nbytes) // 2))
@@ -84,7 +84,6 @@ def _limit(program: Path, nbytes: int) -> float | None:
 
 
 def contestants(what: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, Contestant]:
-    """All submitted, then all waited for."""
     data, ranks = resnet50.Data(shapes, farandole.rank()), range(farandole.size())
     tensors = [torch.zeros(shape) for shape in shapes]
     arrays = [x.numpy() for x in tensors]
@@ -122,7 +121,6 @@ def contestants(what: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, Conte
 
 
 def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
-    """A table of them."""
     rows = take_turns(what, contestants(what, shapes), turns)
     show(rows)
     return rows
@@ -132,7 +130,7 @@ def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> li
 
 
 def messages(nbytes: int, turns: int, pairs: Sequence[farandole.ProcessSet]) -> list[Row]:
-    """To the partner and back, beside broadcasts to and fro in the same pair."""
+    """Sends a message to the partner and back, compared with broadcasts in the same pair."""
     rank = farandole.rank()
     pair = pairs[rank // 2]
     partner, rounds = rank ^ 1, max(2, calls_for(nbytes) // 10)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDP and FSDP2 over the backend `farandole`, and over gloo, in turns.
+"""Compares DDP and FSDP2 over the backends `farandole` and gloo, in turns.
 
     mpirun -np 2 --bind-to none python benchmarks/ddp_backend.py [--turns 40] [--seconds 60]
                                                                  [--only W] [--json F]
 
 The 161 gradients of ResNet-50 arrive one by one in backward() (resnet50.py), as views of DDP's
-buckets; a transformer computes in between. Reported: a step's time less that of the same step
-without communication (DDP: in no_sync(); FSDP2: of the whole model), and the ratio by turns. `DDP
-alone` is DDP whose hook sends nothing: what no backend can save.
+buckets; a transformer computes between its gradients. Prints a step's time minus that of the same
+step without communication (DDP: in no_sync(); FSDP2: the unsharded model), and the ratio by turns.
+`DDP alone` is DDP with a hook that sends nothing: a cost that no backend can save.
 """
 
 import argparse
@@ -34,7 +34,7 @@ WIDTH, LAYERS, TOKENS = 256, 4, 64
 
 
 class LanguageModel(nn.Module):
-    """Layers of an encoder, and a rank's own batch; forward() gives a loss."""
+    """A transformer encoder with its rank's own batch. forward() returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
             p.grad = None
 
     def wrong(self, ranks: Sequence[int]) -> int:
-        """How many gradients are not the average over these ranks: all, or this one."""
+        """Number of gradients that are not the average over `ranks`: all ranks, or this one."""
         found: list[Any] = [p.grad for p in self.parameters()]
         wholes = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
         pairs = zip(wholes, self.wanted[len(ranks)], strict=True)
@@ -65,7 +65,7 @@ class LanguageModel(nn.Module):
 
 
 class Alone(Behind):
-    """A model behind DDP that sends nothing; nobody checks its results."""
+    """A model in DDP that sends nothing, so its results are not checked."""
 
     def __init__(self, model: Any, group: Any) -> None:
         super().__init__(model, group)
@@ -74,14 +74,14 @@ class Alone(Behind):
 
 
 def send_nothing(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A hook of DDP."""
+    """DDP's communication hook; completes at once."""
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
 class Sharded:
-    """A transformer behind FSDP2; without communication the whole one."""
+    """A transformer in FSDP2; the unsharded one without communication."""
 
     def __init__(self, model: LanguageModel, group: Any) -> None:
         self.whole, self.sharded, self.model = model, deepcopy(model), self
@@ -109,7 +109,6 @@ class Sharded:
 
 
 def cases(groups: dict[str, Any], turns: int, seconds: float, only: str) -> Iterator[Row]:
-    """Collective."""
     shapes = resnet50.shapes()
     makers: dict[str, tuple[Callable[[], Any], Any]] = {
         "ResNet-50, DDP": (lambda: resnet50.Chain(shapes, hvd.rank()), Behind),

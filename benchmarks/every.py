@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the benchmarks of docs/benchmarks.md one after the other, or those named; `make bench` does.
+"""Runs all benchmarks of docs/benchmarks.md in order, or those named; `make bench` calls it.
 
     make bench                                             all, at 2 and at 4 ranks
     make bench ARGS="latency training --ranks 2"           some
     make bench ARGS="--quick"                              all, shortly: do they work?
 
-What a part prints is also written to build/bench/PART-RANKS.txt.
+The output of each part is also written to build/bench/PART-RANKS.txt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ PROGRAMS = "build/release/benchmarks"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. `{ranks}` in a command is their number; `quick` is added for a short run."""
+    """One benchmark. `{ranks}` in the command is their number; `quick` is appended for a short
+    run."""
 
     what: str
     command: str
@@ -76,14 +77,13 @@ PARTS = {
 
 
 def command_of(part: Benchmark, ranks: int, quick: bool) -> list[str]:
-    """As a user would type it."""
     launcher = ["mpirun", "-np", str(ranks)] if part.under_mpirun else []
     words = f"{part.command} {part.quick}" if quick else part.command
     return [*launcher, *words.format(ranks=ranks).split()]
 
 
 def run(command: Sequence[str], output: Path) -> int:
-    """Shows what the command prints, and keeps it."""
+    """Prints a command's output, and also writes it to a file."""
     with (
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,
         output.open("w") as file,
@@ -96,7 +96,7 @@ def run(command: Sequence[str], output: Path) -> int:
 
 
 def main() -> int:
-    """Fails where a part has failed, after all others."""
+    """Runs the parts. Returns 1 after all of them if a part has failed."""
     names = ", ".join(PARTS)
     parser = argparse.ArgumentParser(description=f"The benchmarks of docs/benchmarks.md: {names}.")
     parser.add_argument("parts", nargs="*", metavar="PART", help="all unless named")

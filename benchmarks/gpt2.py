@@ -12,7 +12,8 @@ _WORDS, _PLACES, _WIDTH, _LAYERS = 50257, 1024, 768, 12
 
 
 def shapes() -> list[Shape]:
-    """Parameters in the order of the forward pass (Radford et al., 2019); no head of its own."""
+    """Parameters in the order of the forward pass (Radford et al., 2019); the head shares
+    weights."""
     found = list(_gpt2())
     assert len(found) == COUNT
     assert sum(rows * (columns[0] if columns else 1) for rows, *columns in found) == ELEMENTS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks on a GPU share: the card, its NCCL group for DDP, and the end of a script."""
+"""Shared by the benchmarks on a GPU: the card's facts, DDP's NCCL group, and the main function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Part = Callable[[], list[Row]]
 
 
 def about() -> dict[str, str]:
-    """What numbers from a GPU depend on."""
+    """Facts on which numbers from a GPU depend."""
     memory = torch.cuda.get_device_properties(0).total_memory
     return {
         "GPU": f"{torch.cuda.get_device_name()}, {memory >> 30} GiB",
@@ -35,7 +35,7 @@ def about() -> dict[str, str]:
 
 @contextlib.contextmanager
 def nccl_group() -> Iterator[None]:
-    """torch's default process group over NCCL, for DistributedDataParallel; collective."""
+    """Context with torch's default process group over NCCL, for DDP. Collective."""
     with tempfile.TemporaryDirectory() as folder:
         path = hvd.broadcast_object(folder, 0)
         store = dist.FileStore(f"{path}/store", hvd.size())
@@ -47,9 +47,10 @@ def nccl_group() -> Iterator[None]:
 
 
 def main(description: str | None, measure: Callable[[bool], Iterable[Part]]) -> int:
-    """A script of parts, which print their rows; 1 where one has failed or a result is wrong.
+    """Runs a script's parts, which print their rows. Returns 1 if one failed or a result is wrong.
 
-    At one rank a part that fails loses no other, and a script that is cut off has its JSON.
+    With one rank, the other parts still run after a failure. JSON is written after each part, so a
+    script that is cut off leaves it.
     """
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")

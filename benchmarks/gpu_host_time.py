@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the host is busy with a bucket on a GPU: from the call until it is launched.
+"""Measures how long the host is busy with a bucket on a GPU, from the call until its launch.
 
     make programs && mpirun -n 2 python benchmarks/gpu_host_time.py
 
-On the test double, or, in the environment of make test-nccl, over NCCL's real host code. The time
-is that of the runtime and of the thread that calls NCCL. No time of a card is in it.
+Uses the mock GPU or, in the environment of make test-nccl, NCCL's real host code. The time is that
+of the runtime and of the thread that calls NCCL, without any work of a card.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ TURNS = 300
 
 
 def main() -> None:
-    """Prints the median and the 90th percentile on rank 0."""
     folder = Path(f"/tmp/farandole-gpu-host-time-{os.getppid()}")
     folder.mkdir(exist_ok=True)
     os.environ["FARANDOLE_TEST_FOLDER"] = str(folder)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory that farandole or DDP adds to training ResNet-50: what the driver says is gone.
+"""Measures the GPU memory that farandole or DDP adds to training ResNet-50, by the driver's count.
 
     python benchmarks/gpu_memory.py [--json FILE]
 
-Each contestant trains for three steps in a process of its own, alone on the card; then the memory
-that torch holds without using it goes back, and what is free is read.
+Each contestant trains for three steps in a separate process, alone on the card. Then torch releases
+the memory that it caches, and the free memory is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STEPS = 3
 
 
 def used(who: str) -> int:
-    """Bytes of the card in use at the end of this process's training."""
+    """Bytes in use on the card at the end of this process's training."""
     hvd.init()
     with gpu.nccl_group():
         contestant = Trainer(RESNET, who, torch.cuda.synchronize).contestant()
@@ -68,7 +68,7 @@ def main() -> int:
         more = f"{(found[who] - found[ALONE]) / (1 << 20):+10.0f} MiB" if ALONE in found else ""
         print(f"{who:20} {found[who] / (1 << 20):10.0f} MiB {more}", flush=True)
         _save(options.json, bytes=found)
-    _save(options.json, bytes=found, gpu=gpu.about())  # not before: asking takes memory of the card
+    _save(options.json, bytes=found, gpu=gpu.about())  # last: the query takes memory of the card
     return int(failures > 0)
 
 

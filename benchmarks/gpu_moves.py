@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our pack and unpack kernel beside the card's own copy, by the GPU's clock.
+"""Compares farandole's pack and unpack kernel with the card's own copy, by the GPU's clock.
 
     python benchmarks/gpu_moves.py [--json FILE] [--quick]
 
-A group of small tensors is reduced in place: one kernel packs it, another unpacks it. A copy of as
-many bytes from device to device follows in each turn. The profiler says how long each of them took
-on the GPU. GB/s count bytes read and bytes written. Goal: at least 0.8 of the copy.
+A group of small tensors is reduced in place: one kernel packs it, another unpacks it. In each turn
+a device-to-device copy of as many bytes follows. The profiler gives each one's time on the GPU.
+GB/s count bytes read and bytes written. Goal: at least 0.8 of the copy's rate.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from turns import Row, print_head
 
 import farandole.torch as hvd
 
-PACKED = 1 << 20  # bytes of a tensor that is packed, at most
+PACKED = 1 << 20  # largest tensor that is packed, in bytes
 KERNEL, COPY = "farandole_move", "Memcpy DtoD"
 
 
 def small(shapes: list[resnet50.Shape]) -> list[int]:
-    """Elements of those that are packed, as float32."""
+    """Numbers of elements of the tensors that are packed, as float32."""
     counts = [int(np.prod(shape)) for shape in shapes]
     return [count for count in counts if 4 * count <= PACKED]
 
@@ -45,7 +45,6 @@ SETS = {
 
 
 def measure(quick: bool) -> Iterator[gpu.Part]:
-    """One group after another."""
     print_head(f"{'tensors':26} {'who':10} {'MB':>8} {'us':>9} {'GB/s':>8} {'of the copy':>12}")
     for name, counts in SETS.items():
         yield functools.partial(_set, name, counts, 5 if quick else 30)
@@ -85,7 +84,7 @@ def _set(name: str, counts: list[int], turns: int) -> list[Row]:
 
 
 def _seconds(found: profile, name: str) -> list[float]:
-    """How long each kernel or copy of this name took on the GPU, in their order."""
+    """Seconds on the GPU of each kernel or copy of this name, in their order."""
     events = [event for event in found.events() or () if name in event.name]
     events = [event for event in events if event.device_type == DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)

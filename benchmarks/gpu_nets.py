@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResNet-50 on a GPU in bfloat16, and its data, as small_nets.py has those for CPUs."""
+"""ResNet-50 on a GPU in bfloat16, and its data; small_nets.py has nets for CPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from small_nets import Task
 from torch import Tensor, nn
 
-_BATCH, _DIFFERENT = 256, 8  # images of a batch; those are drawn, then repeated
+_BATCH, _DIFFERENT = 256, 8  # images in a batch; different images, which are repeated
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al., 2015), stride in the 3x3 one."""
+    """1x1, 3x3 and 1x1 convolutions plus a shortcut (He et al., 2015); the 3x3 one has the
+    stride."""
 
     def __init__(self, inputs: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ def _convolution(inputs: int, outputs: int, width: int, stride: int) -> tuple[nn
 
 
 def resnet() -> nn.Module:
-    """On the GPU, channels last; its parameters are those of resnet50.shapes()."""
+    """ResNet-50 on the GPU, channels last, with the parameters of resnet50.shapes()."""
     layers = [*_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for planes, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -62,10 +63,9 @@ def _images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 class MixedTask(Task):
-    """A task whose forward pass is in bfloat16, its weights in float32."""
+    """A task whose forward pass is in bfloat16 and whose weights are float32."""
 
     def loss(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        """As in Task."""
         with torch.autocast("cuda", torch.bfloat16):
             return super().loss(net, data)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What communication adds to a step on a GPU, beside DistributedDataParallel: the host, and in all.
+"""Measures the time that communication adds to a step on a GPU, compared with DDP.
 
     python benchmarks/gpu_step.py [--json FILE] [--quick]
 
 The gradients of ResNet-50 and of GPT-2 small become ready one by one in backward(), without the
-arithmetic between. Each row is a step less the same step without communication; "host" ends when
+arithmetic between. Each row is a step minus the same step without communication. "host" ends when
 the host has launched everything, "in all" when the GPU is idle. Every result is checked.
 """
 
@@ -25,7 +25,6 @@ SETS = {"ResNet-50": resnet50.shapes, "GPT-2 small": gpt2.shapes}
 
 
 def measure(quick: bool) -> Iterator[gpu.Part]:
-    """Both sets, both ways of timing."""
     turns, idle = 10 if quick else 40, torch.cuda.synchronize
     head()
     for name, shapes in SETS.items():

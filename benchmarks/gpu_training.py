@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training ResNet-50 in bfloat16 on a GPU: images a second with farandole, with DDP, with neither.
+"""Trains ResNet-50 in bfloat16 on a GPU: images per second with farandole, with DDP, with neither.
 
     python benchmarks/gpu_training.py [--json FILE] [--quick]
 
-As training.py, whose table this is: in each turn every contestant makes one whole step, from an
-idle GPU to an idle GPU, on the same 256 images. Goal at one rank: farandole within 1 % of "alone".
-Parameters are compared with DDP's loosely: cuDNN's sums are not the same in each run.
+In each turn every contestant makes one step, from an idle GPU to an idle GPU, on the same 256
+images; the table is that of training.py. Goal at one rank: farandole within 1 % of "alone".
+Parameters are compared with DDP's loosely, because cuDNN's sums differ between runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import farandole.torch as hvd
 
 
 def measure(quick: bool) -> Iterator[gpu.Part]:
-    """One net, all contestants."""
     torch.backends.cudnn.benchmark = True
     print_head(
         f"{'net':26} {'who':18} {'step ms':>9} {'a second':>10} {'wrong':>6}  exposed ms [95 %]"

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
+"""Compares farandole, raw MPI and Gloo on two simulated hosts: time, and bytes on the link.
 
     python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
                                [--rounds N] [--json FILE]
 
-Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
-In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE), in turns:
-blocking allreduces in place of float32, all peers in turn and every result checked; the 161
-gradients of ResNet-50; what an idle job costs.
+Hosts are network namespaces (tests/harness/hosts.py; needs root); tc's tbf limits their link's
+rate. Each combination of ranks per host and rate runs in one job for each wire (FARANDOLE_WIRE), in
+turns. A job measures blocking in-place allreduces of float32, with all peers in turn and every
+result checked; the 161 gradients of ResNet-50; and the cost of an idle job.
 
-`wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
-hosts, in frames of at most 1,448 bytes with 66 bytes of Ethernet, IP and TCP headers, so
-(B + 66 ceil(B / 1448)) * 8 / rate; acknowledgements are not counted. `crossed` is what the busier
-host's counters say of one call, divided by B; `packets` are theirs as well, control, data and
-acknowledgements. A packet may be 64 KB long, since the kernel cuts it only where it must: `least`
-is how many such packets carry B bytes. An idle job's row gives CPU time and packets a second.
+`wire` is the time the link needs, without acknowledgements: (B + 66 ceil(B / 1448)) * 8 / rate.
+B = 2 (n - 1) / n times the tensor's bytes leave each of n hosts, in frames of at most 1,448 bytes
+plus 66 bytes of Ethernet, IP and TCP headers. `crossed` is the bytes of one call divided by B, by
+the counters of the busier host. `packets` come from them too: data, control and acknowledgements. A
+packet may be 64 KB long, since the kernel cuts it only if it must; `least` is the number of such
+packets that carry B bytes. An idle job's row has CPU time and packets per second.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PEERS = ("farandole", "mpi", "gloo")
 KINDS = ("blocking", "gradients", "idle")
 JOB = Path(__file__).with_name("hosts_job.py")
 SIZES = (4, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
-MOST_SECONDS = 6.0  # of one peer in one case
+MOST_SECONDS = 6.0  # limit for one peer in one case
 PACKET = 45 * 1448  # bytes that the largest packet carries
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass
 class HostsRow:
-    """One peer in one case; seconds of a call, bytes and packets that left the busier host."""
+    """One peer in one case: seconds per call, bytes and packets that left the busier host."""
 
     ranks: str
     rate: str
@@ -65,12 +65,12 @@ class HostsRow:
 
     @property
     def least_packets(self) -> int:
-        """In which these fit."""
+        """Smallest number of packets for these bytes."""
         return math.ceil(self.least / PACKET)
 
     @property
     def wire(self) -> float:
-        """Seconds that the link needs for them; 0: it has no rate."""
+        """Seconds that the link needs for these bytes; 0 if its rate is not limited."""
         if self.rate == "none":
             return 0.0
         framed = self.least + 66 * math.ceil(self.least / 1448)
@@ -78,7 +78,7 @@ class HostsRow:
 
 
 def bits_per_second(rate: str) -> float:
-    """Of a rate as tc has it."""
+    """Converts a rate as tc writes it."""
     unit = next(unit for unit in _BITS if rate.endswith(unit))
     return float(rate.removesuffix(unit)) * _BITS[unit]
 
@@ -86,7 +86,7 @@ def bits_per_second(rate: str) -> float:
 def rows_of_job(
     ranks: int, rate: str, wire: str, arguments: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Runs this program on two hosts that are made for it, and gives each row as it comes."""
+    """Runs hosts_job.py on two new hosts, and yields each row when it comes."""
     with two_hosts(rate, ranks) as hosts:
         argv = [str(JOB), "--rate", rate, *arguments]
         for row in rows_of(argv, HOSTS * ranks, hosts, FARANDOLE_WIRE=wire):
@@ -100,8 +100,6 @@ HEAD = (
 
 
 def text_of(row: HostsRow, peers: dict[str, HostsRow]) -> str:
-    """A line of the table."""
-
     def ratio(name: str) -> str:
         other = peers.get(name)
         return f"{row.median / other.median:.2f}" if other else ""
@@ -132,7 +130,7 @@ def main() -> int:
 
 
 def start(options: argparse.Namespace) -> int:
-    """All combinations; the table grows above a progress bar. 1 where a result was wrong."""
+    """Runs all combinations and prints the table. Returns 1 if a result was wrong."""
     from rich.console import Console
     from rich.progress import Progress
 

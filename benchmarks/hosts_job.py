@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/hosts.py runs on every rank; rank 0 prints a line of JSON for each result."""
+"""The job of benchmarks/hosts.py, on every rank. Rank 0 prints a line of JSON for each result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDLE_SECONDS = 5.0
 
 
 def crossing(run: Callable[[], object], calls: int) -> tuple[float, float]:
-    """Bytes and packets of one call that leave the busier host; collective."""
+    """Bytes and packets of one call that leave the busier host. Collective."""
 
     run()
     farandole.barrier()
@@ -42,8 +42,6 @@ def crossing(run: Callable[[], object], calls: int) -> tuple[float, float]:
 
 
 def tell(labels: dict[str, str], **values: Any) -> None:
-    """One row, to the program that has started this one."""
-
     if farandole.rank() == 0:
         jobs.tell({**labels, **values})
 
@@ -51,8 +49,6 @@ def tell(labels: dict[str, str], **values: Any) -> None:
 def blocking(
     labels: dict[str, str], names: Sequence[str], sizes: Sequence[int], most_seconds: float
 ) -> None:
-    """Blocking calls of each size."""
-
     peers = [PEER_TYPES[name]() for name in names]
     for nbytes in sizes:
         case = Case.of("allreduce", "float32", nbytes, farandole.rank(), farandole.size())
@@ -78,8 +74,6 @@ def blocking(
 
 
 def gradients(labels: dict[str, str], names: Sequence[str], turns: int) -> None:
-    """All gradients of ResNet-50 submitted, then all waited for."""
-
     gloo = GlooPeer() if "gloo" in names else None
     known = contestants("gradient", resnet50.shapes())
     known["mpi"] = known["mpi, blocking"]
@@ -102,7 +96,8 @@ def gradients(labels: dict[str, str], names: Sequence[str], turns: int) -> None:
 
 
 def idle(labels: dict[str, str], before: set[str]) -> None:
-    """CPU seconds a second of a rank that does nothing; the threads of init() apart."""
+    """CPU seconds per second of an idle rank. Threads that init() started are counted
+    separately."""
 
     ours = threads() - before
     farandole.barrier()

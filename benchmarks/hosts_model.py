@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How allreduce across hosts scales: our schedule beside others, in a model with stated constants.
+"""Models how allreduce across hosts scales: farandole's schedule and others, with fixed constants.
 
     python benchmarks/hosts_model.py [--plot docs/hosts-model.png] [--json FILE]
 
-Nothing is measured here. A host has one link, full duplex, of a stated rate; a message needs
-LATENCY after its last byte has left, and OVERHEAD of its rank's time at either end. Our schedule is
-simulated block by block with the cuts of csrc/data/hierarchical/hierarchical_schedule.cc, so that
+Nothing is measured here. A host has one full-duplex link of a given rate. A message arrives LATENCY
+after its last byte has left, and takes OVERHEAD of its rank's time at either end. farandole's
+schedule is simulated block by block with the cuts of hierarchical_schedule.cc (csrc/data), so that
 pipelining, the number of slots and uneven loads count. The others are formulas of the alpha-beta
 model (R. Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005):
 
-ring: 2 (p - 1) steps of bytes / p over all p ranks, one link a host crossed;
+ring: 2 (p - 1) steps of bytes / p over all p ranks; one link of each host is crossed;
 tree: up and down a binomial tree of all ranks, the whole tensor at every step;
 halving: reduce-scatter in the host, recursive halving and doubling between hosts, all-gather.
 """
@@ -30,18 +30,18 @@ from bench_plot import label_ends
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RANKS = 8  # of a host
+RANKS = 8  # per host
 LATENCY = 20e-6  # seconds, through a switch, by TCP
-OVERHEAD = 2e-6  # seconds of a rank's core, a message, at either end
-IN_HOST = 10e9  # bytes a second that a host stages and reduces, or hands out
+OVERHEAD = 2e-6  # seconds of a rank's core per message, at either end
+IN_HOST = 10e9  # bytes per second that a host stages and reduces, or copies out
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
-RATES = (10e9, 100e9)  # bits a second
+RATES = (10e9, 100e9)  # bits per second
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """HierarchicalSchedule::Sizes, and its backend's slots, as runtime/backend_factory.cc sets."""
+    """Sizes of HierarchicalSchedule and of its backend's slots, as farandole sets them."""
 
     block: int
     slots: int
@@ -51,29 +51,28 @@ class Sizes:
 
     @classmethod
     def of(cls, hosts: int) -> Sizes:
-        """4 KB for each stripe and host, from 256 KB to 2 MB."""
+        """A block has 4 KB for each stripe and host, at least 256 KB, at most 2 MB."""
         block = max(256 << 10, min(RANKS * hosts * 4096, 2 << 20))
         return cls(block, max(4, (4 << 20) // block))
 
 
 def bound(nbytes: int, hosts: int, rate: float) -> float:
-    """What no schedule beats: the bytes that each link must carry, and one message."""
+    """Lower bound for all schedules: the bytes that each link must carry, and one message."""
     return max(2 * (hosts - 1) / hosts * nbytes * 8 / rate, LATENCY + OVERHEAD)
 
 
 def ring(nbytes: int, hosts: int, rate: float) -> float:
-    """Flat."""
     ranks = RANKS * hosts
     return 2 * (ranks - 1) * (LATENCY + OVERHEAD + nbytes / ranks * 8 / rate)
 
 
 def tree(nbytes: int, hosts: int, rate: float) -> float:
-    """Flat; the steps inside a host are counted as free."""
+    """Seconds of a flat tree; steps inside a host are free."""
     return 2 * math.ceil(math.log2(hosts)) * (LATENCY + OVERHEAD + nbytes * 8 / rate)
 
 
 def halving(nbytes: int, hosts: int, rate: float) -> float:
-    """Whichever is faster: halving and doubling, or doubling with the whole tensor."""
+    """Seconds of the faster one: halving and doubling, or doubling with the whole tensor."""
     steps = math.ceil(math.log2(hosts))
     inside = 2 * nbytes / IN_HOST
     whole = steps * (LATENCY + OVERHEAD + nbytes * 8 / rate)
@@ -82,7 +81,8 @@ def halving(nbytes: int, hosts: int, rate: float) -> float:
 
 
 class FarandoleModel:
-    """HierarchicalBackend's schedule: hosts send a chunk to its home, which sends the result."""
+    """HierarchicalBackend's schedule: hosts send a chunk to its home host, which sends the
+    result."""
 
     def __init__(self, hosts: int, rate: float, sizes: Sizes) -> None:
         self.hosts, self.rate, self.sizes = hosts, rate, sizes
@@ -90,7 +90,7 @@ class FarandoleModel:
         self._in = np.zeros(hosts)
 
     def seconds(self, nbytes: int) -> float:
-        """Of one allreduce on idle links."""
+        """Seconds of one allreduce on idle links."""
         ends: list[float] = []
         staged = 0.0
         for number, begin in enumerate(range(0, nbytes, self.sizes.block)):
@@ -101,7 +101,7 @@ class FarandoleModel:
         return max(ends)
 
     def _block(self, number: int, block: int, ready: float) -> float:
-        """When all hosts have the block's result."""
+        """Time at which all hosts have the block's result."""
         others = self.hosts - 1
         if block // RANKS * others <= self.sizes.direct:
             sent = np.full(self.hosts, float(block * others))
@@ -115,7 +115,7 @@ class FarandoleModel:
         homes = (np.arange(chunks) // RANKS + number * -(-chunks // RANKS)) % self.hosts
         at_home = np.bincount(homes, minlength=self.hosts)  # chunks
         held = at_home * unit
-        # A worker's messages: of the busiest stripe, as that one's time counts.
+        # The messages of the busiest stripe's worker, whose time counts.
         stripe = np.bincount(stripes, minlength=RANKS).max()
         own = np.zeros((self.hosts, RANKS), int)
         np.add.at(own, (homes, stripes), 1)
@@ -136,7 +136,8 @@ class FarandoleModel:
     def _hop(
         self, ready: Array, sent: Array, received: Array, sends: Array, receives: Array
     ) -> Array:
-        """Ports are busy with bytes, or with the messages of the busiest rank."""
+        """Times at which each host has what it receives. A port is busy with bytes, or with the
+        messages of the busiest rank."""
         wire = 8 / self.rate
         self._out = np.maximum(self._out, ready) + np.maximum(sent * wire, sends * OVERHEAD)
         first = ready.min() + LATENCY
@@ -146,7 +147,7 @@ class FarandoleModel:
 
 
 def ours(nbytes: int, hosts: int, rate: float) -> float:
-    """With the sizes that a job has by default."""
+    """Seconds of farandole with a job's default sizes."""
     return FarandoleModel(hosts, rate, Sizes.of(hosts)).seconds(nbytes)
 
 
@@ -161,7 +162,7 @@ def size_text(nbytes: int) -> str:
 
 
 def plot(path: Path) -> None:
-    """Time over the bound, for a small and a large tensor: a panel for each and each rate."""
+    """Plots time over the bound, for a small and a large tensor: a panel for each rate and size."""
     try:
         import matplotlib
     except ImportError:

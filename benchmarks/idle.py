@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an initialised job costs while it does nothing, and how much memory farandole adds.
+"""Measures what an idle job costs after init(), and the memory that farandole adds.
 
     mpirun -np 2 --bind-to none python benchmarks/idle.py [--seconds 10]
 
-CPU time and context switches of each rank's threads while the main thread sleeps: those that
-init() has started, and all others (Python's, MPI's, torch's). Memory is PSS from smaps_rollup:
-from just before init(), with MPI, torch and the gradients there, to after 10 steps of the 161
-gradients of ResNet-50 in place, which are 102 MB.
+Measures CPU time and context switches of each rank's threads while the main thread sleeps: of the
+threads that init() has started, and of all others (Python's, MPI's, torch's). Memory is PSS from
+smaps_rollup: its growth from just before init(), when MPI, torch and the gradients are loaded,
+until after 10 in-place steps of the 161 gradients of ResNet-50, which are 102 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = 10
 
 @dataclass
 class Usage:
-    """Of some threads of this process, so far."""
+    """CPU time and context switches of some threads of this process so far."""
 
     cpu_ns: int = 0
     voluntary: int = 0
@@ -63,7 +63,7 @@ def threads() -> set[str]:
 
 
 def pss() -> int:
-    """Bytes of this process, shared pages by parts; what is free has been given back before."""
+    """PSS of this process in bytes: shared pages count in parts. Frees unused memory first."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rollup = Path("/proc/self/smaps_rollup").read_text()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times init() of two checkouts in turns: what a change adds to the start of a job. Each tree must
-be built, with its .venv.
+"""Times init() of two checkouts in turns, to see what a change adds to the start of a job. Each
+tree must be built, with its .venv.
 
     python benchmarks/init.py /path/to/before . --ranks 2 4 --turns 7
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_AGAIN = 10  # times that a job's ranks start anew
+_AGAIN = 10  # number of restarts in a job
 
 _PROGRAM = f"""
 import json, time
@@ -53,7 +53,6 @@ def times_of(tree: Path, ranks: int) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    """Prints medians in milliseconds, and the second tree's less the first's."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce within jit, beside mpi4jax, in turns.
+"""Compares allreduce within jit with mpi4jax, in turns.
 
     make build/jax/.stamp && build/jax/bin/python -m pip install mpi4jax --no-build-isolation
     PATH=$PWD/.venv/bin:$PATH mpirun -np 2 --bind-to none build/jax/bin/python \
       benchmarks/jax_adapter.py [--turns 40] [--only 64] [--json F]
 
-The cases: 4 B, 1 MB, 64 MB, and the 161 gradients of ResNet-50 as one pytree (mpi4jax: one call
-for each, in one program). Where mpi4jax is not installed, mpi4py's Allreduce in an ordered
-io_callback stands in for it, and the table says so. A call is timed from its dispatch until its
-result is there.
+Cases: 4 B, 1 MB, 64 MB, and the 161 gradients of ResNet-50 as one pytree (mpi4jax: one call each,
+in one program). Without mpi4jax, mpi4py's Allreduce in an ordered io_callback replaces it, and the
+table says so. A call is timed from its dispatch until its result is ready.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CALLS = {"4 B": 50, "1 MB": 10, "64 MB": 1, "ResNet-50": 1}  # in a turn, one af
 
 
 def other() -> tuple[str, Callable[[Any], Any]]:
-    """The name of what stands beside, and its sum of one array."""
+    """The other library's name, and its sum of one array."""
     try:
         import mpi4jax
         from mpi4py import MPI
@@ -60,7 +59,6 @@ class Sums:
         self._results: Sequence[jax.Array] = ()
 
     def run(self) -> float:
-        """Seconds of one call."""
         start = time.perf_counter()
         for _ in range(self._calls):
             self._results = jax.block_until_ready(self._program(self._xs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks share that start jobs: rows from rank 0, and hosts that are simulated."""
+"""Shared by benchmarks that start jobs: rows from rank 0, and simulated hosts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MARK = "row: "
 
 
 def tell(row: Any) -> None:
-    """In the job, on rank 0 only: one row."""
+    """Sends one row from the job. Rank 0 calls this."""
     print(_MARK + json.dumps(row), flush=True)
 
 
 def rows_of(argv: Sequence[str], ranks: int, hosts: Any = None, **env: str) -> Iterator[Any]:
-    """Runs a script as a job, and gives each row as it comes."""
+    """Runs a script as a job, and yields each row when it comes."""
     from harness.mpirun import MpiJob
 
     env = {**(hosts.environment() if hosts else {}), "OMP_NUM_THREADS": "1", **env}
@@ -37,12 +37,13 @@ def rows_of(argv: Sequence[str], ranks: int, hosts: Any = None, **env: str) -> I
 
 @contextlib.contextmanager
 def two_hosts(rate: str, ranks: int = 1) -> Iterator[Any]:
-    """Hosts of so many ranks; their link has a rate as tc has it, or `none`. Needs root."""
+    """Simulates two hosts of `ranks` ranks. `rate`: their link's, as tc writes it, or `none`. Needs
+    root."""
     from harness.hosts import simulated_hosts, why_not
 
     if reason := why_not():
         sys.exit(f"simulated hosts: {reason}")
-    # Ended by `kill` or `timeout`, it removes its hosts, as after Ctrl-C.
+    # `kill` and `timeout`, too, let it remove its hosts.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with (
         tempfile.TemporaryDirectory() as folder,

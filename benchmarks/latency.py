@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one tiny allreduce takes: idle cores, with and without looking again, and busy cores.
+"""Measures one tiny allreduce: on idle cores, with and without spinning, and on busy cores.
 
     mpirun -np 2 --bind-to none python benchmarks/latency.py [--calls 2000] [--turns 6]
 
-Blocking: 4 B in place, float32 sums, farandole (FARANDOLE_SPIN_US=0, 50) and gloo in turns within
-one run; the ratio is of the medians of all calls on all ranks. Busy: every main thread computes all
-the time; from the last rank's submit until each rank's background thread has the result, by the
-times in the flight recorders, which share one clock; and again with FARANDOLE_PRIORITY=realtime,
-where that is permitted. All results are checked.
+Blocking: in-place float32 sums of 4 B, farandole (FARANDOLE_SPIN_US=0, 50) and gloo in turns in one
+run; ratios are of the medians of all calls on all ranks. Busy: every main thread computes all the
+time. The time is from the last rank's submit until each rank's background thread has the result, by
+the flight recorders, which share one clock. It is measured again with FARANDOLE_PRIORITY=realtime,
+if that is permitted. All results are checked.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from farandole.tools.bench_report import settings
 from farandole.tools.bench_timing import everywhere
 
 SPINS = (0, 50)  # microseconds
-BUSY_SECONDS = 0.004  # a busy call comes in the first half; four times that is computed
+BUSY_SECONDS = 0.004  # a rank submits in the first half of this; it computes four times as long
 
 
 def start(**settings: str | int) -> None:
-    """farandole anew, with these settings; the ranks keep their world."""
+    """Restarts farandole with these settings, on the same ranks."""
     farandole.shutdown()
     os.environ.update({f"FARANDOLE_{name}": str(value) for name, value in settings.items()})
     farandole.init()
 
 
 def in_real_time() -> bool:
-    """Whether the background threads of all ranks are."""
+    """True if the background threads of all ranks have realtime priority."""
     tasks = Path("/proc/self/task").iterdir()
     policies = [os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK for task in tasks]
     return bool(everywhere([os.SCHED_RR in policies]).all())
 
 
 def blocking(call: Any, calls: int) -> tuple[list[float], int]:
-    """Seconds of each call, and how many results were wrong."""
+    """Returns the seconds of each call, and the number of wrong results."""
     ranks = farandole.size()
     times, wrong = [], 0
     for i in range(calls):
@@ -90,10 +90,10 @@ def compute_until(end: float) -> None:
 
 
 def busy(turns: int) -> tuple[list[float], int]:
-    """Seconds from the last submit to this rank's result, and how many results were wrong.
+    """Returns seconds from the last submit to this rank's result, and the number of wrong results.
 
-    The ranks share a clock, not a start: with fewer cores than ranks some begin a time slice late,
-    and all still compute when the last one submits.
+    Ranks share a clock, but with fewer cores than ranks some start a time slice late. All still
+    compute when the last one submits.
     """
     ranks, rank = farandole.size(), farandole.rank()
     jitter = random.Random(rank)

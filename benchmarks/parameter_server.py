@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParameterServer beside synchronous training, with ranks of which one is slow.
+"""Compares ParameterServer with synchronous training, on ranks of which one is slow.
 
     python benchmarks/parameter_server.py [--ranks 4] [--seconds 6] [--step 0.1]
 
-A step of a rank computes for --step seconds (it sleeps for what the task leaves of them, so that
-ranks that share cores do not slow each other), the slow rank's for twice as long. The slow rank is
-always the last one (`fixed`), or another one in each step (`turns`). Each way of training gets the
-same time:
+A step of a rank takes --step seconds (after the task's computing it sleeps, so that ranks that
+share cores do not slow each other), a step of the slow rank twice as long. The slow rank is always
+the last one (`fixed`), or changes with each step (`turns`). Each way of training gets the same
+time:
 
     sync        an allreduce of each step's gradients
     0, 4, any   a ParameterServer, by staleness
 
-`batches` are those of all ranks a second, then their ratio to sync. `quality`: for Digits
-(scikit-learn's, a perceptron pulled and pushed whole) the test accuracy; for Ratings (factors of
-20,000 users and items, of which a batch needs 128) the RMSE of ratings not trained on, whose noise
-is 0.1. `ahead` is the most clocks by which a rank was ahead of the slowest one, as far as it knew.
+`batches/s` counts all ranks' batches, `ratio` compares them with sync. `quality` is for Digits
+(scikit-learn's; a perceptron that is pulled and pushed completely) the test accuracy, for Ratings
+(factors of 20,000 users and items, of which a batch needs 128) the RMSE of unseen ratings, whose
+noise is 0.1. `ahead`: the most clocks that a rank was ahead of the slowest one, as far as it knew.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Digits:
 
 
 class Ratings:
-    """Ratings are products of 8 factors of a user and an item; users and items are rows."""
+    """A rating is the dot product of 8 factors of a user and of an item, each of which is a row."""
 
     shape = (20000, 8)
     rate = 2.0
@@ -87,7 +87,7 @@ class Ratings:
         self.draw = np.random.default_rng(hvd.rank())
 
     def first(self, rows: Array) -> Array:
-        near = self.truth[rows]  # with half of its length in noise, so that seconds of work show
+        near = self.truth[rows]  # plus noise of half its length, so that seconds of training show
         return near + 0.5 * np.random.default_rng(rows[0]).normal(size=near.shape) / 8**0.25
 
     def _ratings(self, draw: np.random.Generator, count: int) -> tuple[Array, Array]:
@@ -111,13 +111,13 @@ class Ratings:
 
 
 def computed(begin: float, step: int, slow: str, length: float) -> None:
-    """Ends the computing of a step."""
+    """Sleeps until the step's computing time is over."""
     turn = hvd.size() - 1 if slow == "fixed" else (step * 7919) % hvd.size()
     time.sleep(max(0.0, begin + length * (1 + (turn == hvd.rank())) - time.perf_counter()))
 
 
 def synchronous(task: Any, slow: str, seconds: float, length: float) -> tuple[int, float, float]:
-    """This rank's steps, the quality, and 0."""
+    """Returns this rank's steps, the quality, and 0."""
     table, steps = task.first(np.arange(task.shape[0])), 0
     end = time.perf_counter() + seconds
     while hvd.allreduce(np.array([time.perf_counter() < end]), op=hvd.Min, name="more")[0]:
@@ -138,7 +138,7 @@ def synchronous(task: Any, slow: str, seconds: float, length: float) -> tuple[in
 def served(
     task: Any, slow: str, seconds: float, length: float, staleness: int | None
 ) -> tuple[int, float, float]:
-    """This rank's steps, the quality, and how far ahead it was."""
+    """Returns this rank's steps, the quality, and the most clocks that it was ahead."""
     steps, ahead, rate = 0, 0.0, task.rate
     update: Callable[[Array, Array], Array] = lambda old, grad: old - rate * grad  # noqa: E731
     with hvd.ParameterServer(
@@ -161,7 +161,6 @@ def served(
 
 
 def job(seconds: float, length: float) -> None:
-    """Prints a row for each task, slow rank and way."""
     hvd.init()
     for kind in (Digits, Ratings):
         for slow in ("fixed", "turns"):

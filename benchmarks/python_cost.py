@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DistributedOptimizer costs the main thread, in CPU time for each gradient.
+"""Measures the CPU time that DistributedOptimizer costs the main thread, for each gradient.
 
     mpirun -np 2 --bind-to none python benchmarks/python_cost.py [--steps 200]
 
-time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same pass
-in no_sync(), in turns. Gradients have 16 elements each: what is left is hooks, submission and
-waiting, not the sums, which the waiting thread may do itself. Parts are shown apart: the raw C
-calls below (submit_tensor, wait, release), what a plain Python hook costs, and, in the place of
-hooks, a named allreduce_async_ and its wait().
+Takes time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same
+pass in no_sync(), in turns. Gradients have 16 elements each, so hooks, submission and waiting
+count, and not the sums, which the waiting thread may do itself. Parts are measured alone, too: the
+raw C calls (submit_tensor, wait, release), a plain Python hook, and, instead of hooks, a named
+allreduce_async_ and its wait().
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from farandole.calls.requests import Call, Op, PreparedCall
 from farandole.torch.kind import describe
 
 COUNT, ELEMENTS = resnet50.COUNT, 16
-FASTEST = 0.05  # of the turns: neighbours on the machine slow most of them down, all alike
+FASTEST = 0.05  # share of the turns: other programs on the machine slow most of them
 
 
 def alternate(runs: dict[str, Callable[[], float]], steps: int) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def alternate(runs: dict[str, Callable[[], float]], steps: int) -> dict[str, np.
 
 
 def prepared() -> Callable[[], tuple[float, float]]:
-    """(submitting, waiting and releasing) by the C calls alone."""
+    """Returns a function that gives seconds (to submit, to wait and release) by C calls alone."""
     tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
     kept = [
         PreparedCall(Call(Op.ALLREDUCE, f"prepared.{i}"), describe(x))
@@ -73,7 +73,7 @@ def prepared() -> Callable[[], tuple[float, float]]:
 
 
 def named(allreduce: Callable[..., Any], tensors: Sequence[Any], prefix: str) -> float:
-    """Seconds of one named call for each, then all waits. Raises ValueError for a wrong sum."""
+    """Seconds of a named call for each tensor and all waits. Raises ValueError for a wrong sum."""
     names = [f"{prefix}.{i}" for i in range(len(tensors))]
     for x in tensors:
         x[:] = hvd.rank() + 1
@@ -138,7 +138,7 @@ def main() -> int:
     times = alternate(runs, options.steps)
 
     def us(seconds: np.ndarray, less: np.ndarray | None = None) -> tuple[float, float]:
-        """Of a gradient: the median, and what the fastest turns took."""
+        """For each gradient: (median, time of the fastest turns)."""
         median = np.median(seconds if less is None else seconds - less)
         fastest = np.quantile(seconds, FASTEST)
         if less is not None:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long elastic training stands still when a rank is killed, and whether it then ends as if
-nobody had died.
+"""Measures how long elastic training stops when a rank is killed, and checks that the result is the
+same as without deaths.
 
     python benchmarks/recovery.py --kills 200
     python benchmarks/recovery.py --kills 20 --stop 2    # stopped, with a limit of 2 s
 
 Jobs of 4 ranks lose a random rank, rank 0 included, at a random time, and then another one. Each
-step sleeps for 5 ms and commits. Printed: median and p99 of the time from SIGKILL until the last
-survivor has made its next step. With --stop ranks get SIGSTOP, and so hang: FARANDOLE_STALL_ABORT
-is so many seconds, which the times contain. The script fails unless every job ends with the bits of
-one without deaths, each sample of each epoch counted once, and 0.
+step sleeps for 5 ms and commits. Prints median and p99 of the time from SIGKILL until the last
+survivor has made its next step. With --stop, ranks get SIGSTOP and so hang; the value becomes
+FARANDOLE_STALL_ABORT, and the times include it. Fails unless every job exits with 0, counts each
+sample once in each epoch, and ends with exactly the weights of a job without deaths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ LONGEST = 120.0  # seconds for a job
 
 
 def train() -> None:
-    """One rank of a job."""
     import numpy as np
 
     import farandole as fd
@@ -39,7 +38,7 @@ def train() -> None:
 
     fd.init()
     state = farandole.elastic.ObjectState(epoch=0, counted=0, seen=[], weights=np.ones(5))
-    told = 0  # the last world in which this rank has told of its first step
+    told = 0  # the last world in which this rank has printed a step
 
     @farandole.elastic.run
     def loop(state: farandole.elastic.ObjectState) -> None:
@@ -69,7 +68,7 @@ def train() -> None:
 
 
 def job(draw: random.Random, deaths: int, stop: int = 0) -> tuple[list[float], set[str]]:
-    """Runs one; returns the seconds that its survivors needed, and the weights at its end."""
+    """Runs a job. Returns the seconds that survivors needed after each death, and final weights."""
     bin_ = Path(sys.executable).parent
     command = [str(bin_ / "farandole"), "run", "--elastic", "--min-np", "1", "-np", str(RANKS)]
     command += [sys.executable, __file__, "--rank"]
@@ -86,9 +85,9 @@ def job(draw: random.Random, deaths: int, stop: int = 0) -> tuple[list[float], s
     took: list[float] = []
     ends: set[str] = set()
     steps: dict[int, float] = {}  # by process, in the present world
-    waits: set[int] = set()  # survivors that have not told of a step since
+    waits: set[int] = set()  # survivors that have not printed a step since the death
     world, killed, left = 0, 0.0, deaths
-    signal.alarm(int(LONGEST))  # ends this script, and with it its pipe
+    signal.alarm(int(LONGEST))  # ends this script, which closes the job's output
     for line in process.stdout:
         lines.append(line)
         if found := re.match(r"step (\d+) (\d+) ([\d.]+)", line):
@@ -117,7 +116,6 @@ def job(draw: random.Random, deaths: int, stop: int = 0) -> tuple[list[float], s
 
 
 def main() -> None:
-    """Runs the jobs and prints the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

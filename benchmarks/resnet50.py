@@ -73,7 +73,7 @@ class Chain(torch.nn.Module):
             weight.grad = None
 
     def wrong(self, ranks: Sequence[int]) -> int:
-        """How many gradients are not the average over these ranks of a cleared one's."""
+        """Number of gradients that are missing, or not the average over these ranks."""
         found = [weight.grad for weight in self.weights if weight.grad is not None]
         return len(self.weights) - len(found) + self.data.wrong(found, ranks, divisor=len(ranks))
 
@@ -100,7 +100,7 @@ class Data:
             x.copy_(own)
 
     def wrong(self, tensors: Sequence[Tensor], ranks: Sequence[int], divisor: int = 1) -> int:
-        """How many tensors are not the sum over these ranks, divided."""
+        """Number of tensors that are not the sum over these ranks, divided by `divisor`."""
         key = (*ranks, divisor)
         if key not in self._sums:
             parts = [self._values(rank) for rank in ranks]
@@ -110,5 +110,5 @@ class Data:
 
 
 def _alike(x: Tensor, y: Tensor) -> bool:
-    """The first look is many times as fast, and mostly enough: the numbers are small."""
+    """Tries equal() first: it is much faster, and sums of small numbers are usually exact."""
     return torch.equal(x, y) or torch.allclose(x, y, rtol=1e-6, atol=0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Task:
-    """A net and batches that follow from rank and step."""
+    """A net, and batches that rank and step determine."""
 
     name: str
     unit: str  # what is counted per second
@@ -21,17 +21,15 @@ class Task:
     batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]  # inputs, targets
 
     def data(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of one rank in one step."""
         return self.batch(torch.Generator().manual_seed(1_000_003 * rank + step))
 
     def loss(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        """The cross entropy of one batch."""
         x, y = data
         return nn.functional.cross_entropy(net(x).flatten(0, -2), y.flatten())
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (He et al., 2015)."""
+    """Two 3x3 convolutions plus a shortcut (He et al., 2015)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -100,7 +98,7 @@ TASKS = (
 
 
 def wide(width: int, layers: int, batch: int) -> Task:
-    """Square layers, of which a step does little else than communicate and update."""
+    """Square layers: a step does little else than communicate and update."""
 
     def net() -> nn.Module:
         return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random small calls beside buckets, for as long as you like; every result is checked.
+"""Makes random small calls while buckets are under way, and checks every result.
 
     mpirun -np 3 --bind-to none python benchmarks/soak_small.py [--seconds 300] [--seed 0]
 
-All ranks draw the same calls: kinds, sizes, names, process sets, blocking or asynchronous, wrong
-ones now and then. Each rank draws its own delays, of up to 5 ms, so that calls meet in a cell,
-leave it, or never enter it. Buckets of megabytes are under way meanwhile, and a second thread makes
-calls, in another process set from three ranks on. Data differ by rank and turn.
+All ranks draw the same calls: kinds, sizes, names, process sets, blocking or asynchronous, and some
+wrong ones. Each rank draws its own delays, of up to 5 ms, so that calls meet in a cell, leave it,
+or never enter it. Meanwhile buckets of megabytes are under way, and a second thread makes calls (on
+three ranks or more, in another process set). Data differ by rank and turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def total(ranks: list[int], turn: int, elements: int) -> torch.Tensor:
 
 
 class Soak:
-    """What one rank does; `draw` is the same on all ranks, `own` is not."""
+    """The calls of one rank; `draw` is the same on all ranks, `own` is not."""
 
     def __init__(self, seed: int) -> None:
         self.draw, self.own = random.Random(seed), random.Random(1000 * seed + hvd.rank())
@@ -85,7 +85,7 @@ class Soak:
             self.check("allreduce", y, total(ranks, self.turn, elements))
 
     def asynchronous(self, elements: int) -> None:
-        """On one rank; the others block."""
+        """Calls asynchronously on one rank; the others block."""
         x = values(hvd.rank(), self.turn, elements)
         one = self.draw.choice(self.all) == hvd.rank()
         name = f"soak async {elements}"
@@ -130,7 +130,7 @@ class Soak:
         return total(self.all, self.turn, elements)
 
     def bucket(self, _: int) -> None:
-        """Starts one; the third one waits for the first."""
+        """Starts a bucket. Waits for the oldest one if three are under way."""
         x = values(hvd.rank(), self.turn, BUCKET)
         handle = hvd.allreduce_async_(x, op=hvd.Sum, name=f"bucket {self.turn % 5}")
         self.buckets.append((handle, self.turn))
@@ -139,7 +139,7 @@ class Soak:
             self.check("bucket", handle.wait(), total(self.all, turn, BUCKET))
 
     def wrong(self, elements: int) -> None:
-        """Ranks bring shapes that differ, or one brings no array: all get an error."""
+        """Ranks pass different shapes, or one passes no array: all get an error."""
         bad: Any = values(hvd.rank(), self.turn, elements + hvd.rank())
         if self.draw.random() < 0.5:
             bad = "none" if self.draw.choice(self.all) == hvd.rank() else torch.ones(elements)
@@ -154,7 +154,7 @@ class Soak:
 def beside(
     process_set: hvd.ProcessSet, ranks: list[int], stop: threading.Event, wrong: list[Any]
 ) -> None:
-    """A second thread: calls by name in its set, until all ranks have seen `stop`."""
+    """Runs in a second thread: makes named calls in its set until all ranks have seen `stop`."""
     try:
         for turn in range(1 << 40):
             ends = hvd.allreduce(

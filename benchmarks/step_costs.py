@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a timeline costs a step, and what comparing the ranks' models does.
+"""Measures the time that a timeline, or comparing the ranks' models, adds to a step.
 
     mpirun -np 2 --bind-to none python benchmarks/step_costs.py timeline|verify [--turns 60]
 
-Steps of forward, backward and optimizer with and without it, in turns. Each step of `verify`
-compares all parameters; a training does so every FARANDOLE_VERIFY_EVERY steps.
+Runs steps of forward, backward and optimizer with and without it, in turns. Each step of `verify`
+compares all parameters; training does so only every FARANDOLE_VERIFY_EVERY steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHATS = {"timeline": wide(256, 40, 128), "verify": wide(1024, 8, 32)}
 
 
 class Verified(Trainer):
-    """Compares in every step; else it never does."""
+    """Compares models in every step if it is `verify`, else never."""
 
     def optimizer_of(self, who: str) -> torch.optim.Optimizer:
         sgd = torch.optim.SGD(self.net.parameters(), lr=0.01)
@@ -35,7 +35,6 @@ class Verified(Trainer):
 
 
 def contestants(what: str, folder: str) -> dict[str, Contestant]:
-    """Without it, then with it."""
     if what == "verify":
         return {who: Verified(WHATS[what], who).contestant() for who in ("without", what)}
     plain = Trainer(WHATS[what], OURS).contestant()

@@ -10,7 +10,7 @@ One turn of a contestant is
 - batch norm: one step of ResNet-50 with SyncBatchNorm: for each of its 53 layers an allreduce of
   2 C + 1 sums in the forward pass, and one of 2 C in the backward pass, C channels each.
 
-Before every call the rank computes for so many microseconds. The last call of each turn is
+Before every call the rank computes for --compute microseconds. The last call of each turn is
 checked; the buffers differ by rank and turn. All settings are the defaults.
 """
 
@@ -35,7 +35,7 @@ import farandole.torch as hvd
 from farandole.tools.bench_peers import GlooPeer
 
 DECODE = (64 << 10 >> 2,) * 100  # elements of each call, float32
-# Channels of ResNet-50's batch norms: its blocks' widths, how many blocks, what they give.
+# (width, number of blocks, output channels) of each stage of ResNet-50.
 _BLOCKS = ((64, 3, 256), (128, 4, 512), (256, 6, 1024), (512, 3, 2048))
 CHANNELS = (64, *(c for w, n, out in _BLOCKS for c in (*((w, w, out) * n), out)))
 BATCH_NORM = (*(2 * c + 1 for c in CHANNELS), *(2 * c for c in reversed(CHANNELS)))
@@ -52,7 +52,7 @@ def compute(seconds: float) -> None:
 
 
 class Calls(Contestant):
-    """One after another, in place over one buffer for each length."""
+    """Makes calls one after another, in place, with one buffer for each length."""
 
     def __init__(
         self, lengths: tuple[int, ...], seconds: float, call: Callable[[torch.Tensor], object]
@@ -76,7 +76,7 @@ class Calls(Contestant):
         super().__init__(self.alter, run, self.count_wrong)
 
     def value(self, rank: int) -> float:
-        """What a rank brings to the last call of this turn."""
+        """A rank's value in the last call of this turn."""
         return 1.0 + rank + self.turn % 100
 
     def alter(self) -> None:
@@ -88,7 +88,7 @@ class Calls(Contestant):
 
 
 def by_functional(group: Any) -> Callable[[torch.Tensor], object]:
-    """As torch.distributed.tensor.parallel calls: it starts and waits, and gives a new tensor."""
+    """Calls like torch.distributed.tensor.parallel: starts, waits, and gets a new tensor."""
 
     def call(x: torch.Tensor) -> None:
         x.copy_(functional.wait_tensor(functional.all_reduce(x, "sum", group)))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training from end to end: what communication adds to a step that nothing hides.
+"""Measures the communication time of a training step that no computing hides.
 
     mpirun -np 2 --bind-to none python benchmarks/training.py [--turns 60] [--json F] [--plot F]
 
-A ResNet-18 and a small transformer (small_nets.py), SGD with momentum, one torch thread a rank. In
-each turn every contestant makes one whole step (forward, backward, update) on the same data: alone
-(no communication: the step at size 1), farandole's DistributedOptimizer (ordinary, and with
-gradients as views of shared memory), DistributedDataParallel over gloo. A step takes as long as its
-slowest rank. Exposed communication: a turn's step less the step alone, median over the turns, with
-the 95 % interval of a paired bootstrap. Checked: losses equal on all ranks, parameters equal to
-DDP's.
+A ResNet-18 and a small transformer (small_nets.py), SGD with momentum, one torch thread per rank.
+In each turn every contestant makes one step (forward, backward, update) on the same data: alone
+(without communication), farandole's DistributedOptimizer (ordinary, and with gradients as views of
+shared memory), DistributedDataParallel over gloo. A step takes as long as on its slowest rank.
+Exposed communication is a turn's step minus the step alone: the median over the turns, with the
+95 % interval of a paired bootstrap. Checks that losses are equal on all ranks, and parameters equal
+to DDP's.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _TOLERANCE = 1e-5  # sums of two ranks may be rounded differently
 
 
 class Trainer:
-    """One contestant: its own copy of the net, and what it does in a turn."""
+    """One contestant: its copy of the net, and its turn."""
 
     def __init__(self, task: Task, who: str, idle: Callable[[], object] = lambda: None) -> None:
-        """`idle` waits until the device has done everything: a step is from there to there."""
+        """`idle` waits until the device is idle, before and after each timed step."""
         self._idle = idle
         torch.manual_seed(7)  # the same weights for all contestants, on all ranks
         self.net = task.net()
@@ -51,7 +51,6 @@ class Trainer:
         self.optimizer: Any = self.optimizer_of(who)
 
     def optimizer_of(self, who: str) -> Any:
-        """What the contestant steps by."""
         sgd = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         if who == DDP:
             known = inspect.signature(DistributedDataParallel).parameters
@@ -81,7 +80,7 @@ class Trainer:
         return perf_counter() - start
 
     def final_loss(self) -> float:
-        """On one batch that is the same on all ranks."""
+        """Loss of a batch that is the same on all ranks."""
         with torch.no_grad():
             return float(self._task.loss(self.net, self._task.data(0, -1)))
 
@@ -92,7 +91,7 @@ def compete(
     idle: Callable[[], object] = lambda: None,
     tolerance: float = _TOLERANCE,
 ) -> list[Row]:
-    """All contestants on one task; `tolerance` is of parameters, against DDP's."""
+    """All contestants on one task. `tolerance`: of parameters, compared with DDP's."""
     trainers = {name: Trainer(task, name, idle) for name in (ALONE, OURS, VIEWS, DDP)}
     contestants = {name: trainer.contestant() for name, trainer in trainers.items()}
     rows = take_turns(task.name, contestants, turns, over=np.max)
@@ -103,7 +102,7 @@ def compete(
 
 
 def _unequal(trainer: Trainer, reference: Trainer, tolerance: float) -> int:
-    """How many parameters are not the reference's, and whether the ranks' losses differ."""
+    """Number of parameters that differ from the reference's, plus 1 if the ranks' losses differ."""
     pairs = zip(trainer.net.parameters(), reference.net.parameters(), strict=True)
     wrong = sum(not torch.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in pairs)
     losses = hvd.allgather_object(trainer.final_loss())
@@ -112,15 +111,13 @@ def _unequal(trainer: Trainer, reference: Trainer, tolerance: float) -> int:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95 % confidence interval."""
-
     value: float
     low: float
     high: float
 
     @classmethod
     def of(cls, statistic: Callable[..., Any], *samples: np.ndarray) -> Interval:
-        """Of a statistic of paired samples, by bootstrap of the turns."""
+        """Bootstraps a statistic of samples that are paired by turn."""
         found = bootstrap(
             samples, statistic, paired=True, n_resamples=2000, method="percentile", rng=7
         ).confidence_interval
@@ -139,7 +136,7 @@ def _of_ddp(step: np.ndarray, alone: np.ndarray, ddp: np.ndarray, axis: int = -1
 
 
 def show(task: Task, rows: list[Row]) -> dict[str, Interval]:
-    """One task's table; the exposed milliseconds of each contestant."""
+    """Prints one task's table. Returns the exposed milliseconds of each contestant."""
     seconds = {row.who: row.seconds for row in rows}
     exposed = {}
     for row in rows:

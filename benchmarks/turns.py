@@ -21,7 +21,7 @@ from farandole.tools.bench_timing import everywhere
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 _FEWEST = 3  # turns, however long they take
-_SILENCE = 10.0  # seconds between two words of progress
+_SILENCE = 10.0  # seconds between two lines of progress
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Contestant:
 
 @dataclass
 class Row:
-    """One line of the tables; seconds of each turn, the mean over the ranks."""
+    """One line of the tables. `seconds`: of each turn, by default the mean over the ranks."""
 
     what: str
     who: str
@@ -47,7 +47,8 @@ class Row:
         return float(np.median(self.seconds))
 
     def ratio(self, other: Row) -> float:
-        """Of this one's time to another's: by turns where both took the same, else of medians."""
+        """This time divided by another: median over the turns if their numbers are equal, else
+        ratio of medians."""
         if len(self.seconds) == len(other.seconds):
             return float(np.median(self.seconds / other.seconds))
         return self.median / other.median
@@ -60,10 +61,10 @@ def take_turns(
     over: Callable[..., Seconds] = np.mean,
     budget: float = inf,
 ) -> list[Row]:
-    """Each contestant in each turn, after one turn that is not counted; collective.
+    """Runs each contestant in each turn, after one turn that is not counted. Collective.
 
-    `over`: what a turn's seconds are of those of its ranks; `budget`: seconds, with all checks,
-    after which no turn begins."""
+    `over` combines the ranks' seconds of a turn. `budget`: seconds, checks included, after which no
+    turn starts."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     wrong = dict.fromkeys(contestants, 0)
     start = told = monotonic()
@@ -96,12 +97,12 @@ def take_turns(
 
 
 def minus(row: Row, without: Row, who: str) -> Row:
-    """What the difference of two contestants costs, turn by turn."""
+    """The difference of two contestants, turn by turn."""
     return Row(row.what, who, row.seconds - without.seconds, row.wrong + without.wrong)
 
 
 def show(rows: list[Row], against: tuple[str, ...] = ("gloo", "mpi", "DDP")) -> None:
-    """A table: times of all, and farandole's ratios to the others of the same case."""
+    """Prints the times of all rows, and farandole's ratios to the others of the same case."""
     if farandole.rank() != 0:
         return
     for row in rows:
@@ -115,14 +116,14 @@ def show(rows: list[Row], against: tuple[str, ...] = ("gloo", "mpi", "DDP")) -> 
 
 
 def head() -> None:
-    """Settings and the table's first line; collective."""
+    """Prints settings and the table's first line. Collective."""
     print_head(
         f"{'case':28} {'who':24} {'min us':>11} {'median us':>11} {'p99 us':>11} {'wrong':>6}"
     )
 
 
 def print_head(line: str) -> None:
-    """Settings, then a table's first line; collective."""
+    """Prints settings and a table's first line. Collective."""
     found = settings()
     if farandole.rank() == 0:
         for name, value in found.items():
@@ -131,7 +132,7 @@ def print_head(line: str) -> None:
 
 
 def save(rows: list[Row], path: Path | None, **more: object) -> None:
-    """Writes JSON where asked for; collective."""
+    """Writes JSON if there is a path. Collective."""
     if path is None:
         return
     found = settings()
@@ -144,7 +145,7 @@ def save(rows: list[Row], path: Path | None, **more: object) -> None:
 
 
 def finish(rows: list[Row], path: Path | None, **more: object) -> int:
-    """Writes JSON where asked for; 1 where a result was wrong."""
+    """Writes JSON if there is a path. Returns 1 if a result was wrong. Collective."""
     wrong = sum(row.wrong for row in rows)
     save(rows, path, **more)
     if farandole.rank() == 0:

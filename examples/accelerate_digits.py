@@ -5,7 +5,7 @@
     python examples/accelerate_digits.py --save one.pt               # one process, batches of 64
     mpirun -np 4 python examples/accelerate_digits.py --compare one.pt      # batches of 64 / 4
 
-Expected at 2 and 4 ranks, in well under a minute:
+Expected on 2 or 4 ranks, in well under a minute:
 
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import farandole.torch as hvd
 
-BATCH, TRAINED = 64, 1536  # images: of all ranks together in a step; the rest are the test's
+BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     digits = load_digits()
     torch.manual_seed(0)
-    order = torch.randperm(len(digits.target))  # alike on all ranks
+    order = torch.randperm(len(digits.target))  # the same on all ranks
     images = torch.tensor(digits.data).float()[order] / 16
     labels = torch.tensor(digits.target)[order]
     model: nn.Module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

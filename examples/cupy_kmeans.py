@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""k-means on GPUs with CuPy, its points spread over the ranks (Lloyd, 1982).
+"""k-means on GPUs with CuPy; the points are distributed over the ranks (Lloyd, 1982).
 
     python examples/cupy_kmeans.py
     mpirun -np 4 python examples/cupy_kmeans.py
 
-Whatever the number of ranks (a divisor of 16) it ends with
+On any number of ranks (a divisor of 16) it ends with
 
     mean squared distance 15.6794
     centres identical on all ranks: yes
@@ -15,7 +15,7 @@ import numpy as np
 
 import farandole.cupy as hvd
 
-BLOCKS, POINTS, FEATURES, CLUSTERS, STEPS = 16, 10_000, 16, 12, 200  # POINTS are those of a block
+BLOCKS, POINTS, FEATURES, CLUSTERS, STEPS = 16, 10_000, 16, 12, 200  # POINTS per block
 
 
 def make_points() -> cupy.ndarray:
@@ -30,13 +30,14 @@ def make_points() -> cupy.ndarray:
 
 
 def distances(points: cupy.ndarray, centres: cupy.ndarray) -> cupy.ndarray:
-    """Squared, (points, centres)."""
+    """Squared distances, shape (points, centres)."""
     squares = (points**2).sum(1)[:, None] + (centres**2).sum(1)
     return squares - 2 * points @ centres.T
 
 
 def first_centres(points: cupy.ndarray) -> cupy.ndarray:
-    """Points of the root's first block, each the farthest from those before (Gonzalez, 1985)."""
+    """Points of the root's first block, each the farthest from the earlier ones (Gonzalez,
+    1985)."""
     block = points[:POINTS]
     centres = block[:1]
     while len(centres) < CLUSTERS:
@@ -46,7 +47,7 @@ def first_centres(points: cupy.ndarray) -> cupy.ndarray:
 
 
 def step(points: cupy.ndarray, centres: cupy.ndarray) -> tuple[cupy.ndarray, float]:
-    """The means of the points nearest to each centre, and the mean squared distance to it."""
+    """Means of the points nearest to each centre, and the mean squared distance to that centre."""
     apart = distances(points, centres)
     mine = (apart.argmin(1)[:, None] == cupy.arange(CLUSTERS)).astype(points.dtype)
     sums, counts, inertia = hvd.grouped_allreduce(

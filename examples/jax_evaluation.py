@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job, two kinds of ranks: JAX trains on all ranks but the last, which evaluates with NumPy.
+"""One job, two kinds of ranks: all but the last train with JAX; the last evaluates with NumPy.
 
     mpirun -np 3 python examples/jax_evaluation.py           # or more
 
 The training ranks form a process set, in which jit reduces the gradients. After each epoch they
-send the weights to the last rank, which never imports JAX: calls of one name meet, whatever arrays
-they bring. Expected, from the last rank:
+send the weights to the last rank, which never imports JAX: calls with the same name match, whatever
+arrays they pass. Expected, from the last rank:
     epoch 1: accuracy 0.86.
     ...
     epoch 5: accuracy 0.88.

@@ -4,7 +4,7 @@
     pip install keras scikit-learn
     KERAS_BACKEND=torch mpirun -np 2 python examples/keras_digits.py        # or tensorflow
 
-Expected at 1, 2 and 4 ranks, in about a minute:
+Expected on 1, 2 or 4 ranks, in about a minute:
 
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 import farandole.keras as hvd
 
-BATCH, TRAINED = 64, 1536  # images: of all ranks together in a step; the rest are the test's
+BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     hvd.init()
 
     digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))  # alike on all ranks
+    order = np.random.default_rng(0).permutation(len(digits.target))  # the same on all ranks
     images, labels = digits.data.astype("float32")[order] / 16, digits.target[order]
     mine = np.arange(hvd.rank(), TRAINED, hvd.size())
     layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning on farandole: its own DDP strategy, with farandole as the backend of torch.distributed.
+"""Lightning on farandole: its DDP strategy, with farandole as the backend of torch.distributed.
 
     pip install lightning scikit-learn
     python examples/lightning_digits.py --save one.pt                # one process, batches of 64
     mpirun -np 4 python examples/lightning_digits.py --compare one.pt       # batches of 64 / 4
 
-Expected at 2 and 4 ranks, in well under a minute:
+Expected on 2 or 4 ranks, in well under a minute:
 
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -24,12 +24,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import farandole.torch as hvd
 
-BATCH, TRAINED = 64, 1536  # images: of all ranks together in a step; the rest are the test's
+BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
 
 
 class Classifier(lightning.LightningModule):
-    """A small network for handwritten digits."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -54,7 +52,7 @@ def main() -> None:
         )
     digits = load_digits()
     torch.manual_seed(0)
-    order = torch.randperm(len(digits.target))  # alike on all ranks
+    order = torch.randperm(len(digits.target))  # the same on all ranks
     images = torch.tensor(digits.data).float()[order] / 16
     labels = torch.tensor(digits.target)[order]
     model = Classifier()
@@ -65,7 +63,7 @@ def main() -> None:
         strategy=strategy,
         max_epochs=options.epochs,
         gradient_clip_val=1.0,
-        use_distributed_sampler=False,  # it would shuffle, which a run in one process does not
+        use_distributed_sampler=False,  # it would shuffle, unlike a run in one process
         logger=False,
         enable_checkpointing=False,
     )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logistic regression in plain NumPy, its rows spread over the ranks.
+"""Logistic regression in plain NumPy; the rows are distributed over the ranks.
 
     python examples/numpy_regression.py
     mpirun -np 4 python examples/numpy_regression.py
 
-Whatever the number of ranks (a divisor of 1,200) it ends with
+On any number of ranks (a divisor of 1,200) it ends with
 
     loss 0.1660  accuracy 0.9383
     weights identical on all ranks: yes
@@ -18,7 +18,8 @@ SAMPLES, FEATURES, STEPS, LEARNING_RATE = 1200, 20, 200, 0.5
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:
-    """The same (SAMPLES, FEATURES) inputs and 0/1 labels everywhere; a real job would read them."""
+    """The same (SAMPLES, FEATURES) inputs and 0/1 labels on all ranks; a real job would read
+    them."""
     rng = np.random.default_rng(1810)
     x = rng.normal(size=(SAMPLES, FEATURES))
     truth = rng.normal(size=FEATURES)
@@ -36,7 +37,7 @@ def loss_and_gradients(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float
 
 def main() -> None:
     hvd.init()
-    rng = np.random.default_rng(hvd.rank())  # every rank starts differently; the root's weights win
+    rng = np.random.default_rng(hvd.rank())  # differs by rank; all get the root's weights below
     model = {"weight": rng.normal(size=FEATURES), "bias": rng.normal(size=1)}
     hvd.broadcast_parameters(model, root_rank=0)
 

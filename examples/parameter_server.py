@@ -4,9 +4,9 @@
     python examples/parameter_server.py
     mpirun -np 4 python examples/parameter_server.py
 
-Ranks may be two steps ahead of the slowest one, so each run rounds differently. Expected with any
-number of ranks up to 4, within a minute: a test accuracy of the digits of 0.94 at least, and an
-RMSE of at most 0.12 of ratings that it has not seen, whose noise is 0.1:
+Ranks may be two steps ahead of the slowest one, so each run rounds differently. Expected on up to 4
+ranks, within a minute: a test accuracy of at least 0.94 on the digits, and an RMSE of at most 0.12
+on unseen ratings, whose noise is 0.1:
     digits: test accuracy 0.9...
     ratings: RMSE 0.1..., of which 0.100 is noise
 """
@@ -21,14 +21,14 @@ STALENESS = 2
 
 
 def train_digits(batches: int = 1200) -> float:
-    """Softmax regression, whose whole table (10 digits, 64 pixels and a bias) is pulled and pushed.
+    """Softmax regression. Each batch pulls and pushes the table (10 digits, 64 pixels and a bias).
 
     Returns the test accuracy.
     """
     x, y = load_digits(return_X_y=True)
     x = np.hstack([x / 16, np.ones((len(x), 1))])
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.25, random_state=0, stratify=y)
-    draw = np.random.default_rng(hvd.rank())  # every rank draws batches of its own
+    draw = np.random.default_rng(hvd.rank())  # every rank draws its own batches
     with hvd.ParameterServer(
         (10, 65), update=lambda table, gradient: table - 0.2 * gradient, staleness=STALENESS
     ) as server:
@@ -40,14 +40,14 @@ def train_digits(batches: int = 1200) -> float:
             p[np.arange(32), y[batch]] -= 1
             server.push(None, p.T @ x[batch] / 32)
             server.clock()
-        hvd.barrier()  # all have pushed all
+        hvd.barrier()  # all ranks have pushed everything
         return float(((x_test @ server.pull().T).argmax(1) == y_test).mean())
 
 
 def train_ratings(batches: int = 4000, users: int = 300, items: int = 200) -> float:
-    """Ratings are products of 4 factors of a user and an item (a row each) and noise of 0.1.
+    """A rating is the product of a user's and an item's row of 4 factors, plus noise of 0.1.
 
-    A batch pulls and pushes only the rows that it needs. Returns the RMSE of ratings not seen.
+    A batch pulls and pushes only the rows that it needs. Returns the RMSE of unseen ratings.
     """
     truth = np.random.default_rng(7).normal(size=(users + items, 4)) / 2
 

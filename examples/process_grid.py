@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data x model parallelism on a 2 x 2 grid of ranks, by process sets.
+"""Data and model parallelism on a 2 x 2 grid of ranks, by process sets.
 
     mpirun -np 4 python examples/process_grid.py             # on shared cores --bind-to none
 
@@ -7,9 +7,9 @@
     batch 0     rank 0         rank 1       a row holds one replica of the model, split in two
     batch 1     rank 2         rank 3       a column holds the same half, for two batches
 
-The hidden layer of a two-layer net is divided between the ranks of a row: each computes its half of
-the hidden units and what they add to the output; the row sums these. Gradients of a half are
-averaged along its column. Every rank also trains the undivided net on the joined batch.
+The hidden layer of a two-layer net is divided between the ranks of a row. Each computes its half of
+the hidden units and their contribution to the output; an allreduce in the row sums these. Gradients
+of a half are averaged along its column. Every rank also trains the undivided net on both batches.
 Expected, in a few seconds: the loss falls, and the last lines are
     loss 0.602 -> 0.043
     the grid and the undivided net agree: yes
@@ -27,8 +27,8 @@ FEATURES, HIDDEN, BATCH, STEPS = 8, 32, 16, 80
 
 
 class Summed(torch.autograd.Function):
-    """Sums partial outputs over a row. Its ranks go on with equal values, so the gradient of each
-    addend is the sum's own: nothing travels backward."""
+    """Sums partial outputs over a row. All its ranks continue with the sum, so the gradient of each
+    addend is that of the sum: the backward pass needs no communication."""
 
     @staticmethod
     def forward(ctx: object, part: Tensor, row: hvd.ProcessSet) -> Tensor:
@@ -57,14 +57,14 @@ class Half(nn.Module):
 
 
 def batch(step: int, number: int) -> tuple[Tensor, Tensor]:
-    """(BATCH, FEATURES) and what is to be learnt from them, (BATCH, 1)."""
+    """Inputs (BATCH, FEATURES) and targets (BATCH, 1)."""
     generator = torch.Generator().manual_seed(1000 * number + step)
     x = torch.randn(BATCH, FEATURES, generator=generator, dtype=torch.float64)
     return x, torch.sin(x.sum(1, keepdim=True) / 2)
 
 
 def make_grid() -> tuple[int, int, hvd.ProcessSet, hvd.ProcessSet]:
-    """This rank's row, column and their process sets; every rank registers all of them."""
+    """This rank's row and column, and their process sets. Every rank registers all sets."""
     rows = [hvd.add_process_set(range(r * COLUMNS, (r + 1) * COLUMNS)) for r in range(ROWS)]
     columns = [hvd.add_process_set(range(c, ROWS * COLUMNS, COLUMNS)) for c in range(COLUMNS)]
     row, column = divmod(hvd.rank(), COLUMNS)

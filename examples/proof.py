@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the recipes beside this file show that they are right; your own script needs none of it."""
+"""Shows that the recipes in this folder are right; your own script does not need it."""
 
 import argparse
 
@@ -10,7 +10,6 @@ import farandole.torch as hvd
 
 
 def parse_arguments(description: str, epochs: int) -> argparse.Namespace:
-    """The recipe's options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--save", help="file for the parameters")
@@ -19,7 +18,7 @@ def parse_arguments(description: str, epochs: int) -> argparse.Namespace:
 
 
 def prove(model: nn.Module, options: argparse.Namespace) -> None:
-    """Compares the parameters of all ranks, and those of a run in one process."""
+    """Compares the parameters of all ranks, and with those of a run in one process."""
     own: Tensor = nn.utils.parameters_to_vector(model.parameters()).detach()
     everywhere = hvd.allgather(own.unsqueeze(0))
     identical = bool((everywhere == everywhere[0]).all())

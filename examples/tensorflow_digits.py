@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network for handwritten digits, trained by a tf.function of one's own on all ranks.
+"""A network for handwritten digits, trained by a custom tf.function on all ranks.
 
     pip install tensorflow scikit-learn
     mpirun -np 2 python examples/tensorflow_digits.py
 
-Expected at 1, 2 and 4 ranks, in well under a minute:
+Expected on 1, 2 or 4 ranks, in well under a minute:
 
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import farandole.tensorflow as hvd
 
-BATCH, TRAINED = 64, 1536  # images: of all ranks together in a step; the rest are the test's
+BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 
     digits = load_digits()
     images, labels = digits.data.astype("float32") / 16, digits.target
-    order = np.random.default_rng(0).permutation(len(labels))  # alike on all ranks
+    order = np.random.default_rng(0).permutation(len(labels))  # the same on all ranks
     images, labels = images[order], labels[order]
     layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
     model = keras.Sequential([keras.layers.Input((64,)), *layers])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plain loop that clips, logs and accumulates gradients, as it would in one process.
+"""A plain loop that clips, logs and accumulates gradients, as in one process.
 
     mpirun -np 4 python examples/torch_clipping.py           # or -np 2, or under torchrun
-    python examples/torch_clipping.py                        # alone: a world of one
+    python examples/torch_clipping.py                        # one rank
 
-When backward() returns, `.grad` holds the average of all ranks, as with PyTorch's DDP. Expected at
-any number of ranks up to 16, in seconds:
+When backward() returns, `.grad` holds the average of all ranks, as with PyTorch's DDP. Expected on
+up to 16 ranks, in seconds:
 
     parameters identical on all ranks: yes
     equal to one process with all data: yes
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import farandole.torch as hvd
 
-STEPS, HALF = 40, 720  # HALF: images of a backward pass, of all ranks; a step has two
+STEPS, HALF = 40, 720  # HALF: images per backward pass, on all ranks; a step has two
 
 
 def build_model() -> nn.Module:
@@ -42,7 +42,6 @@ def train(optimizer: torch.optim.Optimizer, model: nn.Module, share: slice) -> l
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All parameters in one row."""
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 

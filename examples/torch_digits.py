@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small convolutional net on handwritten digits (scikit-learn's, nothing is downloaded).
+"""Trains a small convolutional net on handwritten digits from scikit-learn; downloads nothing.
 
     mpirun -np 4 python examples/torch_digits.py             # or -np 2
-    python examples/torch_digits.py                          # alone: a world of one
-    mpirun -np 2 python examples/torch_digits.py --resume    # goes on from the checkpoint
+    python examples/torch_digits.py                          # one rank
+    mpirun -np 2 python examples/torch_digits.py --resume    # continues from the checkpoint
     mpirun -np 2 python examples/torch_digits.py --tensorboard runs --timeline digits.json
 
-Expected at 1, 2 and 4 ranks, in well under a minute each: a test accuracy of 0.97 at least, and the
+Expected on 1, 2 or 4 ranks, in well under a minute each: a test accuracy of at least 0.97, and the
 last lines
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -31,8 +31,8 @@ import farandole.torch as hvd
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-BATCH = 32  # of each rank
-BASE_LR = 0.05  # of one rank
+BATCH = 32  # on each rank
+BASE_LR = 0.05  # for one rank
 WARMUP_EPOCHS = 3
 
 
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_writer(folder: Path | None) -> "SummaryWriter | None":
-    """Rank 0's curves; nothing where none are asked for."""
+    """A writer on rank 0 if there is a folder, else None."""
     if folder is None or hvd.rank() != 0:
         return None
     from torch.utils.tensorboard import SummaryWriter
@@ -84,7 +84,7 @@ def build_model() -> nn.Module:
 
 
 def learning_rate(epoch: float, epochs: int) -> float:
-    """Rises from one rank's to that of all ranks' batches together, then falls to 0."""
+    """Rises from one rank's rate to that for all ranks' batches together, then falls to 0."""
     warmth = min(1.0, epoch / WARMUP_EPOCHS)
     scale = 1.0 + warmth * (hvd.size() - 1.0)
     return BASE_LR * scale * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
@@ -110,7 +110,7 @@ def train_epoch(
 
 @torch.no_grad()
 def test_accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """Of the whole test set, a part of it on each rank."""
+    """Accuracy on the whole test set. Each rank computes a part."""
     model.eval()
     images, labels = (part[hvd.rank() :: hvd.size()] for part in data.tensors)
     correct = (model(images).argmax(1) == labels).sum()
@@ -118,7 +118,7 @@ def test_accuracy(model: nn.Module, data: TensorDataset) -> float:
 
 
 def identical_on_all_ranks(model: nn.Module) -> bool:
-    """Parameters only: BatchNorm's running statistics are each rank's own."""
+    """Compares parameters only: BatchNorm's running statistics differ by rank."""
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     lowest, highest = hvd.allreduce(flat, op=hvd.Min), hvd.allreduce(flat, op=hvd.Max)
     return torch.equal(lowest, highest)
@@ -128,7 +128,7 @@ def main() -> None:
     arguments = parse_arguments()
     hvd.init()
     torch.manual_seed(1)
-    torch.set_num_threads(1)  # the net is tiny; in general, not more threads than cores per rank
+    torch.set_num_threads(1)  # the net is tiny; in general, at most the number of cores per rank
 
     train_data, test_data = load_data()
     sampler = DistributedSampler(train_data, num_replicas=hvd.size(), rank=hvd.rank())
@@ -139,7 +139,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     first_epoch = 0
-    if arguments.resume and hvd.rank() == 0:  # the others get all of it below
+    if arguments.resume and hvd.rank() == 0:  # the other ranks get everything below
         checkpoint = torch.load(arguments.checkpoint, weights_only=True)
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
@@ -151,7 +151,7 @@ def main() -> None:
     writer = open_writer(arguments.tensorboard)
     if arguments.timeline is not None:
         hvd.start_timeline(arguments.timeline)
-    torch.manual_seed(1 + hvd.rank())  # dropout differs
+    torch.manual_seed(1 + hvd.rank())  # each rank has its own dropout
     for epoch in range(first_epoch, arguments.epochs):
         sampler.set_epoch(epoch)
         loss = train_epoch(epoch, arguments.epochs, model, optimizer, loader)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training on handwritten digits: it goes on from its last commit, whatever dies.
+"""Elastic training on handwritten digits: after failures it continues from its last commit.
 
     farandole run --elastic -np 4 python examples/torch_elastic.py
     farandole run --elastic -np 4 --checkpoint-dir run7 python examples/torch_elastic.py
     FARANDOLE_CHECKPOINT_DIR=run7 mpirun -np 4 python examples/torch_elastic.py  # no supervisor
 
-Kill a rank meanwhile, or send one SIGTERM. Expected at 1, 2 and 4 ranks, with and without that: the
+Kill a rank meanwhile, or send one SIGTERM. Expected on 1, 2 or 4 ranks, with and without that: the
 last line
     test accuracy 0.9... after 8 epochs of 1437 samples
 """
@@ -19,12 +19,12 @@ from torch.nn import functional as F
 import farandole.torch as hvd
 
 EPOCHS = 8
-BATCH = 64  # of all ranks together
+BATCH = 64  # on all ranks together
 COMMIT_EVERY = 5  # steps
 
 hvd.init()
 torch.manual_seed(1)
-torch.set_num_threads(1)  # the net is tiny; in general, not more threads than cores per rank
+torch.set_num_threads(1)  # the net is tiny; in general, at most the number of cores per rank
 
 digits = load_digits()
 images, test_images, labels, test_labels = (

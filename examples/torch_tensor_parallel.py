@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/torch_tensor_parallel.py
 
 Every rank holds a part of each layer's weights and computes a part of the same token; two small
-allreduces for each layer add the parts up. Expected, on 1, 2 and 4 ranks:
+allreduces per layer add the parts. Expected on 1, 2 or 4 ranks:
     8 layers, each rank holds 1/2 of their weights
     the outputs equal those of the whole model: yes
     32 tokens, 16 allreduces each: ... ms a token
@@ -31,7 +31,7 @@ COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
 
 
 class Layer(nn.Module):
-    """Attention over the tokens so far, of which it keeps keys and values, then two linear maps."""
+    """Attention over the tokens so far, whose keys and values it keeps, then two linear maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class Layer(nn.Module):
         self.past: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """One token, of shape (1, WIDTH)."""
+        """Processes one token, of shape (1, WIDTH)."""
         y = self.norms[0](x)
-        head = WIDTH // HEADS  # heads are split, so a rank sees its own ones only
+        head = WIDTH // HEADS  # heads are split, so a rank has only some of them
         q, k, v = (f(y).view(-1, 1, head) for f in (self.queries, self.keys, self.values))
         self.past.append((k, v))
         keys, values = (torch.cat(list(part), 1) for part in zip(*self.past, strict=True))
@@ -54,14 +54,13 @@ class Layer(nn.Module):
 
 
 def make() -> nn.Sequential:
-    """The same model on all ranks."""
     torch.manual_seed(0)
     return nn.Sequential(*(Layer() for _ in range(LAYERS))).eval()
 
 
 @torch.no_grad()
 def generate(model: nn.Module) -> tuple[Tensor, float]:
-    """The outputs, each of which is the next input, and seconds for a token."""
+    """Returns the outputs, each of which is the next input, and the seconds per token."""
     x = torch.linspace(-1, 1, WIDTH).view(1, -1)
     outputs = []
     began = time.perf_counter()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on digits where every rank has another amount of data, three epochs and more.
+"""Trains on digits although every rank has a different amount of data, for several epochs.
 
     mpirun -np 2 python examples/torch_uneven.py             # or -np 4
-    python examples/torch_uneven.py                          # alone: a world of one
+    python examples/torch_uneven.py                          # one rank
 
-Rank r has r + 1 shares of the images, so low ranks run out of batches first. They join(): the
-others go on without them. Then all take over the model and the optimizer's state of the rank that
-was last, and begin the next epoch together.
+Rank r has r + 1 shares of the images, so low ranks run out of batches first. They call join(), and
+the others continue without them. Then all ranks take the model and the optimizer state of the rank
+that was last, and start the next epoch together.
 
-Expected at 1, 2 and 4 ranks, in well under a minute each: a test accuracy of 0.93 at least, and the
+Expected on 1, 2 or 4 ranks, in well under a minute each: a test accuracy of at least 0.93, and the
 last lines
     test accuracy 0.9...
     parameters identical on all ranks: yes
@@ -38,18 +38,18 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def own_part(data: TensorDataset) -> Subset:
-    """r + 1 shares for rank r."""
+    """r + 1 shares of the data for rank r."""
     shares = [rank for rank in range(hvd.size()) for _ in range(rank + 1)]
     return Subset(data, [i for i in range(len(data)) if shares[i % len(shares)] == hvd.rank()])
 
 
 def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> int:
-    """The rank that was the last to run out of batches."""
+    """Trains, and returns the rank that was the last to run out of batches."""
     model.train()
     for images, labels in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)  # waits for the reduced gradients
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)  # gradients are reduced already
         optimizer.step()
     return hvd.join()
 

@@ -8,7 +8,7 @@ a row of numbers is large.
     python examples/transformers_trainer.py --save one.pt            # one process, batches of 64
     mpirun -np 4 python examples/transformers_trainer.py --compare one.pt   # batches of 64 / 4
 
-Expected at 2 and 4 ranks, in about a minute:
+Expected on 2 or 4 ranks, in about a minute:
 
     training loss 0.4...
     parameters identical on all ranks: yes
@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import farandole.torch as hvd
 
-BATCH, ROWS, LENGTH, WORDS = 64, 1024, 12, 20  # BATCH: rows of all ranks together in a step
+BATCH, ROWS, LENGTH, WORDS = 64, 1024, 12, 20  # BATCH: rows per step, on all ranks together
 
 
 class LargeSums(Dataset[dict[str, Tensor]]):
@@ -63,7 +63,7 @@ def main() -> None:
         arguments = TrainingArguments(
             folder,
             use_cpu=True,
-            average_tokens_across_devices=False,  # of the loss, which is a mean over rows here
+            average_tokens_across_devices=False,  # the loss here is a mean over rows
             per_device_train_batch_size=BATCH // hvd.size(),
             num_train_epochs=options.epochs,
             learning_rate=3e-3,

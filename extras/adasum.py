@@ -75,7 +75,7 @@ class AdasumOptimizer(ReducingOptimizer):
     def _reduces(self) -> bool:
         return True
 
-    # GradScaler.step() then calls step() on all ranks, which refuses.
+    # With this set, GradScaler.step() calls step() on all ranks, which refuses.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:

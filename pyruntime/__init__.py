@@ -43,5 +43,4 @@ __all__ = [  # noqa: F811
 
 
 def __dir__() -> list[str]:
-    """The public names."""
     return sorted(__all__)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the C core, libfarandole.so, through cffi. Every other module reaches the core through this
-one; any thread may."""
+"""Loads the C core, libfarandole.so, through cffi. All other modules use this one to reach the
+core. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def check_count(value: int) -> int:
 
 
 def read_string(ask: Any) -> str:
-    """Reads the text of a core function that fills (buffer, capacity) and returns the length."""
+    """Calls `ask(buffer, capacity)`, a core function that writes text; returns the text."""
     room = ffi.new("char[]", 1 << 16)
     return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))

@@ -85,9 +85,9 @@ starts.composed[ops.Adasum] = adasum_async
 
 
 class _Working(Handle[list[T]]):
-    """A handle for work in several rounds.
+    """A handle for a call in several rounds.
 
-    Each has a thread, so calls progress in whatever order their handles are waited for.
+    Each handle has a thread, so calls progress in whatever order the handles are waited for.
     """
 
     def __init__(self, work: Callable[[], list[T]], what: str, timeout: float | None) -> None:
@@ -118,12 +118,12 @@ def _combine(
     factors: tuple[float, float],
     process_set: ProcessSet,
 ) -> None:
-    """Writes the Adasum of all members' inputs to the outputs. A collective under given names."""
+    """Writes the Adasum of all members' inputs to the outputs. All members pass the same label."""
     own = process_set.rank()
     assert own is not None
     sources = [_flat(buffer) for buffer in inputs]
     grams = _dot_products(sources, label, process_set)
-    # Targets of GPU tensors are the host copies of their inputs.
+    # GPU tensors are scaled in the host copies of the inputs.
     targets = [
         source if output.device >= 0 else _raw(output)
         for source, output in zip(sources, outputs, strict=True)
@@ -190,7 +190,7 @@ def _gram(stripes: Array, members: int) -> Float64:
 
 
 def coefficients(gram: Float64) -> Float64:
-    """Factors (p,) by which the Adasum of p vectors weighs each of them.
+    """The p coefficients of Adasum as a linear combination of p vectors.
 
     `gram` (p, p) holds their dot products. Neighbours are combined first: p is split at the largest
     power of two below it.
@@ -220,8 +220,8 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
 
 
 def _check_unused(buffer: Buffer, writes: bool) -> None:
-    """Raises ValueError if another call uses the memory, which this module reads and writes between
-    its own calls."""
+    """Raises ValueError if another call uses this memory. The core cannot check it: this module
+    reads and writes it between its own calls."""
     if buffer.device < 0:
         nbytes = prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
         check_unused(buffer.pointer, nbytes, (), (), writes)
@@ -229,7 +229,7 @@ def _check_unused(buffer: Buffer, writes: bool) -> None:
 
 @contextmanager
 def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
-    """Within it an error is told to the ranks that wait in the allreduce of this name, too."""
+    """Context: reports a ValueError also to the ranks that wait in the allreduce of this name."""
     try:
         yield
     except ValueError as reason:

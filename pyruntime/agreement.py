@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public checks that a value is equal on all ranks. Ranks exchange one digest while it is."""
+"""Public checks that a value is equal on all ranks. If it is, each rank sends one digest only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same_on_all_ranks(
     - process_set: the ranks that compare. Other ranks skip the comparison.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError; TypeError
-    for a function, whose repr says nothing.
+    for a function, because its repr does not identify its code.
 
     Examples:
         >>> hvd.same_on_all_ranks({"seed": 7}, name="settings")
@@ -131,7 +131,7 @@ def _array_text(value: Any) -> str | None:
             f"same_on_all_ranks: this {type(value).__name__} has no values yet; remedy: compare "
             "outside of jit and tf.function"
         ) from reason
-    if array.dtype.hasobject:  # its bytes are addresses
+    if array.dtype.hasobject:  # its bytes are addresses of objects
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
     whole = np.ascontiguousarray(array)
     summary = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"

@@ -41,7 +41,7 @@ DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
 _NEW = "commit.new"  # an unfinished file; a killed job may leave one
 _PICKLED = "elastic.pickle"  # file of an unreleased farandole
-_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+_LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
 _LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds before the first retry (then doubled); for all retries
 _LASTING = (  # errors that no retry can mend
@@ -112,7 +112,7 @@ def write_commit(
     """Replaces the folder's commit atomically. `make`: also makes the folder `above` it.
 
     Raises CheckpointError if another user may write to the folder, OSError if the disk fails,
-    TypeError with its name for a value that the file can't hold without pickling.
+    TypeError with a value's name if the file can't hold it without pickling.
     """
     blocks = Blocks(saved.objects())
     try:
@@ -151,13 +151,13 @@ class Writer:
         self._error: Exception | None = None
         self._newest: Commit | None = None  # on the disk
         self._asked: tuple[Saved, Commit]  # newest one to write
-        self._fails = False  # and this has been printed
+        self._fails = False  # this has been printed
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
         """Writes this commit unless it is on the disk already. `last`: there will be no later one.
 
-        Raises NotSaved if the disk still fails after _PATIENCE; if it failed before, and this is
-        not the last commit, after one attempt. Other errors as for write_commit().
+        Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
+        before and this is not the last commit. Other errors as for write_commit().
         """
         self._asked = saved, commit
         self._write(0.0 if self._fails and not last else _PATIENCE)
@@ -202,8 +202,8 @@ class Writer:
         os.write(2, text.encode(errors="replace"))
 
     def begin(self, saved: Saved, commit: Commit) -> None:
-        """Starts to write `saved`, which must not change any more, in the background. A write that
-        is under way writes it next. Raises the error of the last write."""
+        """Starts to write `saved`, which must not change any more, in the background. If a write is
+        under way, `saved` is next. Raises the error of the last write."""
         self._asked = saved, commit
         if self._thread is not None and self._thread.is_alive():
             return

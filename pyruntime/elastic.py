@@ -88,7 +88,6 @@ class State(ABC):
         self.check_host_updates()
 
     def _keep(self) -> None:
-        """Makes a commit in memory."""
         self.save()
         self._commits += 1
         if _call is not None and _call.worlds is not None:
@@ -269,8 +268,6 @@ def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]
 
 
 class _TrainingCall:
-    """One call of a decorated function."""
-
     def __init__(self, number: int, worlds: Worlds | None) -> None:
         self.number, self.worlds = number, worlds
         name = setting("FARANDOLE_CHECKPOINT_DIR")

@@ -55,7 +55,7 @@ class VerifyPolicy(NamedTuple):
 
     @classmethod
     def of(cls, verify_every: int | None, verify: str) -> VerifyPolicy:
-        """From a user's options; None reads FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
+        """A policy from options; None reads FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
         if verify_every is None:
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)

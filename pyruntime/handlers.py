@@ -145,7 +145,8 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Handlers:
-    """The handlers of a state's objects. An object keeps its handler as long as it is found."""
+    """The handlers of a state's objects. An object keeps its handler while the state contains
+    it."""
 
     def __init__(self) -> None:
         self._found: dict[str, StateHandler[Any]] = {}  # keyed by the object's first path

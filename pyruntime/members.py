@@ -14,7 +14,7 @@ class ProcessSet:
     """A subset of the world's ranks, ascending. Register it by add_process_set or init."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
-        """From world ranks, or from an mpi4py communicator after init().
+        """Takes world ranks or, after init(), an mpi4py communicator.
 
         Raises ValueError if a rank is not an integer, is repeated, or is not in the world.
         """

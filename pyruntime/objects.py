@@ -38,7 +38,6 @@ def _between_hosts() -> bool:
 
 
 def _pickled(obj: Any) -> Bytes:
-    """The pickle as uint8, shape (number of bytes,)."""
     return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
 
 
@@ -123,7 +122,7 @@ def broadcast_object(
         broadcast_(head, root, name=length_name, process_set=process_set, timeout=timeout)
         if not is_root:
             data = np.empty(_length(head), np.uint8)
-        elif not data.flags.writeable:  # in place, to save a copy; the root only reads it
+        elif not data.flags.writeable:  # broadcast_ takes writable arrays only
             data = np.asarray(memoryview(bytearray(data)))
         broadcast_(data, root, bytes_name, process_set, timeout=timeout)
         return obj if is_root else _opened(data, head, root, "broadcast_object", name)

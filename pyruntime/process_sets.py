@@ -116,7 +116,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Meets the other ranks in a barrier: if they did name a set, they get an error, not a wait."""
+    """Meets the other ranks in a barrier: if they named a set, all get an error and none waits."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -145,7 +145,7 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
 
 
 def disband_process_set(process_set: ProcessSet, name: str) -> None:
-    """Releases this rank's use of a set of form_process_set, without waiting.
+    """Releases this rank's use of a set that form_process_set made, without waiting.
 
     The core destroys the set once every member has released it. `name` is new, and equal on all
     members. Does nothing after shutdown().

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and ends a rank's part in its job: init(), shutdown() and restart(). A lock admits one
-thread at a time; the end of the process calls in too."""
+thread at a time. The hooks at the end of the process call this module, too."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _same(package: Any, same_as: Any) -> str:
 
 
 def _address(one: Any) -> str:
-    """Link to a name's entry. An elastic name's is on the page that links to it."""
+    """Link to a name's entry. Elastic names are on the page that links to them."""
     elastic = one.__module__ == farandole.elastic.__name__
     return ("" if elastic else f"api-{_slug(_group(one.__module__))}.md") + f"#{_place(one)}"
 
@@ -264,7 +264,6 @@ def _read(name: str) -> Iterator[str]:
 
 
 def _public(module: str) -> list[str]:
-    """The __all__ of an adapter's module."""
     for node in _source(module):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))

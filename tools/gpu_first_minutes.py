@@ -40,11 +40,11 @@ LIBRARIES = ("CUDA", "NCCL", "NVRTC")
 # first, which may take a minute.
 LIMITS = {"doctor": 150, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-# As in gpu_run.sh: ignore foreign pytest plugins and warnings.
+# Ignore foreign pytest plugins and warnings, like gpu_run.sh.
 PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 PR_SET_CHILD_SUBREAPER = 36  # of prctl
 
-# Facts of tests/csrc/lib/gpu/gpu_double on every rank; read in the source of NCCL 2.28.9.
+# Facts on every rank of the mock GPU, from the source of NCCL 2.28.9.
 FACTS = {
     "init returns": 0,
     "group_end returns": 0,

@@ -53,7 +53,7 @@ LINES = HOME / "lines"  # Python lines, and the tests that run them
 UNDER_TEST = HOME / "original.json"  # original of the file that holds a mutant now
 MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "extras", "adapters")
 ENOUGH_SECONDS = (
-    400.0  # of tests that run the line of a mutant of Python; watched side by side, so slow
+    400.0  # total of the tests chosen for a Python mutant; recorded in parallel, so slow
 )
 NEW_SECONDS = 300.0  # limit for a check that has not passed yet
 ALONE_SECONDS = 30.0  # limit for one test of a program
@@ -76,7 +76,7 @@ class Judgement:
 
     @property
     def folder(self) -> str:
-        """Row of the table."""
+        """The mutant's row in the table."""
         return next(folder for folder in MUTATED if self.mutant.path.startswith(f"{folder}/"))
 
 
@@ -141,7 +141,7 @@ def _command(check: str) -> list[str]:
 
 
 def _built(check: str) -> bool:
-    """True if what the check runs compiles."""
+    """True if the check's program, or the core for pytest, compiles."""
     return _ninja(check.split()[0] if _is_program(check) else "farandole")
 
 
@@ -168,7 +168,7 @@ def _seconds(check: str) -> float | None:
 
 
 def _passes(check: str) -> bool:
-    """Runs the check, which is built, and returns whether it passed."""
+    """Runs a check that is built. Returns True if it passed."""
     start, expected = time.monotonic(), _seconds(check)
     limit = NEW_SECONDS if expected is None else 3 * expected + ALONE_SECONDS
     if _run(_command(check), limit, ALONE_SECONDS if _is_program(check) else limit) != 0:

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
 
-`make test`, `make test-all` and .ci/run call it; in CI the phases must fit into CI_MINUTES beside
-the MINUTES that have passed. A phase is a target of the Makefile. One that fails keeps no other
-from running; one that lacks something on this machine is skipped, with the reason.
+`make test`, `make test-all` and .ci/run call it. In CI, the phases and the MINUTES that have passed
+must fit into CI_MINUTES. A phase is a target of the Makefile. After a failure the other phases
+still run. A phase that lacks something on this machine is skipped, with the reason.
 
-A phase may name a target that prepares it: an environment, or a build. CI makes these in two lanes
-beside the phases that come before, at the lowest priority: while tests wait, others compile.
+A phase may name a target that prepares it: an environment, or a build. CI makes these targets in
+two lanes while earlier phases run, at the lowest priority: while tests wait, the lanes compile.
 
-With CI set, tests that failed run once more, alone: CI's verdict is about the change, and a test
-that fails once in a thousand runs says nothing of it. The table counts them, so that they are read.
+With CI set, failed tests run once more, alone, because a test that fails once in a thousand runs
+says nothing about the change. The table counts such tests.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _no_nccl() -> str:
 
 @functools.cache
 def _no_index() -> str:
-    """What a phase installs from a package index must be there."""
+    """A reason if pip finds no package index, from which a phase installs."""
     command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
     done = subprocess.run([sys.executable, *command, "iniconfig"], capture_output=True)
     return "" if done.returncode == 0 else "needs a package index: pip finds none"
@@ -86,7 +86,7 @@ def _no_index() -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """`make target ARGS=...`; `minutes` is what it takes on 2 cores, with what it builds."""
+    """`make target ARGS=...`; `minutes` on 2 cores, including the builds."""
 
     target: str
     minutes: float
@@ -98,11 +98,11 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """As in the table."""
+        """Name in the table."""
         return " ".join([self.target, *self.variables])
 
     def run(self) -> str:
-        """The outcome: begins with `passed`, or is `FAILED`."""
+        """Runs the phase. Returns an outcome that starts with `passed`, or `FAILED`."""
         FAILURES.unlink(missing_ok=True)
         if self._make(self.args):
             return "passed"
@@ -114,17 +114,17 @@ class Phase:
         return "FAILED"
 
     def _make(self, arguments: str) -> bool:
-        args = [f"ARGS={arguments}"] if arguments else []  # none: those of the make that called
+        args = [f"ARGS={arguments}"] if arguments else []  # else those of the make that called
         command = ["make", "--no-print-directory", self.target, *self.variables, *args]
         return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
 
 
-# Each session is a group of the kernel's scheduler (autogroup), which has a priority of its own.
+# Each session is a group of the kernel's scheduler (autogroup), with a separate priority.
 LAST = '{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$@"'
 
 
 class Lanes:
-    """Prepares phases beside those before them, in two threads: one compiles, one installs."""
+    """Prepares phases while earlier ones run, in two threads: one compiles, one installs."""
 
     def __init__(self, phases: Sequence[Phase]) -> None:
         self._ready = {phase: threading.Event() for phase in phases if phase.prepare}
@@ -138,7 +138,7 @@ class Lanes:
             try:
                 if not phase.lacks():
                     self._make(phase)
-            except Exception:  # the phase itself will tell; the others must not wait for ever
+            except Exception:  # the phase itself will fail; the others must not wait for it
                 traceback.print_exc()
             self._ready[phase].set()
 
@@ -173,7 +173,7 @@ class Lanes:
 
 
 def _ticks() -> tuple[int, int]:
-    """Clock ticks of all cores since the start: in use, and in all."""
+    """Clock ticks of all cores since boot: busy ones, and all."""
     user, nice, system, idle, waiting, *rest = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
@@ -198,7 +198,7 @@ SANITIZE = tuple(
     for what in ("address,undefined", "thread")
 )
 JOBS = Phase("test-jobs", 10)
-SCHEDULES = Phase("test-schedules", 6)  # what needs hosts skips itself, and says why
+SCHEDULES = Phase("test-schedules", 6)  # tests that need hosts skip themselves, with a reason
 # As many programs as its seconds allow.
 STRANGERS = Phase(
     "test-strangers",
@@ -236,7 +236,7 @@ SUITES = {
         KERAS,
         Phase("test-clients", 45, lacks=_no_index, pytest=False),
     ),
-    # First what waits most, beside which the lanes get on.
+    # Phases that mostly wait come first, so that the lanes make progress.
     "ci": (
         LINT,
         *QUICK[1:],
@@ -270,7 +270,7 @@ SUITES = {
 
 
 def main(suite: str, minutes: str = "0") -> int:
-    """1 if a phase failed."""
+    """Runs a suite. Returns 1 if a phase failed."""
     begin, rows, failed = time.monotonic() - 60 * float(minutes), [], False
     phases = SUITES[suite]
     lanes = Lanes(phases if suite == "ci" else ())

@@ -20,7 +20,7 @@ import coverage
 import pytest
 
 _NOW = "RAN_LINES_NOW"  # passes the file to programs that a test starts
-# A .pth file: watches every process of the environment in which the variable is set.
+# Text of a .pth file, which records every process in which the variable is set.
 HOOK = """\
 {tools}
 import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").process_startup()

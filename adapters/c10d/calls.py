@@ -58,7 +58,7 @@ class Options:
 
 @dataclass
 class Plan:
-    """One call. An output of None lies in the core's memory; in a reduction it is dropped."""
+    """One call. If an output is None, the core allocates it, or drops the result of a reduction."""
 
     op: Op
     inputs: Tensors
@@ -69,7 +69,7 @@ class Plan:
 
     def writes(self) -> Tensors:
         """All tensors of the program that the core or `finish` writes."""
-        return () if self.finish is _write_nothing else self.results  # as at a broadcast's root
+        return () if self.finish is _write_nothing else self.results  # nothing at a broadcast root
 
 
 def one(x: Tensor | Tensors) -> Tensor:
@@ -97,7 +97,7 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 def _copied(xs: Tensors) -> list[Tensor]:
-    """Returns tensors that the caller copies next, as their values are."""
+    """Checks tensors that the caller copies next. Resolves lazy conjugation and negation."""
     for x in xs:
         check(x)
         check_unused(x)

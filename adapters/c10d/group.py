@@ -32,7 +32,7 @@ from farandole.process_sets import ProcessSet, disband_process_set
 __all__ = ["FarandoleGroup"]
 
 _MANY = 1000  # above this many handles, those that have ended are dropped
-# torch 2.8 came to set `asyncOp` for all collectives, and to accept None where the caller waits.
+# Since torch 2.8, c10d sets `asyncOp` for all collectives, and accepts None if the caller waits.
 # Earlier versions set it for two of them, and wait for whatever they get.
 _WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
 _MOST_PREPARED = 256  # prepared calls of one group
@@ -144,8 +144,7 @@ class FarandoleGroup(ProcessGroup):
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        # own=4: skips our four frames: this, _start_planned(), start() and the collective's
-        # method.
+        # own=4 skips the frames of this, _start_planned(), start() and the collective's method.
         numbers = submit(call, inputs or [NOTHING], outputs, own=4, alike=kind not in _UNLIKE)
         self._note(numbers)
 
@@ -168,7 +167,6 @@ class FarandoleGroup(ProcessGroup):
         return work, call, (inputs or [NOTHING])[0]
 
     def _text(self, kind: str) -> str:
-        """Describes the latest call, for errors."""
         return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
@@ -318,7 +316,6 @@ def _options(
 
 
 def _tensors(args: Any) -> Iterator[Tensor]:
-    """All tensors among nested arguments."""
     for x in args:
         if isinstance(x, Tensor):
             yield x

@@ -99,12 +99,12 @@ def _open_store(timeout: timedelta) -> TCPStore:
     alone = topology.size() == topology.local_size()
     host = "127.0.0.1" if alone else socket.gethostname()
     how: dict[str, Any] = {"wait_for_workers": False}
-    if root and alone:  # a socket of ours, because torch would listen on all networks
+    if root and alone:  # farandole's socket: torch's would listen on all networks
         with socket.create_server((host, 0)) as here:
             port, how["master_listen_fd"] = here.getsockname()[1], here.detach()
         try:
             server = TCPStore(host, port, None, True, timeout, **how)
-        except NotImplementedError:  # from torch 2.4 on, to 2.7 at least: libuv takes no socket
+        except NotImplementedError:  # torch 2.4 to 2.7 at least: libuv takes no socket
             server = TCPStore(host, port, None, True, timeout, use_libuv=False, **how)
     elif root:
         server = TCPStore("localhost", 0, None, True, timeout, **how)
@@ -232,7 +232,7 @@ class StoreBootstrap(SocketBootstrap):
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Leaves without a goodbye, because the same ranks may meet again."""
         self.hang_up()
-        return Goodbyes(goodbye, lambda: None)  # rank 0 may have taken the store along
+        return Goodbyes(goodbye, lambda: None)  # the store may have ended with rank 0
 
     def hang_up(self) -> None:
         """Closes the connection; the other ranks notice."""

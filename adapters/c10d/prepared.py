@@ -20,8 +20,8 @@ from farandole.calls.sites import Site, here
 __all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
-# By c10d's name of a method: the core's call if no tensor is copied, and the option in the key. To
-# read an option takes as long as ten attributes of a tensor.
+# c10d's method -> the core's call if no tensor is copied, and the option that is part of the key.
+# Reading an option takes as long as reading ten attributes of a tensor.
 _KINDS: dict[str, tuple[Op, str]] = {
     "allreduce": (Op.ALLREDUCE, "reduceOp"),
     "broadcast": (Op.BROADCAST, "rootRank"),
@@ -116,7 +116,7 @@ class PreparedPlan:
                 return None
             if self._output and not self._may_lie(pointer, x, output, y):
                 return None
-        site = here(4)  # here, this, the group's start and a method of c10d's name
+        site = here(4)  # skips here(), this, the group's start() and the collective's method
         call = self._prepared.get(site.text) or self._prepare(site)
         try:
             return lend(call.call if waits else call.start, pointer, output, memory)

@@ -22,5 +22,4 @@ __all__ = [*_farandole.__all__, "broadcast_parameters"]  # noqa: F811
 
 
 def __dir__() -> list[str]:
-    """The public names."""
     return sorted(__all__)

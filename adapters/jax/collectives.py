@@ -45,7 +45,6 @@ def traced(tree: Any) -> bool:
 
 
 def _on_gpu(tree: Any) -> bool:
-    """True if a leaf is on a device other than a CPU."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
     return any(device.platform != "cpu" for x in arrays for device in x.sharding.device_set)
 

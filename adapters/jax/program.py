@@ -2,8 +2,8 @@
 """Compiles and differentiates collectives within JAX programs. collectives.py binds them while JAX
 traces; XLA calls the core on its own threads.
 
-An ordered effect keeps them in traced order, within a program and between programs of one thread.
-So at most one per process set is under way, and unnamed ones can share a name.
+An ordered effect keeps collectives in traced order, within a program and between programs of one
+thread. So at most one per process set is under way, and unnamed ones can share a name.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _token = jax.typeof(Token(None))
 
 
 def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-    """The first token of a program. For farandole's effect it is new: waits for the thread's last
-    program to end and drops that one's token.
+    """Returns a program's first token. For farandole's effect this is a new token: waits for the
+    thread's last program to end, and drops that program's token.
 
-    JAX would pass that token on, and with it, for ever, the error of a failed program.
+    JAX would pass the old token on, and with it, forever, the error of a failed program.
     """
     if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
         with contextlib.suppress(Exception):

@@ -41,5 +41,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
     return sorted(__all__)

@@ -58,7 +58,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._watch()
 
     def _watch(self) -> None:
-        own_step = type(self.model).train_step is not keras.Model.train_step  # may reduce itself
+        own_step = type(self.model).train_step is not keras.Model.train_step  # may reduce
         if self._watched or own_step or not self._set.included() or self._set.size() == 1:
             return
         self._watched = True
@@ -175,7 +175,7 @@ def _array(metric: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_metric(name: str, values: dict[int, Any]) -> None:
-    """Raises MismatchError unless every rank, a key, has a value of the same shape."""
+    """Raises MismatchError unless all `values`, keyed by rank, have the same shape."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         text = "missing" if value is None else f"of shape {value.shape}"
@@ -254,8 +254,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the rate from `initial_lr` / size() to `initial_lr` (Goyal et al., 2017).
 
-    `initial_lr` is the rate for all ranks together: one rank's, times size(). The rate grows with
-    every batch, for `warmup_epochs` epochs.
+    `initial_lr` is one rank's rate times size(). The rate grows with every batch, for
+    `warmup_epochs` epochs.
 
     Examples:
         >>> warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=3)

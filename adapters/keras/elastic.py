@@ -31,7 +31,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # attribute of the state next to the user's, and the broadcast's name
+_VALUES = "keras.elastic"  # the state's attribute for the variables, and their broadcast
 
 
 class VariablesHandler(StateHandler[Any]):
@@ -45,7 +45,7 @@ class VariablesHandler(StateHandler[Any]):
         self.saved = values_of(self._variables())
 
     def restore(self) -> None:
-        """Restores the values. Variables that were built since keep theirs."""
+        """Restores the values. Variables that were built later keep theirs."""
         variables = self._variables()[: len(self.saved)]
         assign(variables, self.saved[: len(variables)])
 

@@ -40,10 +40,10 @@ class ReductionSettings(NamedTuple):
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
-    wraps: bool  # True: contains other optimizers, which accumulate gradients if any does
+    wraps: bool  # True: contains other optimizers, and only those may accumulate gradients
 
     def of(self, grads: Sequence[Any]) -> list[Any]:
-        """Reduces the gradients over the ranks. None must be None on all ranks."""
+        """Reduces the gradients over the ranks. A gradient may be None, on all ranks."""
         hvd = calls()
         compression = self.compression or hvd.Compression.none
         common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
@@ -152,7 +152,7 @@ class DistributedOptimizerMixin:
             )
 
     def _reduction(self) -> ReductionSettings | None:
-        """The settings; None for a copy in a process without other ranks, a plain optimizer."""
+        """The settings. None for a copy without other ranks, which acts as a plain optimizer."""
         if self._farandole is None and _has_others():
             raise RuntimeError(
                 f"this {type(self).__name__} is a copy of a DistributedOptimizer, or one loaded "
@@ -186,7 +186,7 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks, or may be later: a traced function then runs again."""
+    """True if there are other ranks, or may be when a function that is traced now runs again."""
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -201,10 +201,10 @@ def _plain(kind: Any) -> Any:
 
 @cache
 def reducing(plain: Any) -> Any:
-    """The mixin's class for optimizers of class `plain`, and for their copies.
+    """The class that combines the mixin with the optimizer class `plain`.
 
-    It takes the name under which Keras saves `plain`. So Keras without farandole loads the plain
-    class from a file, and with farandole this one, which refuses to train alone.
+    Keras saves it under the name of `plain`. So Keras without farandole loads the plain class from
+    a file; with farandole it loads this class, which refuses to train alone.
     """
     builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
     if plain.__name__ != builtin.__name__ or not plain.__module__.startswith("keras."):

@@ -57,7 +57,7 @@ def reducing(
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """The scale of a reduction without the core, prescale * postscale / divisor: float64 scalar."""
+    """prescale * postscale / divisor as a float64 scalar, for sums made outside the core."""
     divisor = evaluated_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 

@@ -61,7 +61,7 @@ def differentiable(
     shapes: Shapes,
     types: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Results of `run`, at once or by a node, with `gradient` as derivative.
+    """Calls `run`, at once or in a graph node. Returns its results, with derivative `gradient`.
 
     `shapes` are the results' shapes as far as they are known, `types` their dtypes; None means the
     inputs' dtypes.

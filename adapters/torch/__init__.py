@@ -39,5 +39,4 @@ _register()
 
 
 def __dir__() -> list[str]:
-    """What is public."""
     return sorted(__all__)

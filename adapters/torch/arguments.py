@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what DistributedOptimizer() is given: names and groups of parameters."""
+"""Checks arguments of DistributedOptimizer(): names and groups of parameters."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Settings:
     compressor: Compressor
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
-    ranks: ProcessSet  # the set that process_set numbers
+    ranks: ProcessSet  # the set numbered process_set
     verify: VerifyPolicy  # when ranks compare their models
 
     @property
     def is_linear(self) -> bool:
-        """True if gradients may be added to reduced ones and be reduced again with them: the mean
-        leaves what is equal on all ranks as it is."""
+        """True if new gradients may be added to reduced ones and the sum be reduced again: an
+        average leaves values that are equal on all ranks unchanged."""
         return self.reduce_op == Average
 
 
@@ -51,8 +51,8 @@ def default_name(group: int, index: int) -> str:
 def parameter_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> list[str]:
-    """The names of all parameters, in the order of the groups. Without named_parameters, the
-    numbers of group and parameter.
+    """The names of all parameters, in the order of the groups. Without named_parameters, names come
+    from the numbers of group and parameter.
 
     Raises ValueError if named_parameters holds anything but (name, tensor) tuples, repeats a name,
     or lacks a parameter of the optimizer.
@@ -87,9 +87,9 @@ def parameter_names(
 
 
 def check_groups(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> None:
-    """Checks Horovod's arguments `groups` and `num_groups`. They are not used otherwise: the core
-    fuses the gradients that are ready. Raises ValueError for a negative number, and for lists that
-    hold a parameter twice or anything else."""
+    """Checks Horovod's arguments `groups` and `num_groups`. They have no other use: the core fuses
+    the gradients that are ready. Raises ValueError for a negative number, and for lists that repeat
+    a parameter or hold anything else."""
     if num_groups:
         warn("num_groups is deprecated: use groups", DeprecationWarning)
         groups = num_groups if groups is None else groups

@@ -15,8 +15,8 @@ from farandole.trees import CODES, TensorBlock, Tensors, register_torch
 
 class _Tensors(Tensors):
     def block_of(self, x: Tensor, path: str) -> tuple[TensorBlock, list[int] | None]:
-        """The tensor's bytes in row-major order, and the strides that torch gives optimizer state;
-        None if it is contiguous."""
+        """The tensor's bytes in row-major order, and the strides that torch gives optimizer state
+        (None if contiguous)."""
         try:
             check(x)
             if x.dtype is torch.complex128:
@@ -31,7 +31,7 @@ class _Tensors(Tensors):
         strides = None if x.is_contiguous() else [*of_state(x)]
         x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = np.empty(0, np.uint8)
-        if x.numel():  # unlike DLPack, x.numpy() forbids storage.resize_() for ever
+        if x.numel():  # unlike DLPack, x.numpy() forbids storage.resize_() forever
             flat = np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
         return TensorBlock(name, tuple(x.shape), flat), strides
 

@@ -51,15 +51,15 @@ class BucketView:
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
     def ready(self) -> Tensor:
-        """The tensor over this memory. Made again if the user has moved it."""
+        """The tensor over this memory; a new one if the user has set its .data."""
         if self.tensor.data_ptr() != self.pointer:  # the user has set .data
             self._make()
         return self.tensor
 
 
 def lay_out(gradients: Iterable[Gradient]) -> None:
-    """Allocates memory for the gradients of dense, contiguous parameters on the CPU, by dtype.
-    Parameters whose gradients have a different dtype get none.
+    """Allocates memory for the gradients of dense, contiguous parameters on the CPU, one block per
+    dtype. Parameters whose gradients have a different dtype get none.
 
     The order is reversed, as in a backward pass, so that neighbours are reduced together. Raises
     LibraryError if memory is short.

@@ -29,7 +29,7 @@ def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    check(tensor)  # raises for a shrunk storage, beyond whose end torch's cast would read
+    check(tensor)  # raises if the storage was shrunk: torch's cast would read beyond its end
     return tensor.to(dtype)
 
 

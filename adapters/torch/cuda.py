@@ -61,7 +61,7 @@ def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
 
 
 def bytes_over(memory: CudaArray) -> Tensor:
-    """A tensor of bytes over a result; DLPack lacks some other dtypes."""
+    """A tensor of bytes over a result, because DLPack lacks some dtypes."""
     raw: Tensor = torch.utils.dlpack.from_dlpack(memory)
     return raw
 

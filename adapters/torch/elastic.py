@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with torch: TorchState, and how it holds models, optimizers, samplers and
+"""Elastic training with torch: TorchState, and its handlers for models, optimizers, samplers and
 tensors. Used on the training loop's thread."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TensorStateHandler(StateHandler[torch.Tensor]):
 
 
 class _Trained(type):
-    """Metaclass of TrainedTensor, which decides what its instances are."""
+    """Decides which tensors are instances of TrainedTensor."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         if not isinstance(value, torch.Tensor):

@@ -21,8 +21,8 @@ from farandole.torch.kind import check, check_unused, device_and_stream, in_orde
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart
 
-Copied = tuple[Tensor, Tensor]  # a tensor, and itself or a copy that is contiguous
-_STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
+Copied = tuple[Tensor, Tensor]  # a tensor; the same tensor, or a contiguous copy
+_STATE = "broadcast_optimizer_state"  # default name of its calls
 
 
 @collective(Op.ALLGATHER, unnamed=PARAMETERS)
@@ -127,11 +127,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Makes the optimizer's state and options equal to those of `root_rank`; collective.
 
-    Other ranks may have no state or another one, for example if only the root has loaded a
-    checkpoint: it is replaced. The call makes no step and changes no gradient. It supports all
-    optimizers of torch. Calls from several threads need a `name`. An error on one rank is raised on
-    all ranks: TypeError for an argument that is not an optimizer, ValueError if the numbers of
-    parameters differ.
+    The state of other ranks is replaced or created, for example if only the root has loaded a
+    checkpoint. The call makes no step and changes no gradient. It supports all optimizers of torch.
+    Calls from several threads need a `name`. An error on one rank is raised on all ranks: TypeError
+    for an argument that is not an optimizer, ValueError if the numbers of parameters differ.
 
     - optimizer: an optimizer of torch.optim, or one that derives from it.
     - root_rank: the rank of the world that sends, a member of the process set.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the core about torch tensors: their memory, dtype and device. Importing this module
-registers the kind. Any thread may use it."""
+"""Describes torch tensors to the core: memory, dtype and device. Importing this module registers
+the kind. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODES: dict[torch.dtype, int] = {
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
-# Tells autograd of a change in place: a backward pass through the old values raises.
+# Reports a change in place to autograd: a backward pass through the old values then raises.
 _count_a_change = torch.autograd.graph.increment_version
 # Remedies for tensors that have no memory themselves. Keys are class names, so that no class has to
 # be imported. The first name among a tensor's base classes is used.
@@ -50,8 +50,8 @@ class TorchKind(Kind):
         return isinstance(x, Tensor)
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy of it. With `in_place`, autograd is told that
-        `x` changes."""
+        """The memory of `x`, or of a contiguous copy of it. With `in_place`, reports to autograd
+        that `x` changes."""
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
@@ -156,7 +156,7 @@ def is_lazy(x: Tensor) -> bool:
 
 
 def in_order(x: Tensor) -> Tensor:
-    """`x` if its memory holds the values in order, else a copy of which that is true.
+    """`x` if its memory holds the values in order, else a copy whose memory does.
 
     Raises ValueError if an earlier call writes to the memory of `x`.
     """
@@ -168,7 +168,7 @@ def in_order(x: Tensor) -> Tensor:
 
 def check_unused(x: Tensor, writes: bool = False) -> None:
     """Raises ValueError if an earlier call that has not ended writes to the elements of `x`, or,
-    with `writes`, reads them. Call this before you copy `x`. It does not judge GPU memory."""
+    with `writes`, reads them. Call this before you copy `x`. Ignores GPU memory."""
     if x.layout is torch.sparse_coo:
         check_unused(x._indices(), writes)
         check_unused(x._values(), writes)

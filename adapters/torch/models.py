@@ -36,7 +36,7 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 def model_of(
     named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None
 ) -> ModelSummary:
-    """These parameters and this optimizer, as they are now."""
+    """Summarizes the parameters and the optimizer as they are now."""
     groups = [] if optimizer is None else optimizer.param_groups
     settings = {
         f"{key} of group {number}": text
@@ -61,9 +61,9 @@ def comparison(
 
     def describe() -> ModelSummary:
         own = whose()
-        assert own is not None  # it steps
+        assert own is not None  # it is stepping
         model = model_of(named(own), own)
-        return model._replace(state={})  # state of local gradients differs by rank
+        return model._replace(state={})  # state from local gradients differs by rank
 
     return StandaloneModelCheck("model", describe, process_set, interval, REMEDIES).before_step
 
@@ -102,7 +102,7 @@ def fingerprint_of_tensor(x: Tensor) -> str:
             return ""
         kind = f"{x.dtype}{tuple(x.shape)}"
         return " ".join([kind, *map(_of_memory, _parts(x.detach()))])
-    except (RuntimeError, TypeError, ValueError):  # FSDP has freed it; a wrapper; a lazy module's
+    except (RuntimeError, TypeError, ValueError):  # freed by FSDP, a wrapper, or a lazy module's
         return ""
 
 

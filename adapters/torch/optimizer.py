@@ -38,7 +38,7 @@ from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_classes: dict[tuple[type, type], type] = {}  # by (the user's class, the one put before it)
+_classes: dict[tuple[type, type], type] = {}  # (user's class, kind) -> their subclass
 
 
 def DistributedOptimizer(
@@ -61,14 +61,14 @@ def DistributedOptimizer(
 
     Its class is replaced by one that derives from ReducingOptimizer and from the old class. For
     type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter groups,
-    schedulers and state_dict are kept. Every rank must call this after init(); ranks with several
-    optimizers, in the same order.
+    schedulers and state_dict are kept. Every rank must call this after init(). If ranks have
+    several optimizers, they wrap them in the same order.
 
     - optimizer: any optimizer of torch.optim but LBFGS, or of a class that derives from one.
     - named_parameters: names for error texts; default: the numbers of group and parameter.
     - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or your own
       class with compress and decompress.
-    - backward_passes_per_step: of so many backward passes outside of no_sync(), the last one
+    - backward_passes_per_step: of this many backward passes outside of no_sync(), the last one
       reduces; the others only accumulate.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
       its own gradients, and step() combines the ranks' steps.
@@ -82,10 +82,10 @@ def DistributedOptimizer(
       map, and reduces them there without a copy. A `.grad` that torch allocates elsewhere (after
       zero_grad(), which sets None) is copied there first. A tensor that you keep from `.grad`
       changes with the next step: clone it. Has no effect on a GPU. Not with Adasum.
-    - verify_every: every so many steps, and at the first one, ranks compare their parameters, the
-      numbers in `param_groups`, and names and numbers of the state (such as step counts). They do
-      so in the first backward pass that reduces; with Adasum, in step(). 0: never. Default:
-      FARANDOLE_VERIFY_EVERY, 1,000.
+    - verify_every: at the first step, and then after this many steps each, ranks compare their
+      parameters, the numbers in `param_groups`, and names and numbers of the state (such as step
+      counts). They do so in the first backward pass that reduces; with Adasum, in step(). 0: never.
+      Default: FARANDOLE_VERIFY_EVERY, 1,000.
     - verify: 'warn' warns once if ranks differ; 'raise' raises MismatchError on all ranks.
     - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
@@ -175,7 +175,7 @@ def _adopt(
     kind: type,
     **fields: Any,
 ) -> Wrapped:
-    """Makes the optimizer one of class `kind` too, with these fields."""
+    """Makes the optimizer's class also derive from `kind`, and sets these fields."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
     if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass kind.step()
@@ -198,7 +198,7 @@ class _KindFirst(type):
     """Metaclass that looks methods up in the second base class before the first one.
 
     An object may only change to a class with the same memory layout, which the first base class
-    determines. So the user's class must come first there, and `kind` first for methods.
+    determines. So the user's class is the first base, but `kind` comes first in method look-up.
     """
 
     def mro(cls) -> list[type]:
@@ -207,7 +207,7 @@ class _KindFirst(type):
 
 
 def _class_of(own: type, kind: type) -> type:
-    """The class of optimizers of class `own` that have become of `kind`."""
+    """The class that derives from `own` and `kind`."""
     bases = own, kind
     if bases not in _classes:
         meta = type("_KindFirst", (_KindFirst, type(own)), {})
@@ -227,17 +227,17 @@ _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """The class of what DistributedOptimizer() returns. It has no public constructor."""
+    """Class of the optimizers that DistributedOptimizer() returns. Has no public constructor."""
 
     _reducer: Reducer | None  # None: there is no other rank
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
     _passes: int
-    _followed: list[Tensor]  # the parameters that were in the groups last
+    _followed: list[Tensor]  # the parameters in the groups at the last look
     _in_closure: bool  # the user's closure runs, or has failed
 
     def _reduces(self) -> bool:
-        """True if a copy of it must be refused, because it would train on this rank alone."""
+        """True if copies must refuse to step, because they would train on this rank alone."""
         return self._reducer is not None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -277,10 +277,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure that calls `closure`, then reduces what its passes have only accumulated."""
+        """Calls `closure`, then reduces gradients that its passes have only accumulated."""
 
         def call() -> Any:
-            self._in_closure = True  # an exception of the user's does not end this rank's part
+            self._in_closure = True  # an exception in the user's code does not end this rank's part
             loss = closure()
             self._in_closure = False
             if self._reducer is not None:
@@ -387,7 +387,8 @@ class _Copy(torch.optim.Optimizer):
     ranks: it would train on its own gradients."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError in a job of several ranks; else becomes the plain optimizer's."""
+        """Raises RuntimeError in a job of several ranks; else changes to the plain class and
+        steps."""
         if is_initialized() and size() > 1:
             raise RuntimeError(
                 f"this {type(self).__name__} is a copy of a DistributedOptimizer, or an unpickled "

@@ -42,7 +42,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch; no sample of it counts as processed."""
+        """Starts an epoch, of which no sample has been processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -58,8 +58,8 @@ class ElasticSampler(Sampler[int]):
         left = indices[self.processed_num :]
         self.remaining_indices = left
         self._counted_before = self.processed_num
-        self._recorded = self._longest_batch = 0  # since then, on this rank
-        # Padded as if the epoch had just begun, so that a resumed epoch ends as an undisturbed one.
+        self._recorded = self._longest_batch = 0  # on this rank, since reset()
+        # Padded with the epoch's first indices, as in an epoch that was not interrupted.
         missing = -len(left) % self.num_replicas if self.even else 0
         padded = left + [indices[i % len(indices)] for i in range(missing)]
         self.total_size = len(padded)

@@ -96,7 +96,7 @@ def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> li
 
 
 def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Replaces the optimizer's state and options. Its groups stay the same objects."""
+    """Replaces the optimizer's state and options. Keeps the dicts of its groups."""
 
     def fill(value: Any) -> Any:
         return map_nested(value, TensorRef, lambda ref: tensors[ref.number])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls cost without Python: forked ranks through the C ABI. Results are checked.
+// Measures calls without Python: forked ranks use the C ABI. Results are checked.
 // c_calls RANKS [BATCHES [blocking|async]]: blocking 4 B allreduces, and batches of 1,000 asynchronous ones of 1 KB.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ constexpr int kBlobRoom = 4096;
 constexpr int kTensors = 1000;
 constexpr int64_t kElements = 256;
 
-// All ranks' blobs, and a barrier that is not the runtime's own.
+// All ranks' blobs, and a barrier that does not use farandole.
 struct Meeting {
   bench::SpinBarrier barrier;
   char blobs[kMostRanks][kBlobRoom];
@@ -117,7 +117,7 @@ class Rank {
     for (int32_t i = 0; i < count; ++i) farandole_release(handles[i]);
   }
 
-  // An answer of the C ABI: a count, or -code; FARANDOLE_PENDING is none of our errors.
+  // Checks an answer of the C ABI: a count, or -code. FARANDOLE_PENDING is no error.
   template <class T>
   T checked(T answer) const {
     if (answer >= 0 || answer == -FARANDOLE_PENDING) return answer;

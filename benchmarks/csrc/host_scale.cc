@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one training step costs rank 0 when hosts' leaders speak for their ranks: messages, bytes and CPU time, for 8
-// to 16,384 ranks, 8 a host, tensors in reverse order, each rank's with 5 % lognormal jitter. The tensors have the
-// sizes of a ResNet-50's, and are reported one by one, or in batches as the torch adapter makes them. `host_scale
-// [TENSORS [RANKS ...]]` prints a table; 1,000 tensors by default.
+// Measures a training step's cost on rank 0 if each host's leader forwards its ranks' reports: messages, bytes and CPU
+// time, for 8 to 16,384 ranks, 8 per host. ResNet-50's tensors become ready in reverse order, with 5 % lognormal jitter
+// on each rank, and are reported one by one, or in batches as by the torch adapter.
+// `host_scale [TENSORS [RANKS ...]]` prints a table; 1,000 tensors by default.
 #include <time.h>
 
 #include <algorithm>
@@ -25,13 +25,13 @@ using namespace farandole;
 constexpr int kRanksPerHost = 8;
 constexpr int kSteps = 5;
 constexpr double kStepSeconds = 0.1;  // from the first gradient to the last
-constexpr double kJitter = 0.05;      // of each gradient's time
-constexpr double kRound = 1e-4;       // what comes in this time is one batch
+constexpr double kJitter = 0.05;      // relative, of each gradient's time
+constexpr double kRound = 1e-4;       // seconds; reports within this time form one batch
 constexpr int64_t kRoom =
-    64 << 10;  // most bytes that wait for others, as in adapters/torch/gradients/batch.py
-constexpr int64_t kEach = 2 << 10;  // added for each tensor
+    64 << 10;  // most bytes that wait to be sent, as in adapters/torch/gradients/encoding.py
+constexpr int64_t kEach = 2 << 10;  // added to each tensor's size
 
-// Of the gradients of as many ResNet-50s as have so many.
+// Sizes of ResNet-50's tensors, repeated up to this number of tensors.
 std::vector<int64_t> elements_of(int tensors) {
   std::vector<int64_t> model;
   const auto layer = [&](int64_t in, int64_t out, int64_t kernel) {
@@ -59,10 +59,10 @@ int64_t cpu_ns() {
 }
 
 struct Cost {
-  int64_t messages = 0;     // that the root hears
-  int64_t bytes = 0;        // of these
-  int64_t most = 0;         // messages of one leader
-  int64_t entry_bytes = 0;  // of the log: each host reads them once
+  int64_t messages = 0;     // received by the root
+  int64_t bytes = 0;        // of these messages
+  int64_t most = 0;         // most messages of one leader
+  int64_t entry_bytes = 0;  // bytes of log entries, which each host reads once
   int64_t cpu_ns = 0;
 };
 
@@ -127,17 +127,17 @@ class World {
  private:
   struct Host {
     HostTree tree;
-    std::unique_ptr<Aggregator> aggregator;  // none: the root's own
+    std::unique_ptr<Aggregator> aggregator;  // null: the root's own host
     int64_t sent;
   };
 
-  // Nothing waits below the root.
+  // True if nothing waits below the root.
   bool quiet() const {
     return std::ranges::all_of(hosts_, [](const Host& host) {
       return !host.aggregator || host.aggregator->next_tick() == INT64_MAX;
     });
   }
-  // Of a time in this step: the clock of the job goes on from step to step.
+  // Converts seconds of this step to the job's clock, which runs on from step to step.
   int64_t ns(double seconds) const { return static_cast<int64_t>((begun_ + seconds) * 1e9); }
   static Coordinator::Settings settings(int ranks) {
     Coordinator::Settings settings;
@@ -145,7 +145,7 @@ class World {
     return settings;
   }
 
-  // All ranks report all at once: not measured. At first by name, then by id.
+  // All ranks report everything, untimed: first by name, then by id.
   void warm_up() {
     for (int t = tensors_ - 1; t >= 0; --t) {
       if (auto known = ids_.find(t); known != ids_.end()) {
@@ -161,7 +161,7 @@ class World {
     for (int i = 0; i < 64; ++i) publish();
   }
 
-  // Which report every rank makes of a tensor.
+  // Encodes the reports of a step. Returns the index of the report that has each tensor.
   std::vector<size_t> cut_into_reports() {
     std::vector<size_t> report_of(static_cast<size_t>(tensors_));
     ReadyMany many;
@@ -179,7 +179,7 @@ class World {
     return report_of;
   }
 
-  // Who reports what, and when: a batch with its last tensor.
+  // Ranks, reports and their times. A batch arrives with its last tensor.
   std::vector<Arrival> arrivals(std::mt19937_64& random) {
     std::lognormal_distribution<double> jitter(0, kJitter);
     std::vector<Arrival> arrivals;
@@ -197,7 +197,7 @@ class World {
     return arrivals;
   }
 
-  // One round everywhere, from the leaves of the tree to the root.
+  // Forwards reports once, from the leaves of the tree to the root.
   void serve(double now) {
     std::vector<std::pair<Rank, ByteString>> for_root;
     for (size_t h = hosts_.size(); h-- > 1;) {
@@ -283,7 +283,7 @@ class World {
   std::vector<Entry> entries_;
   ByteString encoded_;
   Cost cost_;
-  double begun_ = 0;  // this step, in seconds
+  double begun_ = 0;  // start of this step, in seconds
 };
 
 void measure(int ranks, int tensors, bool batched) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the memory allows: an allreduce in place where all ranks map all buffers. Each sums its stripe of every
-// buffer and stores the sum into all of them, block by block in cache. Ranks spin; nothing else is done.
-// memory_limit RANKS BYTES CALLS: prints "min median" in microseconds; fails where a sum is wrong.
+// Measures the limit that memory sets: an in-place allreduce in which all ranks map all buffers. Each rank sums its
+// stripe of every buffer and stores the sum into all of them, block by block in cache. Waiting ranks spin.
+// memory_limit RANKS BYTES CALLS: prints "min median" in microseconds; fails if a sum is wrong.
 #include <cstdio>
 #include <cstdlib>
 
@@ -63,7 +63,7 @@ class Limit {
   }
 
   void allreduce(int rank) {
-    meet();  // in real use: everybody's input is ready
+    meet();  // a real call starts when everybody's input is ready
     const auto part = [&](int r) {
       return count_ * static_cast<size_t>(r) / static_cast<size_t>(ranks_);
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs here share: forked ranks, a spinning barrier among them, and medians.
+// Shared by these programs: forked ranks, a spinning barrier, and quantiles.
 #pragma once
 
 #include <sched.h>
@@ -13,7 +13,7 @@
 
 namespace farandole::bench {
 
-// In shared memory that starts as zeros. Ranks may outnumber cores: it yields, and never sleeps.
+// Place it in zeroed shared memory. Ranks may outnumber cores, so it yields; it never sleeps.
 class SpinBarrier {
  public:
   void meet(int ranks) {
@@ -33,7 +33,7 @@ class SpinBarrier {
   std::atomic<uint32_t> turn_{0};
 };
 
-// Runs rank(0) here and the others in forks; true if all returned 0.
+// Runs rank(0) in this process and the other ranks in forks; true if all returned 0.
 template <class Rank>
 bool run_ranks(int ranks, Rank&& rank) {
   std::vector<pid_t> children;
@@ -51,7 +51,7 @@ bool run_ranks(int ranks, Rank&& rank) {
   return right;
 }
 
-// Of nanoseconds, in microseconds; q 0.5 is the median.
+// Quantile of nanoseconds, in microseconds; q 0.5 is the median.
 inline double quantile_us(std::vector<int64_t>& times, double q) {
   std::sort(times.begin(), times.end());
   const auto last = static_cast<double>(times.size() - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared-memory backend alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
-// which are staged, and of buffers that all ranks map. Results are checked.
+// Measures the shared-memory backend alone: forked ranks average float32 in place, as driven by the engine.
+// Buffers are private ones, which are staged, or mapped by all ranks. Results are checked.
 // shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ struct Options {
 
 constexpr size_t kBellsRoom = 4096;  // and the arenas' directory
 
-// Made before the ranks part.
+// Created before the ranks fork.
 struct World {
   explicit World(const Options& options)
       : segment(Segment::create(
@@ -123,7 +123,7 @@ class Rank {
 
 float value(size_t i, int rank) { return static_cast<float>(i % 1021) + static_cast<float>(rank); }
 
-// Averaging an average again changes nothing: it may be repeated without filling in new values.
+// An average of averages is the same average, so calls may repeat without new values.
 void check(std::span<const float> values, size_t count, const Options& options) {
   for (size_t i = 0; i < count; ++i) {
     float sum = 0;
@@ -136,7 +136,7 @@ void check(std::span<const float> values, size_t count, const Options& options) 
   }
 }
 
-// `tensors` equal ones in place, side by side.
+// `tensors` equal tensors, in place, next to each other.
 std::vector<Part> parts_in(std::span<float> values, size_t count, size_t tensors, int ranks) {
   Part part;
   part.signature.reduce_op = ReduceOp::kAverage;
@@ -157,12 +157,12 @@ void report(const char* where, size_t bytes, size_t tensors, std::vector<int64_t
   std::fflush(stdout);
 }
 
-// Small ones are repeated back to back, since a barrier leaves the ranks further apart than they take.
+// Repeats small calls back to back: after a barrier, ranks are further apart than such a call takes.
 void measure(Rank& rank, int number, const Options& options, const char* where,
              std::span<float> values, size_t bytes, size_t tensors) {
   const size_t count = bytes / sizeof(float);
   const std::vector<Part> parts = parts_in(values, count, tensors, options.ranks);
-  Part barrier;  // a tiny allreduce, which ends when all have come
+  Part barrier;  // a tiny allreduce, which ends when all ranks have come
   const float word = 0;
   barrier.signature.shape = {1};
   barrier.input = reinterpret_cast<const std::byte*>(&word);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint: rank 0 writes and reads it by torch, and broadcasts what it has read.
+"""A checkpoint: rank 0 writes and reads it by torch, and broadcasts its contents.
 
     mpirun -np 2 python examples/recipes/checkpoint.py
 
-Expected at any number of ranks; run it twice to go on from its file:
+Expected on any number of ranks; run it twice to continue from its file:
 
     parameters equal on all ranks: True
 """

@@ -3,7 +3,7 @@
 
     mpirun -np 2 python examples/recipes/distributed_checkpoint.py
 
-Expected at any number of ranks; run it twice to go on from its folder:
+Expected on any number of ranks; run it twice to continue from its folder:
 
     parameters equal on all ranks: True
 """
@@ -29,7 +29,7 @@ if (FOLDER / ".metadata").exists():
     dcp.load(parts, checkpoint_id=FOLDER)
     states = {"model_state_dict": parts["model"], "optim_state_dict": parts["optimizer"]}
     set_state_dict(model, optimizer, **states)
-model(torch.rand(4, 8) + dist.get_rank()).square().mean().backward()  # each rank its own data
+model(torch.rand(4, 8) + dist.get_rank()).square().mean().backward()  # each rank has its own data
 optimizer.step()
 parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 dcp.save(parts, checkpoint_id=FOLDER)

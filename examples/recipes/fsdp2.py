@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2: each rank keeps its share of parameters, gradients and the optimizer's state.
+"""FSDP2: each rank keeps its share of parameters, gradients and optimizer state.
 
     mpirun -np 2 python examples/recipes/fsdp2.py        # torch 2.6 or newer
 
-Expected at any number of ranks:
+Expected on any number of ranks:
 
     parameters equal on all ranks: True
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism and a pipeline, torch's own, on farandole's backend.
+"""torch's tensor parallelism and pipeline parallelism, on farandole's backend.
 
     mpirun -np 2 python examples/recipes/model_parallel.py
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import parallel
 
 dist.init_process_group("farandole")
 rank, size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)  # the whole model on each rank, which keeps its part
+torch.manual_seed(0)  # each rank makes the complete model and keeps its part
 model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
 x = torch.rand(4, 8)
 whole = model(x)

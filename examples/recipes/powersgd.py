@@ -3,7 +3,7 @@
 
     mpirun -np 2 python examples/recipes/powersgd.py
 
-Expected at any number of ranks:
+Expected on any number of ranks:
 
     parameters equal on all ranks: True
 """

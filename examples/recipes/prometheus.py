@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a rank's metrics to Prometheus, by prometheus_client. Its server answers whoever reaches
-the address and starts a thread for each caller: leave it at 127.0.0.1, or behind a firewall.
+"""Exports a rank's metrics to Prometheus, by prometheus_client. Its server answers anybody who
+reaches the address, in a new thread for each: leave it at 127.0.0.1, or behind a firewall.
 
     mpirun -np 2 python examples/recipes/prometheus.py
 
@@ -24,7 +24,7 @@ class FarandoleCollector(Collector):
         found = hvd.metrics()
         for name, value in found.items():
             yield CounterMetricFamily(f"farandole_{name}", name, value)
-        for name, one in found.histograms.items():  # slot i counts what is below 2**i
+        for name, one in found.histograms.items():  # slot i counts values below 2**i
             slots = [(str(1 << i), sum(one.counts[: i + 1])) for i in range(len(one.counts))]
             slots.append(("+Inf", one.count))
             yield HistogramMetricFamily(f"farandole_{name}", name, slots, one.sum)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights by tokens: with unequal batches every token counts the same, as in one process.
+"""Unequal batches: every token has the same weight, as in one process.
 
     mpirun -np 2 python examples/recipes/tokens.py
 
-Expected at any number of ranks:
+Expected on any number of ranks:
 
     parameters equal on all ranks: True
     equal to one process with all tokens: True

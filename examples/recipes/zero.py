@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 1: each rank keeps the optimizer's state of its share of the parameters.
+"""ZeRO stage 1: each rank keeps the optimizer state of its share of the parameters.
 
     mpirun -np 2 python examples/recipes/zero.py
 
-Expected at any number of ranks:
+Expected on any number of ranks:
 
     parameters equal on all ranks: True
 """
@@ -26,7 +26,7 @@ for _ in range(10):
     x = torch.randn(16, 8)
     (model(x) - x[:, :2].sin()).square().mean().backward()
     optimizer.step()
-optimizer.consolidate_state_dict(to=0)  # then rank 0's optimizer.state_dict() has all of it
+optimizer.consolidate_state_dict(to=0)  # then rank 0's optimizer.state_dict() is complete
 
 own = nn.utils.parameters_to_vector(model.parameters()).detach()
 everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size())]

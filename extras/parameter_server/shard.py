@@ -193,7 +193,7 @@ class ShardServer(threading.Thread):
         self._tag = tag
         self._set = process_set
         self._rank = process_set.rank() or 0
-        self._open = set(range(process_set.size() or 1)) - {self._rank}  # ranks whose workers stay
+        self._open = set(range(process_set.size() or 1)) - {self._rank}  # ranks that have not left
         self._heartbeats: dict[int, Handle[None]] = {}  # the last HEARTBEAT to each rank
         self._idle = heartbeat_seconds()
         self._failure_reported = False
@@ -270,7 +270,7 @@ class ShardServer(threading.Thread):
         return send_async(header, rank, tag=tag, name=NAME, process_set=self._set)
 
     def lose(self, reason: Exception) -> None:
-        """Stops serving and tells ranks that may still ask. For any thread."""
+        """Stops serving, and sends LOST to ranks that may still ask. For any thread."""
         if self._shard.alone:
             return
         self._shard.fail(reason, alone=True)
@@ -292,11 +292,11 @@ class ShardServer(threading.Thread):
 
     @property
     def _lost(self) -> int:
-        """The first rank whose part is gone, once this rank's is."""
+        """The first rank whose part is gone. Call this once this rank's part is gone."""
         return self._rank if self._shard.lost is None else self._shard.lost
 
     def _listening(self) -> list[int]:
-        """Ranks whose servers still run: some other rank's worker has not left."""
+        """Other ranks whose servers still run: they serve until all other workers have left."""
         clocks = self._shard.clocks
         stay = [rank for rank, clock in enumerate(clocks) if clock != _LEFT]
         return [r for r in range(len(clocks)) if r != self._rank and set(stay) - {r}]
@@ -310,7 +310,7 @@ class ShardServer(threading.Thread):
         return places, rest.view(self._dtype).reshape(count if values else 0, *self._width)
 
     def _reply(self, source: int, places: Array) -> None:
-        """Sends the rows, after the rank that has failed or -1."""
+        """Sends the number of the lost rank (-1: none), then the rows."""
         rows = np.ascontiguousarray(self._shard.pull(places)).reshape(-1).view(np.uint8)
         failed = np.array([-1 if self._shard.failure is None else self._lost]).view(np.uint8)
         tag = self._tag + REPLY

@@ -161,7 +161,7 @@ class ParameterServer:
         return result
 
     def clock(self) -> int:
-        """Publishes what this worker has pushed, and ends its turn. Returns its clock."""
+        """Publishes this worker's pushes and advances its clock. Returns the clock."""
         self._check()
         with self._leaving_on_error():
             self._wait_for_sent()  # so servers apply pushes before requests that follow this clock
@@ -186,7 +186,7 @@ class ParameterServer:
                     self._reply(*reply)
             finally:
                 if not self._shard.alone:
-                    with self._shard.changed:  # the others read no FAILED after DONE
+                    with self._shard.changed:  # so that the others get no FAILED after DONE
                         self._server.report_failure()
                         leaving = self._send_clock(DONE, float("inf"))
                     self._wait(leaving)

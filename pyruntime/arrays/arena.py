@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates arrays that all ranks of a host can map, so collectives on them copy nothing.
 
-empty() of every adapter and gradient_as_bucket_view use it. Any thread may.
+Every adapter's empty() and gradient_as_bucket_view use it. Any thread may call it.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
 def check_unused(
     address: int, size: int, shape: Sequence[int], strides: Sequence[int], writes: bool = False
 ) -> None:
-    """Raises ValueError if an earlier call that has not ended writes to this memory on the CPU, or,
-    with `writes`, reads it. Call this before you copy from memory of the user, or to it: the core
-    checks the memory that it gets itself. `size`: bytes of an element; `strides` in bytes."""
+    """Raises ValueError if an earlier call that has not ended writes to this CPU memory or, with
+    `writes`, reads it. Call this before you copy from or to the user's memory: the core checks only
+    memory that it gets. `size`: bytes of an element; `strides` in bytes."""
     sizes = _int64s(shape), _int64s(strides)
     check(lib.farandole_check_unused(address, size, len(shape), *sizes, writes))
 
@@ -90,7 +90,7 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
 
 
 def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
-    """Maps each buffer that shares memory with earlier ones to the one that must be sent before it.
+    """Maps each buffer that shares memory with earlier ones to the buffer to send just before it.
 
     Keys and values are indices of `buffers`.
     """
@@ -185,8 +185,8 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """(pointer, pointer), which keeps the memory of `x` alive; (0, None) if `x` differs or
-        would be copied."""
+        """The pointer twice, because a cffi pointer also keeps the memory alive; (0, None) if `x`
+        has a different form or would be copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:

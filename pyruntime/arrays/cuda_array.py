@@ -19,7 +19,7 @@ from farandole.arrays.kinds import Kind, Shape, Stream, register
 LEGACY_STREAM = 1  # CUDA's handle of the legacy default stream
 _LAST_DEFAULT = 2  # CUDA's handle of the per-thread default stream
 
-# Memory to free, and its stream. Memory cannot be freed while its stream is being captured.
+# (memory to free, its stream). Memory cannot be freed while its stream is being captured.
 _dropped: deque[tuple[Any, int]] = deque()
 
 
@@ -54,11 +54,11 @@ class _BorrowedMemory:
 
 
 class CudaArray:
-    """A contiguous array on a GPU: the result of a call on GPU arrays of no known library.
+    """A contiguous array on a GPU: the result for GPU arrays of a library without an adapter.
 
-    shape is a tuple of int; dtype a name of NumPy or ml_dtypes; device CUDA's ordinal. The values
-    are valid once the present work of `stream` is done. Other libraries read the memory without a
-    copy through DLPack or `__cuda_array_interface__` (version 3; bfloat16 appears as uint16). The
+    shape is a tuple of int; dtype is a name of NumPy or ml_dtypes; device is CUDA's ordinal. The
+    values are valid once the work now in `stream` is done. Other libraries read the memory without
+    a copy through DLPack or `__cuda_array_interface__` (version 3; bfloat16 appears as uint16). The
     memory is freed in the order of `stream`: before you drop the array, wait for any other stream
     that reads it.
     """
@@ -106,7 +106,8 @@ class CudaArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule for a consumer working in `stream`. None is the default stream, -1 any."""
+        """A capsule for a consumer working in `stream`: None is the default one, -1 needs no
+        order."""
         if stream is None:
             stream = LEGACY_STREAM
         if stream not in (-1, self.stream):
@@ -282,7 +283,7 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """CUDA ordinal of `x`. An empty array that names no device gets this rank's."""
+    """CUDA ordinal of `x`. For an empty array that names no device, the ordinal of this rank's."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))

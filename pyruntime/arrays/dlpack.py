@@ -34,7 +34,7 @@ class _Managed(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Own prototypes: other code may reset the attributes of ctypes.pythonapi at any time.
+# Separate prototypes: other code may reset the attributes of ctypes.pythonapi at any time.
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
@@ -66,7 +66,7 @@ class CapsuleInfo(NamedTuple):
 def read(made: Any) -> CapsuleInfo:
     """Reads a capsule without consuming it. Keep the capsule while you use its memory.
 
-    Raises TypeError for a dtype without a name here.
+    Raises TypeError for a vector type or an unknown type code.
     """
     x = ctypes.cast(_pointer(made, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     kind = _KINDS.get(x.code)

@@ -3,8 +3,8 @@
 
 Each adapter is a package that derives a class from Kind and registers an instance on import. Its
 entry point in the group "farandole.adapters" has the name of the framework's top-level module, so
-farandole imports the adapter when it first meets such an array. docs/adapters.md is the guide.
-Any thread may call everything here, also the methods of a Kind.
+farandole imports the adapter when it first meets such an array. docs/adapters.md is the guide. Any
+thread may call everything here, including the methods of a Kind.
 """
 
 from __future__ import annotations

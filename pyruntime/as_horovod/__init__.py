@@ -17,8 +17,8 @@ FOLDER = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """Makes `import horovod` load farandole's package, here and in child processes. These find
-    `horovodrun`, too.
+    """Makes `import horovod` load farandole's package, here and in child processes. Child processes
+    also find `horovodrun`.
 
     Raises RuntimeError if the real Horovod has been imported.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that scripts and libraries import from horovod.common.util. For any thread."""
+"""Helpers that scripts and libraries import from horovod.common.util. Any thread may use them."""
 
 from __future__ import annotations
 

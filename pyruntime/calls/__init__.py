@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One collective call: its arguments, its way into the core, what keeps its memory, its handle."""
+"""One collective call: arguments, submission to the core, memory and handle."""

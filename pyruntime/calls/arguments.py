@@ -61,7 +61,7 @@ _LONGEST_NAME = 4096  # bytes
 
 
 def wrong(what: str, value: Any, argument: Argument, fault: type[Exception]) -> Exception:
-    """The error about a value: `what` names the argument."""
+    """Creates the error for a wrong value. `what` names the argument."""
     return fault(f"{what} is {shown(value)}, of type {type(value).__name__}: {argument.wants}")
 
 
@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
 
 
 def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
-    """What is wrong with a value that should be an int of this range."""
+    """The type of error for a value that is not an int of this range; None for a valid one."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return TypeError
     try:
@@ -101,7 +101,7 @@ def number(value: Any) -> float | None:
 
 
 def is_factor(value: Any) -> Fault:
-    """What is wrong with a value that should be a number."""
+    """The type of error for a value that is not a number, or NaN; None for a valid one."""
     if type(value) is float and value == value:
         return None
     as_float = number(value)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of calls on GPUs: waits return at launch, and the caller's stream waits for the rest. The
-neutral calls and the torch adapter make them; any thread may use them."""
+"""Handles of calls on GPUs: wait() returns once the work is launched, and the caller's stream waits
+for the result. The framework-neutral calls and the torch adapter make them. For any thread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """Orders later work in a CUDA stream after the results of handles that were waited for.
+    """Makes later work in a CUDA stream wait for the results of handles that were waited for.
 
-    Does not block. Raises LibraryError where the device has failed.
+    Does not block. Raises LibraryError if the device has failed.
     """
     numbers = numbers_of(handles)
     check(lib.farandole_join_stream(numbers, len(numbers), stream))
 
 
 class GpuHandle(Handle[T]):
-    """A Handle whose wait blocks until launch only; then the caller's stream waits for the rest.
+    """A Handle whose wait() returns once the work is launched; then the caller's stream waits.
 
-    Buffers are kept until the GPU is done with them, which is later than waiting ends.
+    It keeps the buffers until the GPU is done with them, which may be after wait() returns.
     """
 
     __slots__ = ("_joined", "_launched", "_stream")
@@ -40,14 +40,14 @@ class GpuHandle(Handle[T]):
         timeout: float | None,
         stream: Callable[[], int],
     ) -> None:
-        """`stream` returns the caller's current stream; the others as in Handle."""
+        """`stream` returns the caller's current stream; the other arguments are Handle's."""
         super().__init__(numbers, collect, what, timeout)
         self._stream = stream
         self._launched: Any = None
         self._joined = 0
 
     def wait(self, timeout: float | None = None) -> T:
-        """Returns the result after launch. Each call makes its current stream wait for the rest."""
+        """Returns the result after launch. The caller's current stream waits for its values."""
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles: what an asynchronous call returns, and how callers wait. For users and all calls; any
-thread may use them."""
+"""Handles, which asynchronous calls return, and functions that wait for them. Any thread may use
+them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from farandole.errors import ShutdownError, StallError
 
 T = TypeVar("T")
 R = TypeVar("R")
-SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
-_ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
+SLICE = 0.15  # seconds that the core waits at a time; in between, Python handles signals
+_ANSWER_SECONDS = 1.0  # limit for the coordinator to answer which ranks a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
 _end_one, _lost = leases.end_one, leases.lost
-_making_locks = threading.RLock()  # of handles
+_making_locks = threading.RLock()  # guards the creation of Handle._lock
 
 
 class Handle(Generic[T]):
-    """An asynchronous call under way, and its result: wait() returns it, or raises its error."""
+    """An asynchronous call. wait() returns its result or raises its error."""
 
     __slots__ = (
         "__weakref__",
@@ -50,23 +50,22 @@ class Handle(Generic[T]):
         what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
-        for errors; `timeout` (seconds) holds for waits that give none."""
+        """`numbers`: handles of the core. `collect` makes the result from them. `what` becomes text
+        in errors. `timeout` (seconds): limit for waits that give none."""
         self._numbers = numbers
         self._collect = collect
         self._what = what
         self._timeout = timeout
-        self._lock: Any = None  # made by the first wait that needs it
+        self._lock: Any = None  # created by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
-        self.prepared: Any = None  # to make the call again: a prepared.RepeatedCall
+        self.prepared: Any = None  # a prepared.RepeatedCall that makes the call again
 
     def wait(self, timeout: float | None = None) -> T:
-        """Blocks until done and returns the result.
+        """Blocks until the call is done and returns its result.
 
-        Raises the error that the work ended with, or StallError after `timeout` seconds; after a
-        StallError the work goes on and may be waited for again. Ctrl-C ends this rank's part in
-        the job.
+        Raises the call's error, or StallError after `timeout` seconds: the call then goes on, and
+        you may wait again. An exception in a wait, such as Ctrl-C, makes this rank leave the job.
         """
         limit = self._timeout if timeout is None else timeout
         try:
@@ -82,12 +81,12 @@ class Handle(Generic[T]):
 
     @property
     def numbers(self) -> Any:
-        """Those of the core; None once the call has ended here."""
+        """Handles of the core; None once a wait has stored the outcome."""
         return self._numbers
 
     def _settle(self, limit: float | None) -> Exception | None:
-        """Waits, one thread at a time, and keeps the outcome; returns the error if time is up.
-        Raises nothing but what a signal handler does."""
+        """Waits, one thread at a time, and stores the outcome. Returns a StallError if time is up.
+        Raises only what a signal handler raises."""
         lock = self._lock
         if lock is None:
             with _making_locks:
@@ -107,11 +106,11 @@ class Handle(Generic[T]):
         return None
 
     def _outcome(self, numbers: Any, limit: float | None) -> Exception | None:
-        """Waits; returns the error of the call, or of the wait if time is up."""
+        """Waits. Returns the call's error, a StallError if time is up, or None."""
         return _block(numbers, limit, str(self._what))
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
-        """This handle, its result passed through `change`. Only before any wait."""
+        """Returns this handle; `change` will convert its result. Call this before any wait."""
         collect = self._collect
         if collect is None:
             value = self._value
@@ -126,7 +125,7 @@ class Handle(Generic[T]):
         return self.wait()
 
     def poll(self) -> bool:
-        """Whether the work is done or failed, without waiting."""
+        """True if the call is done or has failed. Does not wait."""
         numbers = self._numbers
         if numbers is None or self._lost():
             return True
@@ -141,14 +140,15 @@ class Handle(Generic[T]):
         if failure is None and self._collect is not None:
             try:
                 self._value = self._collect(numbers)
-            except Exception as reason:  # a result can be taken only once
+            except Exception as reason:  # kept, because a result can be taken only once
                 failure = reason
         self._error = failure
-        self._numbers = self._collect = None  # before the end: a second wait finds the result
+        self._numbers = self._collect = None  # before the release: a second wait finds the result
         self._let_go(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
-        """Releases the core's handles; after a failure others of a group may be under way."""
+        """Releases the core's handles; after a failure by sweep(), since other tensors of the group
+        may be under way."""
         if failure is None:
             leases.end(numbers)
         else:
@@ -164,12 +164,12 @@ class Handle(Generic[T]):
 
 
 class OneHandle(Handle[T]):
-    """A handle of one tensor whose result array is known: a wait takes one call of the core."""
+    """A handle of one tensor whose result array exists already: a wait calls the core once."""
 
     __slots__ = ()
 
     def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
-        """`value` is the result; the others as in Handle. `number` 0: the call is done."""
+        """`value`: the result. `number`: the core's handle, or 0 if the call is done."""
         self._numbers = (number,) if number else None
         self._collect = None
         self._what = what
@@ -178,14 +178,14 @@ class OneHandle(Handle[T]):
         self._value = value
 
     def wait(self, timeout: float | None = None) -> T:
-        """Blocks until done and returns the result; raises the call's error."""
+        """Waits, then returns the call's result or raises its error."""
         numbers = self._numbers
         if numbers is None and self._error is None:
             return self._value
         limit = self._timeout if timeout is None else timeout
         mine = numbers is not None and self._collect is None and (limit is None or limit >= SLICE)
         try:
-            if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
+            if mine and _finish(numbers[0], SLICE) == _OK:  # true in one thread at most
                 self._numbers = None
                 _end_one(numbers[0], None)
                 return self._value
@@ -195,10 +195,8 @@ class OneHandle(Handle[T]):
         return super().wait(timeout)
 
     def _complete(self, numbers: Any, failure: Exception | None) -> None:
-        """Keeps the result or the error. If the core's handle was released, the call has succeeded.
-
-        Another thread's wait() releases it.
-        """
+        """Stores the result or the error. If the core has no such handle, another thread's wait()
+        has released it, so the call has succeeded."""
         here = failure is not None and not _lost(numbers)
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
             _end_one(numbers[0], None)
@@ -207,7 +205,7 @@ class OneHandle(Handle[T]):
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
-    """Waits for all; returns None, the error of one, or a StallError when time is up."""
+    """Waits for all handles. Returns None, the error of one, or a StallError if time is up."""
     code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
         return stall(what, timeout, explanation(numbers))
@@ -215,7 +213,7 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
 
 
 def explanation(numbers: Any) -> str:
-    """Which ranks the first call still under way waits for, by the coordinator's answer."""
+    """The coordinator's answer: which ranks the first unfinished call waits for; or ""."""
     waiting = [number for number in numbers if is_under_way(number)]
     if not waiting:
         return ""
@@ -225,7 +223,7 @@ def explanation(numbers: Any) -> str:
 
 
 def stall(what: str, timeout: float | None, why: str = "") -> StallError:
-    """The error of a wait longer than `timeout` seconds; `why`: which ranks are missing."""
+    """The StallError of a wait of `timeout` seconds. `why` says which ranks are missing."""
     why = why or "this rank has submitted it and waits for others"
     error = StallError(
         f"{what}: not done within the timeout of {timeout:g} s; {why}\n"
@@ -236,17 +234,17 @@ def stall(what: str, timeout: float | None, why: str = "") -> StallError:
 
 
 def wait_until(handles: Any, deadline: float | None) -> int:
-    """Waits for core handles until `deadline` of time.monotonic(); None: no limit.
+    """Waits for core handles until time.monotonic() is `deadline`; None: no limit.
 
-    It waits in slices, so that Python handles signals. Returns the core's code: FARANDOLE_OK,
-    FARANDOLE_PENDING if time is up, or a failure's, for farandole._library.error(). What a signal
-    handler raises ends this rank's part in the job.
+    It waits in slices, so that Python can handle signals. Returns FARANDOLE_OK, FARANDOLE_PENDING
+    if time is up, or a failure's code for farandole._library.error(). If a signal handler raises,
+    this rank leaves the job.
     """
     count = len(handles)
     if count == 0:  # an empty group
         return int(_OK)
     numbers = numbers_of(handles)
-    wait = -SLICE  # without end
+    wait = -SLICE  # negative: the core expects further waits
     try:
         while True:
             if deadline is not None:
@@ -260,14 +258,14 @@ def wait_until(handles: Any, deadline: float | None) -> int:
 
 
 def done_within(handle: Handle[Any], seconds: float) -> bool:
-    """Whether it is done or failed, after so many seconds at most; of one tensor. In one sleep:
-    for threads that handle no signals."""
+    """True if the call of one tensor is done or has failed within `seconds`. Sleeps once, so use it
+    in threads that handle no signals."""
     numbers = handle._numbers
     return numbers is None or bool(lib.farandole_wait(numbers_of(numbers), 1, seconds) != _PENDING)
 
 
 def is_under_way(number: int) -> bool:
-    """Whether this core handle is neither done nor failed."""
+    """True if this core handle is neither done nor failed."""
     return bool(lib.farandole_poll(number) == 0)
 
 
@@ -280,20 +278,20 @@ def _result(number: int) -> Any:
 
 
 def is_absent(number: int) -> bool:
-    """Whether no rank had a buffer for this finished handle: its output was not written."""
+    """True if no rank had a buffer for this finished handle, so that its output was not written."""
     return bool(_result(number).absent)
 
 
 def value_of(number: int) -> int:
-    """A finished handle's number: join's last rank, or the id of a new process set."""
+    """The number that a finished handle holds: join's last rank, or the id of a new process set."""
     return int(_result(number).value)
 
 
 def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaArray, Shape]:
-    """A finished handle's own memory, and, of an allgather or alltoall, the rows received from
-    each member of the set: 0 from one that has joined.
+    """Takes the memory that the core allocated for a finished handle's result. Of an allgather or
+    alltoall, also returns the rows received from each member: 0 from one that has joined.
 
-    `buffer`: the input; `stream`: the one that reads a result on a GPU next.
+    `buffer`: the input; `stream`: the first stream that reads a result on a GPU.
     """
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: the one owner of memory that the core reads or writes.
 
-Every submission goes through a `lend` function, which keeps what it reads and writes in one
-table, by the core's handle. An entry is removed only when the core says that the handle is
-settled. So nothing that happens to handles, optimizers or arrays in Python (dropped, exceptions,
-time-outs, garbage collection) can free memory in use by the core. Any thread may call this.
+Every submission goes through lend() or lend_all(), which keep its buffers in one table, keyed by
+the core's handle. An entry is removed only after the core reports that the handle is settled. So no
+event in Python (a dropped handle, an exception, a time-out, garbage collection) can free memory
+that the core uses. Any thread may use this module.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from farandole.calls import part
 
 _held: dict[int, object] = {}
 _dropped: deque[int] = deque()  # handles that nobody will wait for
-# Memory of submissions that an exception broke off, so that nobody knows the handle.
+# Memory of submissions that an exception interrupted: their handles are unknown.
 _stranded: list[object] = []
 
-end_one = _held.pop  # as end(), for one handle that farandole_finish has released
+end_one = _held.pop  # like end(), for one handle that farandole_finish has released
 
 
 def restart() -> None:
@@ -32,7 +32,7 @@ def restart() -> None:
 
 
 def lost(numbers: Iterable[int]) -> bool:
-    """True if handles that nobody has ended were under way at the last shutdown()."""
+    """True if these handles, which nobody has ended, were under way at the last shutdown()."""
     return not all(map(_held.__contains__, numbers))
 
 
@@ -42,10 +42,10 @@ def in_flight() -> list[tuple[int, object]]:
 
 
 def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
-    """Submits by `start(input, output)`, of C, which returns a handle, -code, or 0 if the call is
-    done already; returns the handle or 0.
+    """Submits a call by the C function `start(input, output)`, which returns a handle, 0 if the
+    call is done already, or -code. Returns the handle or 0.
 
-    `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
+    `memory` is kept until the handle is settled. Raises the core's error; then nothing is kept.
     """
     if _dropped:
         sweep()
@@ -63,8 +63,8 @@ def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: obje
 
 
 def _broken_off(reason: BaseException, memory: object) -> None:
-    """Keeps memory that the core may have taken before a signal handler raised `reason`, and ends
-    this rank's part in the job."""
+    """Keeps `memory`, which the core may have taken before a signal handler raised `reason`, and
+    makes this rank leave the job."""
     _stranded.append(memory)
     part.end(reason)
 
@@ -72,11 +72,12 @@ def _broken_off(reason: BaseException, memory: object) -> None:
 def lend_all(
     calls: Any, inputs: Any, outputs: Any, streams: Any, memory: Sequence[object], count: int
 ) -> tuple[Any, Exception | None]:
-    """Submits `count` prepared calls at once, by their numbers: each has an address of an input and
-    of an output, and a stream, for every tensor.
+    """Submits `count` prepared calls, given by their numbers in `calls`, at once. For every tensor
+    there is an address of an input and of an output, and a stream.
 
-    `memory[i]` has to live for tensor i. Returns int64_t[] of handles, and the error of the call
-    that the core has refused, which the peers get too; then the handles from there on are 0.
+    `memory[i]` is kept until tensor i is settled. Returns int64_t[] of handles, and the error of
+    the call that the core has refused, which its peers get too. That call and the later ones have
+    handles 0.
     """
     if _dropped:
         sweep()
@@ -100,27 +101,27 @@ def end(numbers: Any) -> None:
 
 
 def drop(numbers: Iterable[int]) -> None:
-    """Leaves these handles to sweep(): nobody will wait for them."""
+    """Leaves these handles, which nobody will wait for, to sweep()."""
     _dropped.extend(filter(_held.__contains__, numbers))
 
 
 def sweep(most: int = 8) -> None:
-    """Ends those of the `most` oldest dropped handles that are settled.
+    """Looks at the `most` oldest dropped handles and ends those that are settled.
 
-    Every submission calls this first and so ends more than it adds.
+    Every submission calls this first, so handles are ended faster than they are added.
     """
     for _ in range(min(most, len(_dropped))):
         try:
             number = _dropped.popleft()
         except IndexError:  # another thread sweeps too
             return
-        settled = lib.farandole_settled(number)  # polling would count as a waiting user
+        settled = lib.farandole_settled(number)  # farandole_poll() counts as a waiting user
         if settled == 0:
             _dropped.append(number)
-        elif settled != -lib.FARANDOLE_E_SHUTDOWN:  # then only shutdown() knows
+        elif settled != -lib.FARANDOLE_E_SHUTDOWN:  # else restart() will free it
             end((number,))
 
 
 def numbers_of(handles: Any) -> Any:
-    """Core handles as an int64_t[], made once for several calls about them."""
+    """Core handles as int64_t[], so that several C calls can share the array."""
     return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)

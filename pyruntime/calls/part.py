@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of this rank's part in the job, by an exception that leaves a call: Ctrl-C, a signal
-handler's, or one that breaks off a backward pass. For all calls and adapters, on any thread.
+"""Makes this rank leave the job when an exception interrupts a call: Ctrl-C, an error of a signal
+handler, or one in a backward pass. All calls and adapters use it, on any thread.
 
-Nobody can tell how far such a call has got, so this rank cannot meet the others again: they get a
-PeerError with the cause, and its own next call raises ShutdownError. Memory stays lent as usual.
+How far such a call has got is unknown, so this rank cannot take part again: the others get a
+PeerError with the cause, and the next call here raises ShutdownError. The call's memory stays lent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from farandole._library import lib
 from farandole.errors import ShutdownError
 from farandole.start.leaving import describe
 
-_MOMENT = 0.5  # seconds, in which a program ends that does not catch an exception
+_MOMENT = 0.5  # seconds; an uncaught exception ends a program sooner
 
 
 def end(reason: BaseException) -> None:
-    """Ends it, if that has not happened yet; does not wait. The caller raises `reason`."""
+    """Makes this rank leave, unless it has left. Does not wait. The caller raises `reason`."""
     if lib.farandole_initialized() and not _library.why_left:
         cause = describe(reason)
         topology.keep()
@@ -33,8 +33,8 @@ def end(reason: BaseException) -> None:
 
 
 def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
-    """The same in a moment, if `still()` is true by then. If the exception that is under way ends
-    the program, the peers are told that one."""
+    """Calls end(reason) soon, if `still()` is true by then. If the exception ends the program
+    before, the peers get that exception as the cause."""
 
     def act() -> None:
         if still():
@@ -42,12 +42,12 @@ def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
 
     timer = threading.Timer(_MOMENT, act)
     timer.daemon = True
-    with suppress(RuntimeError):  # the interpreter ends
+    with suppress(RuntimeError):  # the interpreter is shutting down
         timer.start()
 
 
 def check() -> None:
-    """Raises ShutdownError if it has ended."""
+    """Raises ShutdownError from end() until shutdown()."""
     if _library.why_left:
         raise ShutdownError(_library.why_left)
 
@@ -58,6 +58,6 @@ def has_ended() -> bool:
 
 
 def restart() -> None:
-    """Forgets the end: the rank has left the job as a whole."""
+    """Forgets end(). shutdown() calls this."""
     _library.why_left = ""
     topology.forget()

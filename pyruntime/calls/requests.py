@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests: how one call becomes farandole_request structures and reaches the core. Every call
-passes here, on its caller's thread."""
+"""Converts each call to farandole_request structures and submits it to the core. Every call uses
+this module, on its caller's thread."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Op(IntEnum):
     RECEIVE = lib.FARANDOLE_RECEIVE
     REDUCE = lib.FARANDOLE_REDUCE
 
-    __hash__ = int.__hash__  # that of Enum is slow
+    __hash__ = int.__hash__  # Enum's __hash__ is slow
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the tensors of one call have in common; fields as in farandole_request."""
+    """The fields that all tensors of one call share; see farandole_request."""
 
     op: Op
     name: str | None = None
@@ -54,7 +54,7 @@ class Call:
     root: int = -1
     splits: tuple[int, ...] = ()
     tag: int = 0
-    by_members: bool = False  # add or remove a set: only the ranks in the shape take part
+    by_members: bool = False  # add or remove a set: the shape lists the ranks that take part
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
@@ -67,21 +67,21 @@ _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# By process set, the one thread that may make unnamed calls: two threads have no common order.
+# Process set -> the only thread that may make unnamed calls: two threads' calls have no order.
 _callers: dict[int, threading.Thread] = {}
-_in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
+_in_order: set[int] = set()  # sets whose users put all threads' calls in one order
 _world = 0  # see world()
 _mixed = False  # see is_mixed()
-# join() calls of this rank, by process set. Counts of calls or steps restart with each of them:
+# join() calls of this rank, by process set. Each restarts the counts of calls and steps, because
 # ranks that joined early have made fewer.
 joins: Counter[int] = Counter()
-_scopes: Counter[tuple[str, int]] = Counter()  # in this world, by kind and process set
+_scopes: Counter[tuple[str, int]] = Counter()  # objects made in this world, by kind and process set
 _at_restart: list[Callable[[], None]] = []
 _at_leave: list[Callable[[], None]] = []
 
 
 def on_restart(forget: Callable[[], None]) -> None:
-    """Registers a function that every init() calls, to forget what was under way before."""
+    """Registers a function that every init() calls, to drop state of the previous world."""
     _at_restart.append(forget)
 
 
@@ -92,13 +92,13 @@ def on_leave(say: Callable[[], None]) -> Callable[[], None]:
 
 
 def leave() -> None:
-    """Lets all who want to say something before this rank leaves. shutdown() calls this."""
+    """Calls the functions that on_leave() has registered. shutdown() calls this."""
     for say in _at_leave:
         say()
 
 
 def restart() -> None:
-    """Forgets the calls so far. init() calls this."""
+    """Forgets all earlier calls. init() calls this."""
     for forget in _at_restart:
         forget()
     _callers.clear()
@@ -110,36 +110,36 @@ def restart() -> None:
 
 
 def enter(number: int, before: Iterable[int]) -> None:
-    """Notes the next world; `before`: the number of each rank's last one. init() calls this."""
+    """Stores the new world's number. `before`: each rank's previous one. init() calls this."""
     global _world, _mixed
     _world, _mixed = number, len(set(before)) > 1
 
 
 def world() -> int:
-    """The number of the present or last world in this job's life, from 1, equal on its ranks; 0:
-    there was none. What was prepared in another world is invalid."""
+    """The number of the present or last world, counted from 1, equal on its ranks; 0 before the
+    first one. Calls prepared in an earlier world are invalid."""
     return _world
 
 
 def is_mixed() -> bool:
-    """True if this world has survivors of an earlier one and new ranks: some have made before it
-    what others make in it, so the order in which objects are made differs."""
+    """True if this world has new ranks and survivors of an earlier world. Survivors already have
+    objects that new ranks make now, so ranks make objects in different orders."""
     return _mixed
 
 
 def next_scope(kind: str, process_set: int) -> str:
-    """A name for all calls of one more object, valid in this world; the same on all ranks that ask
-    for as many of this kind in the process set."""
+    """Names the calls of a new object, for this world. Ranks get the same name if they have made
+    equally many objects of this kind in the process set."""
     key = kind, process_set
     _scopes[key] += 1
     return f"{kind}.{_scopes[key] - 1}"
 
 
 class Scope:
-    """The name of an object's calls; another one after shutdown() and init()."""
+    """The name of an object's calls; it changes after shutdown() and init()."""
 
     def __init__(self, kind: str, process_set: ProcessSet) -> None:
-        """next_scope() makes the name from these, at its first use."""
+        """Passes both to next_scope() when the name is first needed."""
         self._kind = kind
         self._set = process_set
         self._world = 0
@@ -147,7 +147,7 @@ class Scope:
 
     @property
     def name(self) -> str:
-        """For now."""
+        """The name in the present world."""
         if self._world != _world:
             self._world = _world
             self._name = next_scope(self._kind, set_id(self._set))
@@ -155,13 +155,13 @@ class Scope:
 
 
 def note_join(process_set: int) -> None:
-    """Counts a join of this rank; all members have joined when it makes its next call."""
+    """Counts a join of this rank. When it makes its next call, all members have joined."""
     joins[process_set] += 1
 
 
 def begin_unnamed(call: Call) -> None:
-    """To be called before an unnamed call. Raises ValueError in a second thread; the peers' threads
-    are refused in the same way."""
+    """Call this before an unnamed call. Raises ValueError if another living thread makes such calls
+    in this set; so does every other rank."""
     own = threading.current_thread()
     if call.op in _UNORDERED or call.process_set in _in_order:
         return
@@ -177,7 +177,7 @@ def begin_unnamed(call: Call) -> None:
 
 
 def allow_threads(process_set: int) -> None:
-    """Takes unnamed calls in this set from any thread; the caller sees to their order."""
+    """Allows unnamed calls in this set from any thread. The caller guarantees their order."""
     _in_order.add(process_set)
 
 
@@ -187,7 +187,7 @@ def count_unnamed(process_set: int) -> int:
 
 
 def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
-    """Writes one tensor's request; what it points to is appended to `keep`."""
+    """Fills the request of one tensor. Appends the memory that it points to to `keep`."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -210,8 +210,8 @@ def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
 
 
 def _prepare(parts: Sequence[Part], count: int, site: Site, alike: bool = True) -> int:
-    """The core's number of a call of these `count` tensors, more than one of which are a group; the
-    first one's name is the call's. Raises the core's error, of which peers are not told."""
+    """Prepares a call of `count` tensors, several as a group with the name of the first. Returns
+    its number in the core. Raises the core's error, which peers do not get."""
     requests, keep = _new("farandole_request[]", len(parts)), list[Any]()
     for request, (call, buffer) in zip(requests, parts, strict=True):
         _fill(request, call, buffer, keep)
@@ -227,12 +227,12 @@ def submit(
     own: int = 0,
     alike: bool = True,
 ) -> Any:
-    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
-    `own`: how many frames, that of the caller first, are known to be farandole's; 0: the call has
-    no site. `alike`: whether all ranks make it in one.
+    """Submits the tensors of one call, several as a group; returns int64_t[] of handles. `own`:
+    number of farandole's frames from the caller outwards; 0: the call has no site. `alike`: True if
+    all ranks make it on the same line.
 
-    A call without tensors has one handle too: it waits for the peers, which must have none either.
-    Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
+    A call without tensors has one handle too, which waits for peers; they must have none either.
+    Without `outputs` the core allocates the results, if there are any. Raises the core's error
     about wrong arguments; peers then fail too.
     """
     if call.name is None:
@@ -290,13 +290,13 @@ def told(reason: Exception) -> Exception:
 
 
 def is_told(reason: Exception) -> bool:
-    """Whether this error was reported to the peers, by the core or by public_call."""
+    """True if the core or public_call has reported this error to the peers."""
     return getattr(reason, "_told", False)
 
 
 def refuse(call: Call, reason: Exception, ranks: Sequence[int] = ()) -> None:
-    """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why.
-    `ranks`: of a set that its members make."""
+    """Reports to the peers of a call that this rank cannot take part, and why. `ranks`: the
+    members, if they add or remove a set."""
     refuse_all([call], reason, ranks=ranks)
 
 
@@ -305,8 +305,8 @@ def refuse_all(
     reason: Exception,
     ranks: Sequence[int] = (),
 ) -> None:
-    """Tells the peers of each call that this rank cannot take part, and why. `ranks`: as in
-    refuse()."""
+    """Reports to the peers of each call that this rank cannot take part, and why. `ranks`: the
+    argument of refuse()."""
     said = str(reason) if is_from_core(reason) else f"{type(reason).__name__}: {reason}"
     text = _new("char[]", said.encode(errors="replace"))
     codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
@@ -318,14 +318,14 @@ def refuse_all(
             and call.op not in _UNORDERED
             and _callers.get(call.process_set, own) != own
         ):
-            continue  # this thread's calls have no place in the order
+            continue  # peers do not match this thread's unnamed calls
         request = _new("farandole_request*")
         _fill(request, call, Buffer(0, 0, tuple(ranks), None), keep)
         lib.farandole_refuse(request, code, text)
 
 
 class PreparedCall:
-    """A call that is submitted repeatedly, by one C call each time. For adapters' hooks."""
+    """A call that is submitted repeatedly, each time by one C call. For adapters' hooks."""
 
     __slots__ = ("call", "current", "number", "start", "stream")
 
@@ -337,27 +337,27 @@ class PreparedCall:
         site: Site = UNKNOWN,
         current: Callable[[], int] | None = None,
     ) -> None:
-        """`buffer` gives dtype, shape, device and stream; its pointer is not used.
+        """`buffer` gives dtype, shape and device.
 
-        `pointers`: start() gets cffi pointers, not numbers. `site`: of all its submissions.
+        `pointers`: start() gets cffi pointers, not numbers. `site`: where all submissions are made.
         `current` returns the current stream, for submit() on a GPU. Raises the core's error about
         wrong arguments. Valid until shutdown().
         """
-        self.number = 0  # by which the core knows it
+        self.number = 0  # the core's number of the call
         self.current = current
-        self.stream = 0  # of the last submit() on a GPU
+        self.stream = 0  # used by the last submit() on a GPU
         self.number = _prepare([(call, buffer)], 1, site)
-        # On the CPU, (input, output) -> the core handle's number, or -code for check_count().
+        # On the CPU, (input, output) -> the core's handle, or -code for check_count().
         submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
-        # The same for a caller that only waits; 0: the call is done.
+        # The same for a caller that waits at once; returns 0 if the call is done.
         at_once = lib.farandole_call_pointers if pointers else lib.farandole_call_one
         self.call: Callable[[Any, Any], int] = partial(at_once, self.number)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits with these addresses (input 0: the identity); returns the core's handle.
+        """Submits memory at these addresses (input 0: the identity); returns the core's handle.
 
-        `memory` is what they point into, kept until the core is done with it. After a wait the
+        `memory` owns these addresses and is kept until the core is done with it. After a wait, the
         caller ends the handle by farandole.calls.leases.
         """
         if self.current is None:
@@ -366,12 +366,12 @@ class PreparedCall:
         return self.submit_on(input, output, stream, memory)
 
     def submit_on(self, input: int, output: int, stream: int, memory: object) -> int:
-        """The same on a GPU, where the input is produced in this stream."""
+        """Submits on a GPU. The work in `stream` produces the input."""
         made = _submit_tensors(self.number, (input,), (output,), (stream,), (memory,))
         return made[0]  # type: ignore[no-any-return]
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
-        """Forgets the call, as the end of this object does."""
+        """Makes the core forget the call. __del__ does so too."""
         forget(getattr(self, "number", 0))  # an exception may have come before __init__
 
     __del__ = close

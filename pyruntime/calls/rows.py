@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by member of a process set. Every table has a place for each member: one that has joined
-brings 0 rows, and its derivatives are zeros. For adapters' backward passes, on any thread."""
+"""Row counts for each member of a process set. A member that has joined sends 0 rows, and the
+gradient of rows sent to it is zero. For adapters' backward passes, on any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from farandole.calls.arguments import shown
 
-Table = tuple[int, ...]  # rows by member of the set
+Table = tuple[int, ...]  # row count of each member
 
 
 def splits_of(splits: Any) -> Table:
-    """Splits from a list, an array or a tensor on any device."""
+    """Row counts from a list, an array or a tensor on any device. Raises ValueError for others."""
     if splits is None:
         return ()
     try:
@@ -34,7 +34,7 @@ def splits_of(splits: Any) -> Table:
 
 
 def kept(rows: int, members: int) -> list[int]:
-    """The rows that a reducescatter gives each member, by the core's rule."""
+    """The rows that each member gets from a reducescatter, by the core's rule."""
     return [rows // members + (member < rows % members) for member in range(members)]
 
 
@@ -44,6 +44,6 @@ def parts(splits: Sequence[int], rows: int, members: int) -> list[int]:
 
 
 def places(came: Sequence[int], sent: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The places, among the rows that were sent, of those that came back: all of a member's, or
-    none."""
+    """Indices, among all sent rows, of those that came back. A member returns all rows or none.
+    `came`, `sent`: counts for each member."""
     return np.flatnonzero(np.repeat(np.asarray(came) != 0, sent))

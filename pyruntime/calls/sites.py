@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call sites: the line of the user's program that makes a call, as the core records and compares
-it. Every call looks it up on its caller's thread, so a line that is known costs no more than a few
-look-ups in tables.
+"""Call sites: lines of the user's program that make calls. The core records and compares them.
+Every call looks up its site on its caller's thread, so a known one costs only a few table look-ups.
 
-A site is found from the inside: of the frames that are neither farandole's, torch's nor of another
-library, the innermost one. It is text that is equal on all hosts, wherever they keep the program:
-file:line, of which the file has as many folders as the module's name has dots.
+A site is the innermost frame that is neither farandole's, torch's nor another library's. Its text,
+file:line, is equal on all hosts, wherever they keep the program: the file has as many folders as
+the module's name has dots.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from farandole.config import setting
 from farandole.installed import own_folders
 
 _MOST = 10_000  # code objects that are remembered
-# Of torch.distributed, what makes calls in which all ranks do the same, though ranks use it in
-# different ways: functions of a file, and a file.
+# Code of torch.distributed that ranks may call on different lines, though they make the same call:
+# (function, file), and a file.
 _UNLIKE = ("gather_object", "torch/distributed/distributed_c10d.py")
 _UNLIKE_FILE = "torch/distributed/algorithms/join.py"
-_USERS = ("<stdin>", "<string>")  # programs without a file; other such names are of made code
+_USERS = ("<stdin>", "<string>")  # programs without a file; other names in <> are of generated code
 
 
 class Site:
@@ -35,19 +34,19 @@ class Site:
     __slots__ = ("alike", "pointer", "text")
 
     def __init__(self, text: str, alike: bool) -> None:
-        """`alike`: whether all ranks should be in this line, where they all do the same."""
+        """`alike`: True if all ranks should make the call on this line."""
         self.text = text
         self.alike = alike
         self.pointer: Any = ffi.new("char[]", text.encode(errors="replace")) if text else ffi.NULL
 
 
 UNKNOWN = Site("", False)
-# By id of a code object: the sites in it, by place; None: it is a library's.
+# id of a code object -> its sites by instruction; None for a library's code.
 _codes: dict[int, dict[int, Site] | None] = {}
-_kept: list[CodeType] = []  # those objects, so that others don't get their ids
-_libraries: tuple[str, ...] = ()  # how names of libraries' files begin
+_kept: list[CodeType] = []  # these code objects, so that no other gets their ids
+_libraries: tuple[str, ...] = ()  # prefixes of libraries' file names
 _wanted = False
-# By thread: the site of the public call that it is in, if that has looked it up. See begin().
+# Thread -> the site of the public call that it is in, from begin() to end().
 _outer: dict[int, Site] = {}
 
 
@@ -74,27 +73,27 @@ def here(depth: int) -> Site:
         while (sites := _codes[id(frame.f_code)]) is None:
             frame = frame.f_back
         return sites[frame.f_lasti]
-    except KeyError:  # of a table
+    except KeyError:  # not in a table yet
         return _found(_getframe(depth))
     except (ValueError, AttributeError):  # there are no more frames
         return UNKNOWN
 
 
 def begin(depth: int) -> int:
-    """Gives all calls of this thread until end() the site of the call under way, unless they have
-    one; returns what to pass to end(), 0: nothing. `depth`: as in here()."""
+    """Until end(), all calls of this thread have the present call's site. Returns the argument for
+    end(), or 0 if an outer call has done this. `depth`: see here()."""
     if not _wanted or (own := get_ident()) in _outer:
         return 0
     _outer[own] = here(depth + 1)
     return own
 
 
-# end(own, None): calls of the thread look up their sites again. No signal handler raises in it.
+# end(thread, None) undoes begin(). No signal handler can run in it.
 end = _outer.pop
 
 
 def _found(frame: FrameType | None) -> Site:
-    """The site of a call whose line is not known yet; keeps what it finds."""
+    """Finds a site that is not in a table yet, and stores it."""
     if len(_kept) >= _MOST:
         _codes.clear()
         _kept.clear()
@@ -120,7 +119,7 @@ def _found(frame: FrameType | None) -> Site:
 def _is_users(name: str, module: dict[str, Any]) -> bool:
     if name.startswith("<"):
         return name in _USERS
-    # Code that torch.compile or TensorFlow has made lies in temporary files, others on each rank.
+    # torch.compile and TensorFlow generate code in temporary files, with other names on each rank.
     if str(module.get("__name__")).split(".")[0] == "torch" or "/__autograph_generated_" in name:
         return False
     if any(folder in name for folder in ("/site-packages/", "/dist-packages/")):
@@ -129,7 +128,7 @@ def _is_users(name: str, module: dict[str, Any]) -> bool:
 
 
 def _file(frame: FrameType) -> str:
-    """The end of a file's name that does not depend on where the program lies."""
+    """The part of a file's path that does not depend on the program's folder."""
     path = Path(frame.f_code.co_filename)
     module = str(frame.f_globals.get("__name__", ""))
     folders = module.count(".") + (path.name == "__init__.py")

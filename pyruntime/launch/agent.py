@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent of one host of an elastic job: it starts and kills the ranks there, and passes messages
-between them and the supervisor. membership/agent.py decides. It runs on the main thread; other
-threads put events into its queue.
+between them and the supervisor. membership/agent.py makes its decisions. It runs on the main
+thread; other threads put events into its queue.
 
-A host has one agent of a job at a time: a new one kills its predecessor, and with it its ranks.
+A host has one agent of a job at a time: a new agent kills the old one, and so that one's ranks.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MODULE = "farandole.launch.agent"  # in every agent's command line
 BEAT = 1.0  # seconds between heartbeats
 CONTACT = "FARANDOLE_SUPERVISOR"  # set by the supervisor: its address, its key, the ranks' secret
 PREEMPTED = 75  # exit code of agents and supervisors after a signal
-_LEASE = 30.0  # seconds, until the supervisor has sent its own number
+_LEASE = 30.0  # seconds, until the supervisor sends its lease
 _LAST_WORDS = 1.0  # seconds to wait for the last message of an ended process
 
 Event = Callable[[], object]
 
 
 class _RankListener(Server):
-    """Listens for this host's ranks; processes of other users are refused. Methods with an
-    underscore run on its thread."""
+    """Listens for this host's ranks; refuses other users' processes. Methods with an underscore run
+    on its thread."""
 
     def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
@@ -56,7 +56,7 @@ class _RankListener(Server):
         super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
-        """Sends to the process of this number, if it is connected; any thread."""
+        """Sends to the process of this number, if it is connected. Any thread may call this."""
 
         def send() -> None:
             if rank in self._client:
@@ -78,7 +78,7 @@ class _RankListener(Server):
 
 
 class AgentRunner:
-    """Carries out the agent's decisions: its connections and processes."""
+    """Carries out the agent's decisions. Owns its connections and processes."""
 
     def __init__(self, contact: str, folder: str, host: str, slots: int) -> None:
         self._address, self._key, self._secret = contact.rsplit(" ", 2)
@@ -91,7 +91,7 @@ class AgentRunner:
         self._numbers: dict[str, int] = {}  # by process's name
         self._names: list[str] = []  # inverse of _numbers
         self._processes: dict[str, RankProcess] = {}
-        self._blobs: dict[tuple[str, int, int], str] = {}  # parts of allgathers without an answer
+        self._blobs: dict[tuple[str, int, int], str] = {}  # parts of unfinished allgathers
         self._connection: Connection | None = None
         self._job: dict[str, Any] = {}  # the supervisor's description
         self._over = False
@@ -100,7 +100,7 @@ class AgentRunner:
     # ---- the loop
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Runs until the agent ends. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda *got: self._events.put(lambda: self._preempt(got[0])))
         threading.Thread(target=self._seek, name="supervisor", daemon=True).start()
@@ -309,8 +309,6 @@ _said: SimpleQueue[bytes | threading.Event] = SimpleQueue()
 
 @functools.cache
 def _writer() -> None:
-    """Starts the thread that writes, once."""
-
     def write() -> None:
         while True:
             line = _said.get()
@@ -340,7 +338,8 @@ def kill_predecessor(folder: str, host: str) -> None:
             one = os.pidfd_open(int(process.name))
             try:
                 words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
-                # As programs.own() orders them: srun has the same words, but elsewhere.
+                # Compare words in the order of programs.own(): srun's command line has them
+                # elsewhere.
                 if (
                     words[1:2] == ["-c"]
                     and words[3:4] == [MODULE]

@@ -32,8 +32,6 @@ _SLURM = "the allocation"
 
 
 class _Started:
-    """The process of one agent, and its history."""
-
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pause, self.next = _PAUSES[0], 0.0
@@ -64,8 +62,8 @@ class AgentProcesses:
                 each.process.wait()
 
     def tend(self, hosts: Iterable[Host], scripted: bool, workers: Workers) -> None:
-        """Starts missing agents and replaces silent ones. Without hosts and without a discovery
-        script, in Slurm's allocation or here. `workers` has the agents' last reports."""
+        """Starts missing agents and replaces silent ones. Without hosts and a discovery script, it
+        starts them in Slurm's allocation, or else here. `workers` has their last reports."""
         wanted = {host.name: self._host_command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
@@ -79,12 +77,12 @@ class AgentProcesses:
                 host = name or socket.gethostname()
                 self._kill_silent(name, each, workers.last_heard(host))
                 if workers.is_reachable(host, time.monotonic()):
-                    continue  # even if its ssh has ended
+                    continue  # it works, even if its ssh has ended
             self._start(name, command, each)
 
     def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
-        """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. Behind
-        ssh, the next agent kills it."""
+        """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. If only
+        ssh can be killed, the next agent kills this one."""
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's side of the allgathers by which the ranks of a new world meet. Without sockets
-and clocks."""
+"""The supervisor's side of the allgathers by which the ranks of a new world meet. Uses no sockets
+or clocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ G = TypeVar("G")  # a connection that brings ranks' data and gets the answers
 
 
 class Allgathers(Generic[G]):
-    """Allgathers of the newest world, by turn. Repeated data is answered again."""
+    """Allgathers of the newest world, numbered by turn. Repeated data is answered again."""
 
     def __init__(self) -> None:
         self._world = World()

@@ -36,7 +36,6 @@ class Launcher(ABC):
     authenticates = False  # True if it may carry secrets to other hosts
 
     def __init__(self, program: str) -> None:
-        """`program`: path of the executable."""
         self.program = program
 
     def command(self, job: Job) -> list[str]:

@@ -43,7 +43,7 @@ class JobFolder:
         self._folder, self._say, self._wake = folder, say, wake
         self._asked: Future[Commit] | None = None
         self._since = 0.0  # time of the question
-        self._fails = False  # and this has been reported
+        self._fails = False  # the failure has been reported
         make_folder(folder.path)
         with folder.opened() as place:
             self._lock = open_lock(place, _LOCK)
@@ -64,7 +64,7 @@ class JobFolder:
 
     def close(self) -> None:
         """Notes that all processes of this job have ended."""
-        with contextlib.suppress(OSError):  # the next command waits longer than it must
+        with contextlib.suppress(OSError):  # without this, the next command only waits longer
             os.ftruncate(self._lock, 0)
 
     def newest_commit(self) -> Commit:

@@ -52,9 +52,9 @@ def run(
 
     Starts them as `farandole run` does (`hosts` and `hostfile` as its options, `launcher_args` as
     its --mpi-args; `environment` is set for all ranks). The function calls farandole.init() itself;
-    function and results are sent by cloudpickle, so they may be a notebook's.
-    The ranks' output appears here, with `verbose` the launcher's command too. `executable` is their
-    Python, by default this one. `start_timeout`: seconds until all must have started.
+    function and results are sent by cloudpickle, so they may be defined in a notebook. The ranks'
+    output appears here, with `verbose` the launcher's command too. `executable` is their Python, by
+    default this one. `start_timeout`: seconds until all must have started.
 
     Raises what the function raised, with the rank and its traceback as the cause (if several
     raise, the first exception that is not about another rank's end); PeerError if a rank ended
@@ -185,7 +185,7 @@ def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeou
 def _results(outcomes: dict[int, Outcome], ranks: int, code: int) -> list[Any]:
     failures = [(r, *_error(r, outcome)) for r, outcome in outcomes.items() if outcome.failure]
     of_others = (PeerError, ShutdownError)
-    failures.sort(key=lambda failure: isinstance(failure[1], of_others))  # stable: by arrival
+    failures.sort(key=lambda failure: isinstance(failure[1], of_others))  # keeps order of arrival
     missing = sorted(set(range(ranks)) - set(outcomes))
     if failures and not (missing and isinstance(failures[0][1], of_others)):
         _, error, cause = failures[0]

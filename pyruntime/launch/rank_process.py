@@ -21,13 +21,13 @@ from farandole.membership.messages import End
 from farandole.start.siblings import stat
 
 _CHUNK = 1 << 16
-_STOPPED = "T"  # by a signal; "t", under a debugger, is intended
+_STOPPED = "T"  # a signal has stopped it; "t", under a debugger, is intended
 _writing = threading.Lock()
 
 
 class RankProcess:
-    """A child that the kernel kills when the thread that started it ends. Attributes are the
-    agent's."""
+    """A child that the kernel kills when the thread that started it ends. The agent sets the
+    attributes."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RankProcess:
         another thread. Raises OSError if the process can't be started."""
         self.slot = 0  # number of its slot on the host
         self.settled = False  # its end has been reported
-        self.said: tuple[End, str] | None = None  # how it says that it ends
+        self.said: tuple[End, str] | None = None  # the end that its program has announced
         self.called = False  # a program in it has called init()
         self.connected = False  # to the agent
         self.code: int | None = None  # exit code; None while it lives

@@ -226,8 +226,8 @@ class _Supervisor:
     # ---- agents
 
     def welcome(self, client: Client) -> None:
-        """Tells a new agent about the job. The network may read this message, so it holds no
-        secret: agents get the ranks' environment when they are started."""
+        """Describes the job to a new agent. Others may read this message on the network, so it
+        holds no secret: agents get the ranks' environment when they are started."""
         job, options = self._job, self._options
         description = {
             "command": list(job.command),

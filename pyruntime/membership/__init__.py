@@ -8,7 +8,7 @@ late or repeated.
 
 States of a rank, as Member keeps them:
 
-    state       leaves it when
+    state       condition: next state
     new         its program calls init(): waiting
     waiting     the newest world has it as a member and is later than `over`: training
     training    its call of train() has ended: finished
@@ -18,7 +18,7 @@ States of a rank, as Member keeps them:
 
 States of the job, as Scheduler keeps them:
 
-    state       leaves it when
+    state       condition: next state
     no world    enough workers wait: a world
     a world     a member ended or waits: over
     over        all members that live wait: the next world; or all have finished: a world, done + 1

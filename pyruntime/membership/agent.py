@@ -31,25 +31,25 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Follows the supervisor while it answers. A supervisor without an answer for `lease` seconds
-    has ended, or has given this host up and replaces its ranks. Old and new ranks must not run at
-    the same time: after half of the lease the agent asks its ranks to leave, and at its end it
-    kills them. Not thread-safe; times are the caller's clock, in seconds.
+    """Follows the supervisor while it answers. If it has not answered for `lease` seconds, it has
+    ended, or replaces this host's ranks elsewhere. Old and new ranks must not run at the same time:
+    after half of the lease the agent asks its ranks to leave, and at its end it kills them. Not
+    thread-safe; times are the caller's clock, in seconds.
     """
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._workers: dict[str, Worker] = {}
-        self._first_report: dict[str, int] = {}  # by ended process: first status that has its end
-        self._last_number = 0  # of the newest assignment
+        self._first_report: dict[str, int] = {}  # ended process -> first status that reports it
+        self._last_number = 0  # number of the newest assignment
         self._view = View()
-        self._number = 0  # of the last status
+        self._number = 0  # number of the last status
         self._sent: dict[int, float] = {}  # times of statuses that are not acknowledged
         self._since = now  # when the last acknowledged status was sent
         self._until: float | None = None  # deadline of a preempted host's processes
 
     def set_lease(self, seconds: float) -> None:
-        """Sets the lease to what the supervisor has told."""
+        """Sets the lease that the supervisor has sent."""
         self._lease = seconds
 
     def status(self, now: float) -> AgentStatus:
@@ -105,15 +105,15 @@ class Agent:
         return now - self._since > self._lease
 
     def report(self, name: str, state: WorkerState) -> list[Action]:
-        """Takes the state of a process; the answer is the present view. A child of a process that
-        was forgotten may still report."""
+        """Stores a process's state; the answer is the present view. Ignores unknown processes, such
+        as the child of a forgotten one."""
         if name not in self._workers:
             return []
         self._workers[name] = self._workers[name]._replace(state=state)
         return [Tell(name, self._view)]
 
     def announce(self, name: str, end: End | None) -> None:
-        """Takes how a process says it is about to end. None: another program follows in it."""
+        """Stores the end that a process announces. None: its next program has started."""
         self._workers[name] = self._workers[name]._replace(announced=end)
 
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
@@ -137,7 +137,8 @@ class Agent:
 
     @property
     def drained(self) -> bool:
-        """True if it is, and the supervisor knows that every process here has ended."""
+        """True if this host is being preempted, and the supervisor knows that no process is
+        left."""
         return self.draining and not self._workers
 
     @property

@@ -21,7 +21,7 @@ class Ending:
         self.leaves = True
 
     def fail(self, reason: str, code: int = 1) -> None:
-        """Has all processes killed, and the job fail with this reason."""
+        """Makes the job fail with this reason. All processes are killed."""
         if not self.failure:
             self.failure, self.code = reason, code
 

@@ -8,7 +8,7 @@ from farandole.membership.messages import NOTHING, Commit, View, WorkerState, Wo
 
 
 class Member:
-    """The rank reports what it does, and passes on its agent's messages. `state` is to be sent to
+    """The caller reports what the rank does, passes on its agent's messages, and sends `state` to
     the agent whenever it changes. Not thread-safe."""
 
     def __init__(self, name: str, over: int = 0) -> None:
@@ -25,8 +25,8 @@ class Member:
         self.state = self.state._replace(over=over)
 
     def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Leaves the present world, if any, to wait for the next. Without a reason it has failed,
-        and the others' calls fail too."""
+        """Leaves the present world, if any, to wait for the next. If no reason is given, this rank
+        has failed, and the others' calls fail too."""
         call = self._view.done + 1 if finished else 0
         self.state = self.state._replace(away=True, finished=call, met=met, stalled=stalled)
 

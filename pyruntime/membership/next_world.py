@@ -74,7 +74,7 @@ def choose(
         return held, []  # the others would start in a call that has ended
     joining = [worker for worker in here if worker.name.endswith(JOINS)]
     if not held and 0 < len(joining) < len(here):
-        return [], joining  # they have returned from init() alone; the others are in it
+        return [], joining  # these have returned from init(); the others are still in it
     start = max((worker.state.commit for worker in here), default=NOTHING)
     kept = [worker for worker in here if worker.name not in unwanted]
     has_state = start == NOTHING or any(worker.state.commit == start for worker in kept)

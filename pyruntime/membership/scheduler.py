@@ -48,13 +48,13 @@ class Policy:
 
     least: int  # smallest number of ranks in a world
     most: int  # largest
-    silence: float = 5.0  # without a report: an agent's processes are not waited for
-    lease: float = 30.0  # without an answer: an agent kills its processes
-    late: float = 300.0  # until a rank that does not join the waiting ones is killed
+    silence: float = 5.0  # agents without a report for this long are not waited for
+    lease: float = 30.0  # agents without an answer for this long kill their processes
+    late: float = 300.0  # time for a rank to join the waiting ones; then it is killed
     stalled: float = 2.0  # the same, once a rank has reported that another one hangs
     gather: float = 2.0  # to wait for more agents before the first world
     patience: float = 600.0  # without a world, until the job fails
-    restarts: int = 3  # losses of all ranks without a commit in between
+    restarts: int = 3  # allowed losses of all ranks without a commit in between
     cooldown: tuple[float, float] = (10.0, 600.0)  # first and longest, see Workers
     grows: bool = False  # a discovery script may name new hosts
 
@@ -96,7 +96,7 @@ class Scheduler:
         self._apply_all(self.workers.receive(status, now), now)
 
     def _apply_all(self, changes: Iterable[Change], now: float) -> None:
-        """Successful ends first: a process lost in the same report was lost after them."""
+        """Applies successful ends first: processes lost in the same report were lost after them."""
         for one in sorted(changes, key=lambda one: not ended_well(one.now, self._record)):
             self._apply(one, now)
 
@@ -118,7 +118,7 @@ class Scheduler:
     def _count_loss(self, host: str, name: str, how: str, now: float) -> None:
         self._idle += not self.ending.leaves
         if name in self._record.world.members or not self._record.done:
-            self.ending.lose()  # a stranger's loss after training changes nothing
+            self.ending.lose()  # after training, only the loss of a member counts
         self._cool_down(host, self._describe(host, name, how), now)
 
     def _cool_down(self, host: str, why: str, now: float) -> None:

@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 @dataclass
 class _AgentRecord:
-    """The last report of one agent, and what it has been told."""
+    """The last report of one agent, and the processes that it shall run."""
 
     host: str
     slots: int

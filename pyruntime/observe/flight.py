@@ -81,7 +81,6 @@ def why_no_job(pids: list[int]) -> str:
 
 
 def _why_not(pid: int) -> str:
-    """Explains why this process led to no job."""
     process = Path(f"/proc/{pid}")
     try:
         name = printable((process / "comm").read_bytes().decode(errors="replace").strip())

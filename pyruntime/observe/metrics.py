@@ -26,7 +26,8 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Times that a rank was the last to be ready, and its total seconds after the first one."""
+    """Times that a rank was ready last, and the total seconds by which it was later than the
+    first."""
 
     times: int
     seconds: float

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neutral collectives: arrays of any kind in, arrays of the same kind out. Public calls, for
-any thread.
+"""Collectives on arrays of any kind, which return arrays of the same kind. Public calls, for any
+thread.
 
 `x` waits, `x_async` returns a handle, a trailing underscore means in place, `grouped_x` takes a
 list. If one rank passes a wrong argument, all ranks raise an error: nobody waits for that call.

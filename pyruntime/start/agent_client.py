@@ -49,7 +49,7 @@ class AgentClient:
         self.connection = open_connection(address, b"", int(number), _CONNECT)
         self._send("here", os.getpid())
         what, before = "", 0
-        while what != "begin":  # earlier messages are sent again
+        while what != "begin":  # drops earlier messages: they are repeated
             what, before, *rest = json.loads(self.connection.receive(_CONNECT))
         self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
@@ -80,12 +80,12 @@ class AgentClient:
                     self._changed.notify_all()
         except (OSError, EOFError):
             if os.getpid() == owner and not _ending:
-                # The supervisor may give this host up and start its ranks elsewhere.
+                # The supervisor may replace this host's ranks on other hosts.
                 os.write(2, b"farandole: the agent of this host is gone: this rank ends\n")
                 os.kill(owner, signal.SIGKILL)
 
     def _wait(self, done: Callable[[], bool], until: float = float("inf")) -> None:
-        """Waits for `done()`, which is called under the lock, or until that time."""
+        """Waits for `done()`, called under the lock, or for the time `until`."""
         while not done() and time.monotonic() < until:
             self._changed.wait(_SLICE)
 
@@ -221,7 +221,7 @@ class ElasticBootstrap(Bootstrap):
         return Goodbyes(goodbye, lambda: None)
 
     def abandon(self, reason: BaseException) -> None:
-        """Reports that this rank gives up in init(), so that the others' init() fails too."""
+        """Reports that this rank's init() fails, so that the others' init() fails too."""
         with contextlib.suppress(OSError):
             self._client.leave()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a rank from a child of one, which must not call init(). Used by the bootstrap.
+"""Distinguishes ranks from their children, which must not call init(). Used by the bootstrap.
 
 A child inherits the launcher's variables, so MPI would take it for its parent. Therefore a rank
-also sets RANK_PROCESS: its process and its launcher's variables. A process that inherits it with
-the same launcher variables was not started by a launcher.
+also sets RANK_PROCESS, with its process and its launcher's variables. A process that inherits it
+with the same launcher variables was not started by a launcher.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ REMEDY = (
 
 
 class Rejoin(Enum):
-    """A rank that leaves says by it if it takes part in the next init()."""
+    """Announces whether a leaving rank takes part in the next init()."""
 
     NOW = "a"  # at once, as elastic training restarts
     MAYBE = "p"  # if its program calls init() again
@@ -46,7 +46,7 @@ class Rejoin(Enum):
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Message of a rank that leaves to the others."""
+    """Message from a rank that leaves to the others."""
 
     rejoin: Rejoin
     cause: str = ""  # why it leaves; "" if it has finished normally
@@ -132,8 +132,8 @@ class Bootstrap(ABC):
             )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
-        """Derives the world's key, which connections between its ranks prove. It is never sent: it
-        follows from the secret and from everything that the ranks have exchanged, such as random
+        """Derives the world's key, by which its ranks authenticate connections. It is never sent:
+        it follows from the secret and from everything that the ranks have exchanged, such as random
         numbers and the addresses in the core's blobs."""
         parts = (b"farandole world 1", str(number).encode(), *self._introductions, *blobs)
         return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
@@ -159,7 +159,7 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def abandon(self, reason: BaseException) -> None:
-        """Gives up during init() on this rank alone, and tells the waiting ranks why."""
+        """Called on a rank whose init() fails. Tells the waiting ranks why."""
 
     def world_ranks(self, comm: Any) -> list[int]:
         """Returns this world's ranks in an mpi4py communicator, ascending. Raises ValueError if

@@ -24,7 +24,7 @@ class LauncherVariables:
     rank_variable: str
     local_rank_variable: str = ""  # the first that is set counts
     local_size_variable: str = ""  # the same; Slurm's is a list
-    marks: str = ""  # set only in a rank's process; a batch script has others of Slurm's
+    marks: str = ""  # set only in a rank's process; Slurm sets others in a batch script
     job: str = ""  # their values identify one start of ranks
     leaves: str = ""  # pattern of variables that a rank must not pass to launchers
 
@@ -47,7 +47,7 @@ class LauncherVariables:
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
         found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
-        # srun also sets PMI's variables; its own tell more.
+        # srun also sets PMI's variables, but its own say more.
         same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
         return SRUN.place | found if same else found
 
@@ -130,8 +130,8 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Returns the launcher of this process: MPI's, or torchrun if MPI's has started one process or
-    torchrun's agents."""
+    """Returns the launcher of this process: MPI's, or torchrun if MPI's launcher has started one
+    process, or torchrun's agents."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi

@@ -111,8 +111,8 @@ def _chain_excepthook() -> None:
         if _interactive():
             return
         _cause.exception, _cause.kind = describe(error, kind), kind
-        # Called by the interpreter, the process is ending: leave before it joins threads that may
-        # wait for peers. Called by other code, the process may continue.
+        # If the interpreter calls this, the process is ending: leave before it joins threads that
+        # may wait for peers. If other code calls this, the process may continue.
         if sys._getframe().f_back is None:
             leave_now()
 

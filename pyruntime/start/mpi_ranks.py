@@ -188,7 +188,7 @@ class Mpi(Bootstrap):
         return _MpiGoodbyes(goodbye, received_all, group)
 
     def abandon(self, reason: BaseException) -> None:
-        """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
+        """Called on a rank whose init() fails. Tells the waiting ranks why."""
         if not self._wait.reported:
             with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))

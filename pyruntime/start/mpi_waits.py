@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits with a deadline for MPI, which has none: init() polls, and ranks that give up tell the
+"""Waits for MPI with a deadline, which MPI lacks: init() polls, and a rank that gives up tells the
 others why. Used by mpi_ranks.py, on its thread."""
 
 from __future__ import annotations

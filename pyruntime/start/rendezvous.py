@@ -96,7 +96,7 @@ class RendezvousServer(Server):
         }
 
     def _prepare(self, connection: socket.socket) -> None:
-        """Makes it blocking, with a short limit: rank 0 must get its answer after all others."""
+        """Makes a connection blocking, with a short limit, so that rank 0 gets its answer last."""
         connection.setblocking(True)
         limit_calls(connection, _SERVER_SECONDS)
 

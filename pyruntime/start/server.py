@@ -83,7 +83,7 @@ class Server:
         self._listeners = listeners
         self._pending: dict[Client, None] = {}  # by arrival
         self._clients: dict[Client, None] = {}
-        self._accepts, self._resumes = False, 0.0  # accepts clients; else from this time on
+        self._accepts, self._resumes = False, 0.0  # accepts clients now; if not, from this time on
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -150,16 +150,16 @@ class Server:
                 end.close()
 
     def _step(self) -> bool:
-        """Does what is to do; False: the server is closed."""
+        """Runs one round of the loop. Returns False once the server is closed."""
         self._listen()
         ready = self._selector.select(self._time_left())
-        for key, events in ready:  # first: whoever proves itself now is no stranger any more
+        for key, events in ready:  # first: a client that proves itself now is not dropped
             if isinstance(key.data, Client):
                 self._transfer(key.data, events)
         now = time.monotonic()
         while self._pending and self._oldest().connected_at + self.patience <= now:
             self._forget(self._oldest())
-        for key, _ in ready:  # last: one who calls again leaves first
+        for key, _ in ready:  # last: the old connection of a returning client ends first
             if key.fileobj is self._wake_reader:
                 if not self._wake_reader.recv(_CHUNK):
                     return False
@@ -222,7 +222,6 @@ class Server:
         self._pending[client] = None
 
     def _prepare(self, connection: socket.socket) -> None:
-        """Sets the options of a new connection."""
         connection.setblocking(False)
 
     def _transfer(self, client: Client, events: int) -> None:

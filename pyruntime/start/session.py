@@ -37,8 +37,6 @@ class Refused(ConnectionError):
 
 
 class _Direction:
-    """MACs of one direction."""
-
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
 

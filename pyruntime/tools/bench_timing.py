@@ -97,7 +97,7 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
         for i in (*range(turn, len(peers)), *range(turn)):
             operands[i].fill()
             wrong[i] += operands[i].wrong(runs[i]())
-            times[i] += timed(runs[i], batch)[0]  # in-place sums grow, at last to infinity
+            times[i] += timed(runs[i], batch)[0]  # not checked: in-place sums grow to infinity
         turn = (turn + 1) % len(peers)
     del runs
     return [
@@ -109,7 +109,7 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
 
 
 def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) -> Any:
-    """(seconds of each call but the first, the last output). The first synchronizes the ranks."""
+    """(seconds of each call but the first, which synchronizes the ranks; the last output)."""
     seconds = []
     gc.collect()
     gc.disable()

@@ -46,7 +46,6 @@ def _gpu_backend(timeout: float) -> Iterator[Finding]:
 
 
 def _on_gpu(local_rank: int) -> _Arrays | None:
-    """torch or CuPy arrays on this rank's GPU; None without a GPU."""
     if gpu_count() == 0:
         return None
     try:

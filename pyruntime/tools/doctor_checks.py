@@ -170,7 +170,7 @@ def _limits() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
-    shared = all_cores if mine == 1 else mine  # a rank bound to one core may share it with none
+    shared = all_cores if mine == 1 else mine  # ranks bound to one core each share all cores
     if mine == 1 and all_cores // ranks > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
         yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")

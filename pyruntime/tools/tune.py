@@ -73,7 +73,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refusal(options: argparse.Namespace) -> str:
-    """Reason why rank 0 can't write the file, or ""."""
     if options.dry_run:
         return ""
     if options.output is None:

@@ -66,7 +66,7 @@ def _ratios(
 ) -> list[float]:
     """Times of the trials divided by that of `base`, as medians over turns. Collective.
 
-    Each turn measures all; every other turn goes backwards.
+    Each turn measures all settings; every second turn does so in reverse order.
     """
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(turns):

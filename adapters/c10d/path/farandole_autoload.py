@@ -26,7 +26,7 @@ of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """torch calls it at the end of its import. A failure is a warning, lest `import torch` fail."""
+    """torch calls it at the end of its import. A failure is only a warning: the import succeeds."""
     try:
         if dist.is_available():
             register()

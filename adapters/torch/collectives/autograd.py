@@ -17,7 +17,7 @@ Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 # (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
 Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
-_NAMES = 1024  # names of backward collectives of unnamed calls; then they are used again
+_NAMES = 1024  # unnamed calls give their backward collectives this many names in turn
 
 
 def differentiable(
@@ -41,7 +41,7 @@ def differentiable(
         return gradient(gradients, back)
 
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-    # Tensors of torch.func cannot be sent: `run` raises that on all ranks, apply() on this one.
+    # torch.func's tensors cannot be sent. `run` raises this on all ranks, apply() on this one only.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)
@@ -52,8 +52,8 @@ def differentiable(
 def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
     """The name of a call's backward collective, equal on all ranks.
 
-    It needs one, because backward passes on a GPU run on another thread. That of an unnamed call is
-    made from the number of the call.
+    It needs a name, because backward passes on a GPU run on another thread. An unnamed call derives
+    it from the call's number.
     """
     if name is not None:
         return f"{name}.gradient"

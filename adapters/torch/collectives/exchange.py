@@ -195,7 +195,7 @@ def alltoall_async(
 
 
 def _told(rows: Rows, splits: Any) -> Tensor:
-    """The numbers of rows from each member, in the form that users get."""
+    """The numbers of rows from each member, as the tensor that users get."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
     return torch.from_numpy(rows).to(device, dtype)

@@ -32,16 +32,16 @@ def reducescatter(
 ) -> Tensor:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns a new tensor, differentiable for Average
-    and Sum. The gradient is as in Horovod: all ranks' gradients concatenated, times the number of
-    ranks for Sum.
+    Tensors need at least one dimension; shape and dtype are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns a new tensor,
+    differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
+    concatenated, times the number of ranks for Sum.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
-      yours.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      class.
     - op: Average (the default), Sum, Min, Max or Product.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.
@@ -71,16 +71,16 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
-    low ranks get one more; a result may have none. Returns new tensors, differentiable for Average
-    and Sum. The gradient is as in Horovod: all ranks' gradients concatenated, times the number of
-    ranks for Sum.
+    Tensors need at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    divide evenly, the first ranks get one more; a result may be empty. Returns new tensors,
+    differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
+    concatenated, times the number of ranks for Sum.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
-      yours.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      class.
     - op: Average (the default), Sum, Min, Max or Product.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.

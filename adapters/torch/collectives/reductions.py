@@ -31,15 +31,15 @@ def allreduce(
 ) -> Tensor:
     """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. Returns a new tensor, differentiable for Average
-    and Sum: gradients are reduced as the tensors were.
+    Shape and dtype are equal on all ranks. Returns a new tensor, differentiable for Average and
+    Sum: gradients are reduced as the tensors were.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
-      yours.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      class.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.
 
@@ -69,16 +69,16 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
-    Returns new tensors, differentiable for Average and Sum: gradients are reduced as the tensors
-    were.
+    Shapes and dtypes are equal on all ranks. The list is one call, which succeeds or fails as a
+    whole. Returns new tensors, differentiable for Average and Sum: gradients are reduced as the
+    tensors were.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a class of
-      yours.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; average: its deprecated form.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      class.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.
 
@@ -120,7 +120,7 @@ def _reduced(
     timeout: float | None = None,
 ) -> list[Tensor]:
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        if len(xs) == 1:  # a call that may be repeated
+        if len(xs) == 1:  # prepared, in case it repeats
             return [_reduced_one(xs[0], name, op, factors, process_set, timeout)]
         terms = (None, name, op, *factors, process_set)
         return ops.grouped_allreduce_async(xs, *terms, timeout=timeout).wait()

@@ -18,7 +18,7 @@ from farandole.ops import Average, Sum
 from farandole.torch.kind import check_unused
 from farandole.torch.strides import sparse_sum
 
-_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # the name of its collective
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # name of its collective; default name
 
 
 def elements_of(x: Tensor) -> list[Tensor]:

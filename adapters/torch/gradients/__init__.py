@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The road of gradients, from autograd's hooks to the step that uses them. For optimizers."""
+"""The path of gradients, from autograd's hooks to the optimizer's step. For optimizers."""

@@ -174,7 +174,7 @@ class Rows(Encoding):
         return torch.empty((0, width), dtype=torch.uint8, device=like.device)
 
     def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:
-        """Itself."""
+        """Returns itself: it sends rows already."""
         return self
 
     def encode(self, grad: Tensor) -> Tensor:

@@ -89,8 +89,8 @@ class Gradient:
     # ---- sending
 
     def takes_part(self) -> bool:
-        """True if each round must send it, with data or as absent. A frozen parameter takes part if
-        it has a gradient, because the optimizer then steps it."""
+        """True if each round must send this gradient, with data or as absent. A frozen parameter
+        takes part if it has a gradient, because the optimizer then steps it."""
         if self.parameter.requires_grad:
             return True
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
@@ -154,7 +154,7 @@ class Gradient:
         outside = view is not None and self.grad is not None and not view.holds(self.grad)
         if view is not None and outside and self.encoding.is_plain(sent) and view.fits(sent):
             encoded = view.ready()
-            self.grad = sent = encoded.copy_(sent)  # releases torch's memory to the next gradient
+            self.grad = sent = encoded.copy_(sent)  # frees torch's memory for the next gradient
         self.encoded = encoded
         memory = encoded.untyped_storage(), sent.untyped_storage()
         return self.encoding.submit(address_of(sent), address_of(encoded), memory)

@@ -32,7 +32,7 @@ class Accumulation:
     __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
 
     def __init__(self, wanted: int) -> None:
-        """`wanted`: every so many passes outside of no_sync() one reduces."""
+        """`wanted`: of this many passes outside of no_sync(), the last one reduces."""
         self.wanted = wanted
         self.holding = False  # True in no_sync(): passes only accumulate
         self.restart(reduced=False)
@@ -52,13 +52,13 @@ class Accumulation:
 class BackwardPass:
     """An outermost backward pass, with the Reducers that take part in it.
 
-    Autograd runs each backward() as a task. A nested one (reentrant checkpointing) is a node of the
-    task around it, and autograd does not tell which. So when a task ends inside a node, the nodes
-    behind that node pass the reducers on to the task that runs them. If it has none, because a hook
-    of a leaf called backward(), the node itself does.
+    Autograd runs each backward() as a task. A nested one (reentrant checkpointing) runs inside a
+    node of an outer task, but autograd does not say of which task. So when a task ends inside a
+    node, hooks on the next nodes pass the reducers on to the task that runs those. If there is no
+    next node, because a hook of a leaf called backward(), the node itself gets the hook.
 
-    Autograd alone keeps this object alive, so it is collected with the task. An exception that
-    ends the pass is noticed by that.
+    Only autograd keeps this object alive, so it is collected with the task. By this, reducers
+    notice an exception in the pass.
     """
 
     __slots__ = ("__weakref__", "_reducers")
@@ -67,8 +67,8 @@ class BackwardPass:
         self._reducers: dict[Reducer, None] = {}
 
     def add(self, reducer: Reducer) -> ref[BackwardPass]:
-        """Adds a reducer, which then ends with the pass. Returns a reference that tells the reducer
-        if the pass is collected before its end. (A `__del__` would swallow Ctrl-C.)"""
+        """Adds a reducer, whose round ends with the pass. Returns a weak reference that calls the
+        reducer if the pass is collected before its end. (A `__del__` would swallow Ctrl-C.)"""
         self._reducers[reducer] = None
         return ref(self, reducer.on_pass_lost)
 

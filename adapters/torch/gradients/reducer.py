@@ -38,7 +38,7 @@ _set_grad: Any = _base.grad.__set__
 
 _NAMED = 4  # parameters in an error text
 _serials = count()
-# By the parameter's id: the gradient of the newest optimizer that has it, which alone reduces it.
+# Parameter's id -> its gradient in the newest optimizer that has it. Only that one reduces it.
 _newest: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _all: WeakSet[Reducer] = WeakSet()
 
@@ -47,12 +47,12 @@ class Reducer:
     """Reduces the gradients of one optimizer, round by round.
 
     The first gradient of a backward pass opens a round, and the end of the pass closes it; step()
-    closes what no pass has closed. A gradient that autograd accumulates again in the same pass,
+    closes a round that no pass closes. A gradient that autograd accumulates again in the same pass,
     after it was sent, is reduced in a further round of that pass: the consensus tells all ranks.
 
     A round ends in one of four ways:
     - _finish() delivers the results.
-    - fail(): this rank cannot complete the round, so it fails on all ranks, which may go on.
+    - fail(): this rank cannot complete the round, so it fails on all ranks, which may continue.
     - drop(): the round has failed on all ranks, or the runtime has ended.
     - leave_if_open(): nobody can complete the round, so this rank leaves the job.
 
@@ -75,15 +75,15 @@ class Reducer:
         self.taken = ""  # name of a parameter that a newer optimizer reduces
         self.lock = threading.RLock()
         self.round = Round()
-        # Ranks of an elastic job that were replaced have made fewer optimizers than survivors. So
-        # there an optimizer gets its name at its first use.
+        # In an elastic job new ranks have made fewer optimizers than survivors. So in such a world
+        # an optimizer gets its name at its first use.
         self._enter_world(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
     def _enter_world(self, world: int) -> None:
-        """Names the calls for this world; 0: they get their name later."""
+        """Names the calls for this world; 0: they are named later."""
         self.consensus = Consensus(self.settings.process_set, world)
-        self.named = 0  # as in RoundState
+        self.named = 0  # see RoundState
         self._steps: Counter[int] = Counter()  # step() calls, by the number of join() calls before
         self._equality.restart()
 
@@ -162,7 +162,8 @@ class Reducer:
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             accumulation.reduced = not others or any(grad is not None for grad in others)
         now.closing = accumulation.begin_pass()
-        # Without a name, replaced ranks wait for the end of the pass: optimizers are named there.
+        # In a mixed world optimizers are named at the end of a pass; an unnamed one sends only
+        # then.
         sending = now.closing and (self.has_name or not requests.is_mixed())
         if sending:
             self.open_round()
@@ -268,7 +269,7 @@ class Reducer:
         """
         with self.lock:
             self.check_usable()
-            # A graph that is retained may keep the pass alive; no task runs it any more.
+            # A retained graph may keep the pass alive although no task runs it any more.
             if self.round.inside is not no_pass and (self.round.inside() is None or task_id() < 0):
                 self.leave_if_open("an exception has ended its backward pass")
             try:
@@ -282,7 +283,7 @@ class Reducer:
                 raise
 
     def _finish(self) -> None:
-        """Waits for the closed round, and ends it. Raises its error after the end."""
+        """Waits for the closed round and ends it, then raises its error."""
         now, scope = self.round, self.consensus.scope
         state = self._wait()
         final = not (state.late or state.sparse)
@@ -295,7 +296,7 @@ class Reducer:
         except BaseException as reason:  # on this rank alone, as when a user's decompress() raises
             part.end(reason)
             raise
-        if state.sparse:  # one gradient; the next round tells of further ones
+        if state.sparse:  # names one gradient; later rounds name others
             g = self.gradients[state.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
         self.round = Round(again=not final)
@@ -390,8 +391,8 @@ class Reducer:
             raise reason
 
     def on_pass_lost(self, inside: object) -> None:
-        """Called if an exception has ended the pass `inside`: as leave_if_open(), but a moment
-        later, so that peers are told the exception if it ends the program."""
+        """Called if an exception has ended the pass `inside`. Like leave_if_open(), but waits a
+        moment: if the exception ends the program, peers get it as the cause."""
         now, world = self.round, requests.world()
         if now.inside is not inside:
             return

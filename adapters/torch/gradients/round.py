@@ -45,7 +45,7 @@ class Round:
         self.closing = False  # the end of the pass will close the round
         self.sending = False  # gradients are sent as they are accumulated
         self.late = False  # a gradient was accumulated again after it had been sent
-        self.sparse = 0  # as in RoundState
+        self.sparse = 0  # see RoundState
         self.batch: list[Gradient] = []  # taken, and not sent yet
         self.plain: list[Gradient] = []  # sent in a batch: each becomes `.grad` as it is
         self.sent: dict[Gradient, int] = {}  # all that were sent, with the core's handles
@@ -63,12 +63,12 @@ class RoundState(NamedTuple):
     at_step: int  # 1: step() closes the round; 0: a backward pass or synchronize()
     steps: int  # step() calls since the last join()
     parameters: int  # a checksum of the parameters whose gradients this rank has sent
-    named: int  # optimizers that got their names together, if this one did in this round
+    named: int  # optimizers that were named together, if this one was named in this round
     # Compared, but not required to be equal; see Consensus.equal_models:
     model: int  # a digest of this rank's model, not negative; 0: not compared now
 
 
-_FREE = 2  # the first so many fields may differ
+_FREE = 2  # the first two fields may differ
 _COUNT = len(RoundState._fields)
 _REMEDIES = {
     "at_step": "some ranks reduce in backward(), others in step(): do all ranks make equally many "
@@ -84,7 +84,7 @@ class Consensus:
     world, named as its other calls."""
 
     def __init__(self, process_set: int, world: int) -> None:
-        """`world`: number of the present world; 0: the calls get their name later."""
+        """`world`: number of the present world; 0: the calls are named later."""
         self.scope = next_scope("optimizer", process_set) if world else "optimizer"
         self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)

@@ -44,8 +44,8 @@ def run(
 ) -> list[Any]:
     """Calls farandole.run() with Horovod's argument names, older ones such as `np` included.
 
-    The number of ranks is fixed: by default the upper limit, else the lower one. Raises ValueError
-    for contradicting numbers, and for arguments of other launchers.
+    The number of ranks is fixed: `num_proc`, else the upper limit, else the lower one. Raises
+    ValueError for contradicting numbers, and for arguments of other launchers.
     """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
