@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI of farandole, the only entry to the core. It holds declarations, enums and `#define N literal` only,
- * because cffi reads this file unchanged. Any thread may call any function unless its comment says otherwise.
- * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for the
- * calling thread. "-code" is a negated error code. */
+/* The C ABI of farandole, the only entry to the core. It holds only declarations, enums and `#define N literal`,
+ * because cffi reads this file unchanged. Unless a function's comment says otherwise, any thread may call it, and an
+ * int32_t result is FARANDOLE_OK or an error code. farandole_error() then returns the error's text to the same
+ * thread. "-code" is a negated error code. */
 
 #define FARANDOLE_ABI_VERSION 18
 
@@ -19,7 +19,7 @@
 
 /* Length of farandole_world.key, and a result of farandole_wait that is no error. */
 #define FARANDOLE_KEY_BYTES 16
-#define FARANDOLE_PENDING 100 /* time is up, or a signal came: run handlers, then wait again */
+#define FARANDOLE_PENDING 100 /* a timeout or a signal: run signal handlers, then wait again */
 
 enum farandole_op {
   FARANDOLE_ALLREDUCE = 0,
@@ -30,11 +30,12 @@ enum farandole_op {
   FARANDOLE_BARRIER = 5,
   FARANDOLE_JOIN = 6,
   FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending */
-  FARANDOLE_REMOVE_SET = 8, /* root: the set's id; shape, if by_members: its ranks */
-  FARANDOLE_SCATTER = 9,    /* other ranks' inputs give dtype and trailing shape only */
-  FARANDOLE_SEND = 10,      /* pairs with a receive of rank `root` with the same set and tag, */
-  FARANDOLE_RECEIVE =
-      11, /* first in, first out; both ends must agree on dtype and number of elements */
+  FARANDOLE_REMOVE_SET = 8, /* root: the set's id; with by_members, shape: the set's ranks */
+  FARANDOLE_SCATTER = 9,    /* inputs of ranks but the root give only dtype and trailing shape */
+  /* A send and a receive match, first in, first out, if each names the other's rank as `root` and if set and tag are
+   * equal. Both must agree on dtype and number of elements. */
+  FARANDOLE_SEND = 10,
+  FARANDOLE_RECEIVE = 11,
   FARANDOLE_REDUCE = 12 /* only the root's output is written */
 };
 
@@ -67,14 +68,14 @@ enum farandole_dtype {
   FARANDOLE_FLOAT8_E5M2 = 16
 };
 
-/* One tensor of one call. The core copies strings and arrays, but not buffers: they must stay valid, and nobody
- * may touch them, from farandole_submit until the handle is done. */
+/* One tensor of one call. The core copies strings and arrays, but not input and output: these must stay valid, and
+ * nobody else may access them, from farandole_submit until farandole_settled returns 1. */
 typedef struct farandole_request {
   int32_t op;
   int32_t reduce_op;
   int32_t dtype;
   int32_t device; /* -1: CPU memory; otherwise a CUDA device */
-  /* Root's world rank; send: the receiver's; receive: the sender's, or -1 for any member that sends with this tag. */
+  /* World rank of the root; send: of the receiver; receive: of the sender, or -1 for any sender with this tag. */
   int32_t root;
   int32_t process_set;
   double prescale; /* result = postscale * reduce(prescale * input) */
@@ -82,36 +83,36 @@ typedef struct farandole_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank receives, or contributes the identity */
-  /* allreduce, broadcast, reduce: the input's shape. allgather: as many rows for each member as the input has, so
-   * inputs must be equal. May be the input, except in alltoall and scatter; an allgather's input may lie where its
-   * rows belong. Other overlaps are refused. NULL: drops the result; or, if only negotiation knows its size
-   * (allgather, alltoall, reducescatter, scatter), lets the core allocate it: see farandole_result. */
+  /* allreduce, broadcast, reduce: has the input's shape. allgather: has the input's number of rows for each member,
+   * so all inputs must have the same shape. May be the input, except in alltoall and scatter; an allgather's input
+   * may lie where its rows belong in the output. Other overlaps are refused. NULL: in allgather, alltoall,
+   * reducescatter and scatter the core allocates the result (see farandole_result); other calls drop it. */
   void* output;
-  int32_t n_splits; /* alltoall, and scatter's root: rows for each member; 0 for equal parts */
-  const int64_t* splits;
-  /* NULL: the call is matched by the order of unnamed calls. In send and receive the name is only shown to users. */
+  int32_t n_splits;      /* length of splits; 0: equal parts */
+  const int64_t* splits; /* alltoall, and scatter's root: rows for each member */
+  /* NULL: unnamed calls match by their order. The name of a send or receive is only shown to users. */
   const char* name;
   int32_t by_members; /* add_set, remove_set: 1 if only the ranks in the shape take part */
   int64_t tag;        /* send, receive: not negative */
-  /* Program line, "train.py:12"; NULL: unknown. Compared for calls that match by order: see FARANDOLE_CALL_SITES. */
+  /* Program line, "train.py:12"; NULL: unknown. Ranks compare it for unnamed calls: see FARANDOLE_CALL_SITES. */
   const char* site;
   int32_t any_site; /* 1: ranks may make this call on different lines */
 } farandole_request;
 
-/* Content of a finished handle. shape and received stay valid until the calling thread's next farandole_result_of. */
+/* Result of a finished call. shape and received stay valid until the calling thread's next farandole_result_of. */
 typedef struct farandole_result {
-  void* output;   /* the request's, or memory of the handle until farandole_take */
-  int32_t absent; /* 1: no rank had a buffer; nothing was written */
+  void* output;   /* the request's output, or memory that the handle owns until farandole_take */
+  int32_t absent; /* 1: no rank had an input; nothing was written */
   int32_t ndim;
   const int64_t* shape; /* the output's */
   int32_t n_received;
-  /* allgather, alltoall: rows received from each member of the set; 0 from a joined one */
+  /* allgather, alltoall: rows received from each member of the set; a joined member sends 0 */
   const int64_t* received;
   int64_t value; /* join: the last rank; add_set: the new set's id; receive: the sender */
 } farandole_result;
 
-/* This rank's place. node[r]: the lowest rank of the shared-memory host of world rank r. blobs: the output of each
- * rank's farandole_prepare, in rank order. */
+/* This rank's world. node[r]: the lowest rank that shares memory with world rank r. blobs: the output of each rank's
+ * farandole_prepare, in rank order. */
 typedef struct farandole_world {
   int32_t rank;
   int32_t size;
@@ -120,8 +121,9 @@ typedef struct farandole_world {
   const int32_t* blob_bytes;
   /* Address of an MPI_Comm of these ranks in this order, valid until farandole_shutdown; NULL: no MPI between hosts. */
   const void* mpi_comm;
-  int32_t number; /* counts the worlds of this job: each restart makes the next one */
-  /* FARANDOLE_KEY_BYTES derived from a secret and all blobs, equal on all ranks; proven on the sockets between them. */
+  int32_t number; /* of this world; each restart of the job makes a world with the next number */
+  /* FARANDOLE_KEY_BYTES bytes derived from a secret and all blobs, equal on all ranks. Before two ranks use a socket,
+   * each proves to the other that it knows the key. */
   const char* key;
 } farandole_world;
 
@@ -130,7 +132,7 @@ typedef struct farandole_topology {
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
   int32_t homogeneous; /* 1: every host has the same number of ranks */
-  int32_t world;       /* its number */
+  int32_t world;       /* farandole_world.number */
 } farandole_topology;
 
 typedef struct farandole_variable {
@@ -151,43 +153,43 @@ typedef struct farandole_counter {
 /* ---- starting and leaving. The caller provides one allgather of opaque bytes, nothing else. */
 const char* farandole_version(void);
 const char* farandole_build_id(void);
-/* 1 if this process runs as this user. 0 for the kernel's overflow user (nobody) in a user namespace that does not
- * map every user: there it stands for all unmapped users. */
+/* 1 if this process runs as this user. In a user namespace that does not map every user, 0 for the kernel's overflow
+ * user (nobody), because all unmapped users appear as that one. */
 int32_t farandole_is_own_user(uint32_t user);
-/* Prepares stack reports, once per process and before farandole_prepare. Arguments: the signal on which Python's
- * main thread shall write its stacks (0: none), the non-blocking read end of its pipe, and folders, separated by
- * ':', whose frames are left out on top. Install Python's handler afterwards, over the empty one. */
+/* The signal for stack reports: FARANDOLE_STACK_SIGNAL, else a free one, else 0; or -code. */
 int32_t farandole_stack_signal(void);
+/* Prepares stack reports. Call once per process, before farandole_prepare. Arguments: the signal on which Python's
+ * main thread writes its stacks (0: none), the non-blocking read end of the pipe to which it writes them, and folders,
+ * separated by ':', whose frames are left out on top of a stack. Install Python's signal handler afterwards. */
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
-/* Texts about this process, also before init(): a line for each loaded MPI (file, binary interface, version); a line
- * `eth0 10.0.0.1` for each address that other hosts may reach; two lines about Unix sockets: how this user's paths
- * start, and what processes that can reach each other's have in common. Return the full length, or -code, and write
- * what fits. */
+/* Texts about this process, one item a line, also before init(). farandole_mpi: file, binary interface and version of
+ * the loaded MPI, or nothing. farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach.
+ * farandole_sockets: the prefix of this user's socket paths; a text that is equal in processes that can reach each
+ * other's Unix sockets. They write what fits, and return the full length, or -code. */
 int32_t farandole_mpi(char* text, int32_t capacity);
 int32_t farandole_addresses(char* text, int32_t capacity);
 int32_t farandole_sockets(char* text, int32_t capacity);
 /* Sets the folders, separated by ':', that are searched for libnccl and libnvrtc. Call before farandole_prepare. */
 void farandole_library_folders(const char* folders);
-/* Ends this process after `seconds` with `text` on stderr, unless called again; negative: never. For calls without a
- * limit of their own, such as MPI_Init. If the i-th of `count` processes ends, ends this one at once with texts[i].
- * Returns FARANDOLE_E_PEER if one has ended already. */
+/* Starts a watchdog for calls that have no time limit, such as MPI_Init. After `seconds` it prints `text` on stderr
+ * and ends this process. If processes[i] ends, it does so at once, with texts[i]. The next call replaces the watchdog;
+ * with negative `seconds` there is none. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
 int32_t farandole_end_after(double seconds, const char* text, int32_t count,
                             const int32_t* processes, const char* const* texts);
 /* Step 1: reads the settings and opens this rank's sockets. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
-/* Step 2, after an allgather of the blobs, with world->node as MPI reports it. Returns the rank whose memory this
- * one can share (perhaps its own), or -code. An allgather of the results is world->node of step 3. */
+/* Step 2, after an allgather of the blobs, with world->node as MPI reports it. Returns the lowest rank of this rank's
+ * host (perhaps itself), or -code. An allgather of the results gives world->node for step 3. */
 int32_t farandole_probe(const farandole_world* world);
 /* Step 3: connects to the others, in bounded time. After a failure on any rank, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
-/* Leaves the job. failed: 0 if this rank finished normally; text: otherwise the reason, for the peers
- * ("ValueError: ..."). Returns when all ranks have left, or after FARANDOLE_SHUTDOWN_TIMEOUT with
- * FARANDOLE_E_STALL, whose text names those that have not. If failed, the limit is FARANDOLE_LEAVE_TIMEOUT.
- * Returns FARANDOLE_PENDING after `seconds`: call again. After any other result, no thread of this process
- * accesses a request's buffer or calls MPI. */
+/* Leaves the job. failed: 0 if this rank finished normally; otherwise text tells the peers why ("ValueError: ...").
+ * Returns when all ranks have left. After FARANDOLE_SHUTDOWN_TIMEOUT (if failed, FARANDOLE_LEAVE_TIMEOUT) it returns
+ * FARANDOLE_E_STALL, and the error's text names the ranks that have not left. Returns FARANDOLE_PENDING after
+ * `seconds`: call it again. After any other result, the core neither accesses a request's buffer nor calls MPI. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
 int32_t farandole_initialized(void);
-/* 1: the job has failed, and dead or unreachable ranks will never leave. */
+/* 1: the job has failed because ranks are dead or unreachable; they will never leave. */
 int32_t farandole_broken(void);
 /* In a forked child, returns the parent's topology. */
 int32_t farandole_where(farandole_topology* topology);
@@ -195,88 +197,90 @@ int32_t farandole_where(farandole_topology* topology);
 void farandole_forked(void);
 
 /* ---- work */
-/* Prepares a call: checks it and keeps it without its buffers. Returns its number, or -code. Peers do not learn of
- * a failure; call farandole_refuse to tell them. Several tensors of one process set, all on the CPU or all on the
- * GPU, form a group: one call, reduced together or not at all, with the name, set and site of the first. `count` 0
- * prepares an empty group; tensors[0], a barrier, names it. */
+/* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. A failure is not
+ * reported to peers; call farandole_refuse for that. Several tensors of one process set, all on the CPU or all on the
+ * GPU, form a group: one call, reduced together or not at all, with the name, set and site of the first tensor.
+ * `count` 0 prepares an empty group; tensors[0], a barrier, gives its name. */
 int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count);
-/* Submits prepared calls in order, up to the first that fails; returns its code, and sets the handles of those
- * before. Each call has at least one tensor, and for each an input, an output (addresses; 0: none), a stream and a
- * handle. streams: those that produce the inputs; NULL: all are on the CPU. Peers of the failing call fail, too. */
+/* Submits `count` prepared calls in order. At the first that fails it stops and returns that call's error code; the
+ * calls before have their handles, and the peers of the failed one fail, too. inputs, outputs, streams and handles
+ * have one element for each tensor of each call in turn; an empty group counts as one tensor. Inputs and outputs are
+ * addresses (0: none). streams: the CUDA streams that produce the inputs; NULL: all tensors are on the CPU. */
 int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const uintptr_t* outputs,
                          const uint64_t* streams, int32_t count, int64_t* handles);
-/* Submits one call on one CPU tensor; returns a handle, or -code. Python calls it because arrays take time there,
- * and uses the second form because a pointer takes less than its address. */
+/* Submits a call of one CPU tensor; returns a handle, or -code. For Python, where making arrays takes time. cffi
+ * passes a pointer faster than its address, hence the second form. */
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
-/* Like farandole_submit_one, for a caller that then only waits: ranks of one host complete a small call among
- * themselves. 0: the call is done and has no handle. Returns a handle if it is not done within 20 ms, has failed, has
- * no `input` or no `output`, or a signal has come. */
+/* Like farandole_submit_one, for a caller that only waits next: ranks of one host then complete a small call among
+ * themselves. Returns 0 if the call is done; it has no handle. Returns a handle if the call has failed or is not done
+ * within 20 ms, if it has no `input` or no `output`, or if a signal has come. */
 int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
-/* Reports to the peers of `name` that this rank cannot take part: their call fails with this code and text. A
- * refused join fails with the next farandole_submit of a join, when all have joined. */
+/* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. If the
+ * call is a join, the core reports this when this rank joins; then all joins fail, once every member has joined. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
-/* For callers that copy a user's array, so that the core never sees its address. Returns FARANDOLE_E_ARGUMENT if
- * an unfinished call writes to these elements or, with `writes`, reads them. `size`: bytes of an element; strides
- * in bytes. Always FARANDOLE_OK outside a job. */
+/* Checks an array whose copy a caller passes to the core, which never sees the array's own address. Returns
+ * FARANDOLE_E_ARGUMENT if an unfinished call writes to its elements or, with `writes`, reads them. `size`: bytes of an
+ * element; strides in bytes. Always FARANDOLE_OK outside a job. */
 int32_t farandole_check_unused(uintptr_t address, uint64_t size, int32_t ndim, const int64_t* shape,
                                const int64_t* strides, int32_t writes);
 /* Number of unnamed calls that this rank has made in the set. It is equal on all members. */
 int64_t farandole_count_unnamed(int32_t process_set);
 
-/* 1: done, failed, or launched on a GPU (farandole_wait returns at once); 0: in flight; -code: unknown. */
+/* 1: done, failed, or launched on a GPU, so farandole_wait returns at once; 0: in flight; -code: unknown handle. */
 int32_t farandole_poll(int64_t handle);
-/* Blocks until all are done or one failed. Returns FARANDOLE_OK, the failure's code, or FARANDOLE_PENDING after
- * `seconds` or a signal. Negative: waits for -seconds, and the caller promises to repeat the call. */
+/* Blocks until all handles are done or one has failed. Returns FARANDOLE_OK, the failure's code, or FARANDOLE_PENDING
+ * after `seconds` or a signal. Negative `seconds`: waits for -seconds, and the caller promises to repeat the call. */
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
 /* Like farandole_wait for one handle; releases it if the result is FARANDOLE_OK. */
 int32_t farandole_finish(int64_t handle, double seconds);
-/* Makes later work in this CUDA stream wait for the GPU results among these handles. farandole_wait must have
- * returned for them. Does not block the caller. */
+/* Makes later work in this CUDA stream wait for the GPU results of these handles. Call it after farandole_wait. Does
+ * not block the caller. */
 int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t stream);
-/* 1: the handle's buffers are free (on a GPU later than farandole_wait); 0: in use; -code: no such handle. */
+/* 1: the core no longer uses the handle's buffers (on a GPU later than farandole_wait); 0: it does; -code: no such
+ * handle. */
 int32_t farandole_settled(int64_t handle);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
-/* Releases the handle, if in flight as soon as it is done; its buffers must stay valid until then. */
+/* Releases the handle, at once or when the call is done. Until then its buffers must stay valid. */
 void farandole_release(int64_t handle);
 void farandole_release_all(const int64_t* handles, int32_t count);
-/* Passes a result's memory to the caller, who frees it by farandole_free (on a GPU by farandole_free_on). Returns
- * NULL if there is none, with the reason in farandole_error(): the call failed, its result was taken already or is
- * in the caller's memory, or another thread has shut down. */
+/* Passes the memory of a result to the caller, who frees it with farandole_free (on a GPU: farandole_free_on). Returns
+ * NULL if the core owns none: the call failed, its result was taken already or is in the caller's memory, or another
+ * thread has shut down. farandole_error() says which. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
-/* Frees GPU memory after the work that is now in this CUDA stream, and returns 1. Returns 0 if the stream is being
- * captured into a graph: the caller keeps the memory and tries again later. */
+/* Frees GPU memory after the work now in this CUDA stream, and returns 1. Returns 0 if a graph is being captured from
+ * the stream: the caller keeps the memory and tries again later. */
 int32_t farandole_free_on(void* memory, uint64_t stream);
 
-/* Allocates GPU memory, usable after the work now in this CUDA stream. Free it by farandole_free_on. */
+/* Allocates GPU memory, usable after the work now in this CUDA stream. Free it with farandole_free_on. */
 int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream, void** memory);
-/* Returns the CUDA device of this address, or for address 0 the one that this rank uses; or -code. */
+/* Returns the CUDA device of this address, or this rank's device for address 0; or -code. */
 int32_t farandole_device_of(uintptr_t address);
-/* Makes later work in `stream` wait for the work that is now in `before`. Does not block the caller. */
+/* Makes later work in `stream` wait for the work now in `before`. Does not block the caller. */
 int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream);
 
 /* Copies between GPU and host memory after the work now in this CUDA stream; returns when done. */
 int32_t farandole_copy(int32_t device, uintptr_t target, uintptr_t source, uint64_t bytes,
                        uint64_t stream);
 
-/* Says for whom and why a handle in flight waits. Asks the coordinator, for at most `seconds`. Returns the length
- * of the full text, of which at most `capacity` bytes are written, or -code. */
+/* Writes for which ranks a call waits, and why. Waits at most `seconds` for the coordinator's answer. Returns the
+ * length of the full text, of which at most `capacity` bytes are written, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
 
-/* A collective within a program compiled by XLA: a handler of XLA's FFI (version 0.1) for the platform "cpu".
+/* A handler of XLA's FFI (version 0.1) that makes a collective within a program compiled for the platform "cpu".
  * Register it with XLA, which calls it. Argument: XLA_FFI_CallFrame; result: XLA_FFI_Error, or NULL.
  * csrc/api/api_xla.cc lists the attributes. */
 void* farandole_xla_collective(void* call_frame);
-/* The handler for the platform "CUDA". Returns when the collective is launched, in the order of XLA's stream. */
+/* The handler for the platform "CUDA". Returns when the collective is launched. It runs in XLA's stream order. */
 void* farandole_xla_collective_on(void* call_frame);
 
 /* ---- zero copy */
-/* Allocates zeroed, page-aligned memory that the other ranks of this host map, so collectives on it copy nothing.
- * May be called before, during and after a job. A forked child sees the parent's content until it writes there;
- * the parent never sees the child's writes. */
+/* Allocates zeroed, page-aligned memory that the other ranks of this host can map, so that collectives need no copies.
+ * May be called before, during and after a job. A forked child sees the parent's content until it writes there; the
+ * parent never sees the child's writes. */
 int32_t farandole_allocate(uint64_t bytes, void** memory);
 /* No call on this memory may be in flight. */
 void farandole_deallocate(void* memory);
@@ -285,23 +289,24 @@ void farandole_deallocate(void* memory);
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);
 
 /* ---- watching */
-/* Reason of the calling thread's last failure. */
+/* Text and code of the calling thread's last failure. */
 const char* farandole_error(void);
 int32_t farandole_error_code(void);
-/* Both return the number of rows, or -code. Texts stay valid until this thread's next farandole_variables. */
+/* Return the number of all rows, or -code. Values stay valid until the calling thread's next farandole_variables. */
 int32_t farandole_variables(farandole_variable* rows, int32_t capacity);
 int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
-/* Writes the flight recorder of local rank `local` as JSON, with its last `events` events: at most `capacity`
- * bytes. Returns the full length, or -code. fd: recorder memory of another job of this user; -1: this job's. */
+/* Writes the flight recorder of local rank `local` with its last `events` events as JSON, at most `capacity` bytes.
+ * Returns the full length, or -code. fd: recorder memory of another job of this user; -1: this job's. */
 int64_t farandole_flight(int32_t fd, int32_t local, int32_t events, char* text, int64_t capacity);
-/* Number of ranks that share these recorders, or -code. */
+/* Number of ranks with a recorder in this memory, or -code. */
 int32_t farandole_flight_ranks(int32_t fd);
-/* Traces this rank for Chrome or Perfetto: to PATH on rank 0, to NAME.rankN.SUFFIX next to it on others. */
+/* Writes a trace of this rank for Chrome or Perfetto: on rank 0 to `path`, on rank N to NAME.rankN.SUFFIX next to it.
+ * mark_cycles: 1 marks each batch of log entries. */
 int32_t farandole_start_timeline(const char* path, int32_t mark_cycles);
 int32_t farandole_stop_timeline(void);
-/* Records in this rank's flight recorder how its world was formed, a line for each world, and dumps the recorder. */
+/* Records in this rank's flight recorder how its world was formed (one line for each world), and dumps the recorder. */
 int32_t farandole_story(const char* text);
-/* Records something that looks wrong although nothing has failed: adds a line, and dumps the recorder. */
+/* Adds a line to the flight recorder about something that looks wrong, although nothing has failed, and dumps it. */
 int32_t farandole_finding(const char* text);
-/* Writes FOLDER/flight-rank-N.json for each of these ranks. */
+/* Writes `folder`/flight-rank-N.json for each rank with a recorder in the memory `fd`. */
 int32_t farandole_dump(int32_t fd, const char* folder, const char* reason);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of farandole.h, except GPUs and XLA. Each function finds the runtime and calls it.
+// The functions of farandole.h, except those for GPUs and XLA. Most find the runtime and call it.
 #include "api/api.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        process().mutex.lock();  // a child finds it unlocked, and the runtime consistent
+        process().mutex.lock();  // so no other thread holds it, or changes the runtime, in the fork
         process().arenas.before_fork();
         Fd::before_fork();
       },
@@ -26,7 +26,7 @@ Process::Process() {
         process().mutex.unlock();
       },
       [] {
-        process().arenas.after_fork_in_child();  // needs their descriptors
+        process().arenas.after_fork_in_child();  // first: Fd closes the descriptors that it needs
         Fd::after_fork_in_child();
         process().mutex.unlock();
       });
@@ -172,9 +172,9 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       process().prepared.clear();
     }
     if (!ended) return FARANDOLE_OK;
-    // Destroying the runtime joins its threads and ends its lanes and backends, so nobody uses the users' buffers or
-    // MPI after a shutdown. A thread that still drives it (in farandole_wait, say) holds a reference. It returns
-    // soon, because all that it waits for has failed.
+    // The runtime's destructor joins its threads and ends its lanes and backends, so afterwards nothing uses users'
+    // buffers or MPI. A thread in farandole_wait may still hold a reference. It returns soon, because every call has
+    // failed.
     leaving.reset();
     if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {
@@ -349,7 +349,7 @@ FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* te
 }
 
 FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out) {
-  // The arrays belong to the calling thread, because the handle and the runtime may go at any time.
+  // One copy per thread, because another thread may release the handle or destroy the runtime at any time.
   thread_local std::vector<int64_t> shape, received;
   return guarded([&] {
     runtime()->handles().look(handle, [&](const Outcome& outcome) {

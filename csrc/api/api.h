@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of the process that all functions of the C ABI share, and the conversion of exceptions into error codes.
+// The process's state that functions of the C ABI share, and the conversion of exceptions into error codes.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@
 
 namespace farandole {
 
-// A call kept by farandole_prepare_call, with its runtime: one look-up finds both.
+// A call that farandole_prepare_call keeps, with its runtime, so that one look-up finds both.
 struct PreparedCall {
-  // Submits a call on one tensor. `waits`: the caller will only wait, so it may complete here; then returns 0.
+  // Submits the call of one tensor; returns its handle. If `waits`, the call may complete here; then returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
       throw Error(ErrorCode::kInvalidArgument, "this call has several tensors");
@@ -46,12 +46,12 @@ struct PreparedCall {
   CheckedCall call;
 };
 
-// Everything that outlives a runtime. Never destroyed, because threads may use it during process exit.
+// The state that outlives a runtime. Never destroyed, because threads may use it during process exit.
 struct Process {
   std::mutex mutex;
   std::unique_ptr<LocalEndpoint> endpoint;
-  std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's, for its topology
-  std::shared_ptr<ExitLatch> ended;  // set when the last runtime is destroyed
+  std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's; only its topology is used
+  std::shared_ptr<ExitLatch> ended;  // opens when the last runtime is destroyed
   std::unique_ptr<Watchdog> init_limit;
   std::mutex prepared_mutex;
   std::unordered_map<int64_t, std::shared_ptr<const PreparedCall>> prepared;
@@ -59,7 +59,7 @@ struct Process {
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
   std::mutex on_gpu_mutex;
-  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;  // memory taken by callers
+  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;  // memory that callers must free
   StackSource stacks;
   ArenaPool arenas;
 
@@ -78,14 +78,14 @@ inline std::vector<std::string> folders_of(const char* text) {
   return folders;
 }
 
-// Fixed size: needs no freeing and cannot fail.
+// A fixed array, so that reporting an error needs no memory.
 inline thread_local char last_error[16384];
 inline thread_local ErrorCode last_code = ErrorCode::kOk;
 
 inline int32_t set_error(ErrorCode code, const char* text) {
   size_t length = std::min(std::strlen(text), sizeof last_error - 1);
   const auto inside_character = [&] { return (text[length] & 0xC0) == 0x80; };
-  while (length > 0 && inside_character()) --length;  // UTF-8
+  while (length > 0 && inside_character()) --length;  // do not cut a UTF-8 character
   std::memcpy(last_error, text, length);
   last_error[length] = '\0';
   last_code = code;
@@ -142,7 +142,7 @@ auto negated(Body&& body) -> decltype(body()) {
   return done ? result : -result;
 }
 
-// True once XLA knows our handlers: its threads may make calls that no Python thread announces.
+// True once XLA has called a handler: then threads of XLA make calls, too, without Python.
 inline std::atomic<bool> xla_may_call{false};
 
 inline Deadline deadline_in(double seconds) {
@@ -151,14 +151,14 @@ inline Deadline deadline_in(double seconds) {
   return Deadline::in(std::chrono::nanoseconds(static_cast<int64_t>(std::max(seconds, 0.0) * 1e9)));
 }
 
-// The caller's array; throws if `count` is negative.
+// Returns the caller's array as a span; throws if `count` is negative.
 template <class T>
 std::span<T> span_of(T* first, int32_t count) {
   if (count < 0) throw Error(ErrorCode::kInvalidArgument, "a count of " + std::to_string(count));
   return {first, static_cast<size_t>(count)};
 }
 
-// Number of `rows` that fit into the caller's `capacity`.
+// Number of rows that fit into the caller's array.
 inline size_t rows_in(int64_t capacity, size_t rows) {
   return std::min(rows, static_cast<size_t>(std::max<int64_t>(capacity, 0)));
 }
@@ -176,7 +176,7 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns these calls, up to the first unknown one. References, for the reason given below.
+// Returns these calls, up to the first unknown one; shared, because shutdown() may clear the table meanwhile.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;
@@ -190,13 +190,12 @@ inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
   return known;
 }
 
-// Returns a reference, because shutdown() may clear the table meanwhile.
 inline std::shared_ptr<const PreparedCall> prepared_call(int64_t number) {
   std::unique_lock lock(process().prepared_mutex);
   auto found = process().prepared.find(number);
   if (found == process().prepared.end()) {
     lock.unlock();
-    runtime();  // throws if not initialised, the likelier reason
+    runtime();  // throws a clearer error if there is no runtime
     throw Error(ErrorCode::kInvalidArgument,
                 "this call was prepared before the last shutdown(), or forgotten");
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the C ABI that XLA calls: a collective as one instruction of a compiled program.
 //
-// XLA passes the call as attributes, which adapters/jax/program.py writes: "call" (numbers in the order of enum
-// Head), "dtypes" (farandole's, by tensor), "members" (ranks of the set when the program was compiled), "factors" and
-// "name". The handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so
-// blocked ranks wait for the same call. On a GPU the handler returns at the launch, and XLA's stream waits for the
-// results.
+// adapters/jax/program.py describes the call in attributes: "call" (numbers in the order of enum Head), "dtypes" (a
+// farandole dtype for each tensor), "members" (ranks of the set when the program was compiled), "factors" and "name".
+// The handler blocks one of XLA's threads. A token gives the collectives of a program one order on all ranks, so
+// blocked ranks wait for the same call. On a GPU the handler returns once the call is launched, and XLA's stream waits
+// for the results.
 #include "api/api.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
@@ -16,7 +16,7 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-// Seconds. A signal ends a wait early, but its handler runs only after XLA's program, so the call waits again.
+// Seconds in one wait. A signal ends a wait early. Python handles it only after XLA's program, so the call waits again.
 constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
@@ -54,7 +54,7 @@ std::span<const T> numbers(const xla::Attributes& all, std::string_view name, si
   return {static_cast<const T*>(array->values), array->count};
 }
 
-// Fails unless the ranks are those of compile time: numbers of sets and ranks may have changed their meaning.
+// Throws unless rank and members are those of compile time: after a restart, numbers may mean other sets and ranks.
 void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
   const auto here = runtime();
   const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);
@@ -67,7 +67,7 @@ void check_world(std::span<const int32_t> head, std::span<const int32_t> members
           ": the ranks have changed. Remedy: jax.clear_caches(), or jit the function again");
 }
 
-// Device of the tensors, and the stream in which XLA produces the inputs and reads the results.
+// The tensors' device, and the stream in which XLA produces the inputs and reads the results.
 struct DeviceStream {
   int32_t device = kCpuDevice;
   uint64_t stream = 0;
@@ -109,7 +109,8 @@ class XlaCall {
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Throws the call's failure once the core no longer uses its buffers (on a GPU: once XLA's stream waits for that).
+  // Makes the call. Returns, or throws its failure, when the core no longer uses the buffers; on a GPU, when XLA's
+  // stream waits for that.
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;
@@ -140,7 +141,7 @@ class XlaCall {
   // True if the result's size is known before the call: the core then writes directly into XLA's buffer.
   bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
 
-  // Waits for all; returns the first failure.
+  // Waits for all handles, also after a failure; returns the first failure.
   static Failure waited(const std::vector<Handle>& handles) {
     Failure first;
     for (Handle handle : handles) {
@@ -154,7 +155,7 @@ class XlaCall {
   }
 
   void submit(Runtime& here, const CheckedCall& call, std::vector<Handle>& handles) const {
-    static double no_elements;  // XLA's pointer may be null if there are no elements
+    static double no_elements;  // replaces XLA's pointer, which may be null for an empty tensor
     const auto address = [](void* data) {
       return reinterpret_cast<uintptr_t>(data ? data : &no_elements);
     };
@@ -185,7 +186,7 @@ class XlaCall {
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = this;  // not null: this rank has an input
+    made.input = this;  // any address: says that this rank has an input
     made.name = name_.c_str();
     return made;
   }
@@ -204,7 +205,7 @@ class XlaCall {
            "rank calls join()";
   }
 
-  // Copies a result that the core allocated, if it has the shape for which the program was compiled.
+  // Copies a result that the core allocated into XLA's buffer. Fails if the program was compiled for another shape.
   Failure taken(size_t i, Handle handle) const {
     if (direct()) return {};
     const xla::Buffer& output = *outputs_[i];
@@ -255,7 +256,7 @@ class XlaCall {
   std::vector<std::vector<int64_t>> shapes_;
 };
 
-// Class name in Python, which XLA's single class of errors cannot express, and the nearest code of XLA.
+// The error's class in Python, which goes into the text, and XLA's nearest code.
 struct XlaError {
   const char* name;
   xla::Code code;
@@ -273,8 +274,8 @@ XlaError xla_error(ErrorCode code) {
   }
 }
 
-// Answers XLA's question for which version this handler was written. Structs only grow at their ends within a major
-// version, and versions of XLA accept different minor ones, so each gets its own back.
+// If XLA asks for the handler's version, answers and returns true. Structs only grow at their ends within a major
+// version, so the answer is XLA's own minor version, the only one that it may accept.
 bool answered(const xla::CallFrame& frame) {
   for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
     if (each->type != xla::kMetadataExtension) continue;

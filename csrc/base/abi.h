@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Includes farandole.h with a guard and C linkage, which cffi could not read there.
+// Includes farandole.h with an include guard and C linkage, which cffi could not parse in that file.
 #pragma once
 
 #include <cstddef>

@@ -4,8 +4,6 @@
 namespace farandole {
 
 const char* version() { return FARANDOLE_VERSION; }
-const char* build_id() {
-  return FARANDOLE_BUILD_ID;
-}  // CMakeLists.txt defines it for this file only
+const char* build_id() { return FARANDOLE_BUILD_ID; }  // CMakeLists.txt defines this macro
 
 }  // namespace farandole

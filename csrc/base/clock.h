@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// CLOCK_MONOTONIC: comparable between processes of one host; never set back.
+// CLOCK_MONOTONIC: comparable between processes of one host, and never set back.
 inline int64_t now_ns() {
   if (g_simulated_kernel) [[unlikely]]
     return g_simulated_kernel->now_ns();
@@ -23,14 +23,14 @@ inline int64_t now_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Nanoseconds since 1970. People and daemons may set this clock.
+// Nanoseconds since 1970. Users and NTP may set this clock forward or back.
 inline int64_t epoch_ns() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Converts a setting in seconds, clamped to 0 .. 1e9.
+// Converts seconds, clamped to 0 .. 1e9.
 inline std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives, one row of traits each. Code reads these rows instead of comparing Op values, so a collective that
-// moves bytes by an existing pattern needs only a value of Op and a row.
+// The collectives, with a row of traits for each. Code reads traits instead of comparing Op values, so a collective
+// with an existing Pattern needs only a value of Op and a row.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
+// The C ABI (FARANDOLE_* in farandole.h) and messages between ranks contain these values: append only.
 enum class Op : int32_t {
   kAllreduce = 0,
   kBroadcast = 1,
@@ -28,34 +28,34 @@ enum class Op : int32_t {
   kReduce = 12,
 };
 
-// Data movement from inputs to outputs. Backends choose their algorithm by it.
+// Data movement from inputs to outputs. It determines a backend's algorithm.
 enum class Pattern : uint8_t {
-  kNone,            // no backend is involved
-  kMeet,            // no bytes and no backend; done when all members have come
+  kNone,            // no bytes move
+  kMeet,            // no bytes move; done when all members have made the call
   kReduceToAll,     // one result for all members, or for the root if there is one
-  kReduceToOwners,  // one result; each member receives its rows
-  kOneToAll,        // the root's input, to all
-  kEachToAll,       // all inputs concatenated, to all
-  kEachToEach,      // rows of every input, or of the root's only, to each member
+  kReduceToOwners,  // one result; each member receives its own rows
+  kOneToAll,        // all members receive the root's input
+  kEachToAll,       // all members receive all inputs, concatenated
+  kEachToEach,      // each member receives some rows of every input, or of the root's
 };
 
-// Meaning of the numbers in Part::rows.
+// Meaning of the numbers in Part::rows (data/backend/backend.h).
 enum class Rows : uint8_t {
-  kNone,     // none: the result is as large as the input
-  kKept,     // by member: rows of the result that it receives, computed from the shape
-  kBrought,  // by member: rows of its input; in the log entry
-  kPairs,  // rows sent, by sender * members + receiver (with a root: by receiver); in the log entry
+  kNone,     // there are none: the result is as large as the input
+  kKept,     // for each member, rows of the result that it receives; computed from the shape
+  kBrought,  // for each member, rows of its input; the log entry contains them
+  kPairs,    // rows sent, at sender * members + receiver (with a root: receiver); in the log entry
 };
 
-// Rows of the result that a member receives, if kKept. The first members get the remainder, as in Horovod.
+// For kKept: rows that a member receives. The first members get the remainder, as in Horovod.
 constexpr int64_t kept_rows(int64_t rows, int member, int members) {
   return rows / members + (member < rows % members ? 1 : 0);
 }
 
-// Meaning of Signature::root: the only member with an input, the only one with a result, or a process set.
+// Meaning of Signature::root: the only member with an input, the only member with a result, or a process set.
 enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
-// Which end of a message a call is. PostTable matches the ends; the sender's row then runs as a collective of the two.
+// The end of a message that a call is. PostTable matches a send and a receive. Both ranks then run the sender's row.
 enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {
@@ -64,31 +64,31 @@ struct CollectiveTraits {
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
   bool rides_along =
-      false;  // small inputs travel in the report, the result in the log, without a backend
+      false;  // small inputs travel in reports, and their result in the log, without a backend
   bool changes_sets = false;  // adds or removes a process set; all ranks of the world take part
   End end = End::kNone;
 
-  // True if a backend may have to move bytes. Other calls are done when their log entry is read.
+  // True if a backend may have to move bytes. Other calls are done when the rank reads their log entry.
   constexpr bool moves_bytes() const {
     return pattern != Pattern::kNone && pattern != Pattern::kMeet;
   }
   constexpr bool reduces() const {
     return pattern == Pattern::kReduceToAll || pattern == Pattern::kReduceToOwners;
   }
-  // Waits for one other rank, not for all members.
+  // True if the call waits for one other rank, not for all members.
   constexpr bool paired() const { return end != End::kNone; }
   constexpr bool from_root() const { return root == Root::kSource; }
   constexpr bool to_root() const { return root == Root::kTarget; }
   constexpr bool rooted() const { return from_root() || to_root(); }
-  // All members do the same here, so they should call from one line. With different roles they often do not.
+  // True if all members have the same role. Then they should call from the same program line.
   constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
-  // Members may differ in the first dimension, so the result's is known only when all have reported.
+  // True if members may differ in the first dimension: the result's is known when all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
-  // Each member says how many rows it sends to each other member.
+  // True if each sender says how many rows it sends to each member.
   constexpr bool splits() const { return rows == Rows::kPairs; }
-  // Rows are distributed, so the input needs at least one dimension.
+  // True if rows are distributed: the input then needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
-  // Number of row counts in the log entry, and the index of a member's first one.
+  // Number of row counts in the log entry, and the index of a member's first count.
   constexpr size_t logged_rows(size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;

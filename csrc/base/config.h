@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-// Source of a variable's value, weakest first.
+// Source of a variable's value. A later one overrides an earlier one.
 enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
 const char* text_of(Source source);
 
@@ -28,7 +28,7 @@ struct Config {
   double shutdown_timeout;
   double peer_timeout;
   std::string wire;       // between hosts
-  std::string interface;  // addresses_of() in lib/net/interfaces.h
+  std::string interface;  // format: addresses_of() in lib/net/interfaces.h
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;
@@ -39,8 +39,8 @@ struct Config {
   std::string shared_gpu;
   std::string gpu_order;
   std::string nccl_algo;
-  // This rank's only
-  int64_t spin_us;  // -1: decide from the cores at hand
+  // Each rank's own values
+  int64_t spin_us;  // -1: Spin decides by the number of cores
   std::string priority;
   std::string cpu_target;
   std::string log_level;
@@ -51,7 +51,7 @@ struct Config {
   std::string nccl_library;
   std::string nvrtc_library;
   std::string nvtx_library;
-  std::string nvtx;      // not empty: a profiler is listening
+  std::string nvtx;      // not empty: name buckets on a profiler's timeline
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package
   std::string rendezvous;
@@ -65,19 +65,18 @@ struct Config {
   double checkpoint_seconds;
   int64_t verify_every;
 
-  std::vector<std::string> library_folders;  // Python packages' folders, searched for GPU libraries
-  std::string tuning;                        // the file that was read
-  std::vector<Source> sources;               // one per row of the table
+  std::vector<std::string> library_folders;  // folders of Python packages with GPU libraries
+  std::string tuning;                        // path of the tuning file that was read
+  std::vector<Source> sources;               // one per row of variables()
 };
 
-// Allowed values: a number from `least` to `most`, or one of the texts in `choices` (separated by ", "; "": any).
+// Allowed values: a number from `least` to `most`, or one of the texts in `choices` (separated by ", "; "": any text).
 struct Limits {
   int64_t least = 0;
   int64_t most = INT64_MAX;
   const char* choices = "";
 };
 
-// One setting. Every command that reads it takes its limits from here, so all refuse the same values.
 struct Variable {
   const char* name;
   const char* alias;  // Horovod's name for the same setting, or ""
@@ -87,17 +86,17 @@ struct Variable {
   std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
   Limits limits = {};
 
-  // Throws Error(kInvalidArgument) naming the variable. Sizes may end in K, M or G.
+  // Sizes may end in K, M or G. Throws Error(kInvalidArgument) that names the variable.
   void set(Config& config, const std::string& text) const;
   std::string get(const Config& config) const;
 };
 
 std::span<const Variable> variables();
 
-// Reads the environment, else the tuning file, else the default.
+// Reads each variable from the environment, else from the tuning file; else it has the default.
 Config read_config();
 
-// Job-wide values as text, a line per row of the table. Rank 0 sends it at init.
+// The job-wide values, a line each. In init() rank 0 sends this text, and the other ranks apply it.
 std::string job_wide_text(const Config& config);
 void apply_job_wide_text(Config& config, const std::string& text);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types, one row of traits each. A type also has loops (kernels/loops.h) and a GPU element (gpu_move.cu).
+// The element types, with a row of traits for each. A type also has loops in kernels/loops.h and a GPU type in
+// kernels/gpu_move.cu.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@
 
 namespace farandole {
 
-// Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
+// The C ABI (FARANDOLE_* in farandole.h) and messages between ranks contain these values: append only.
 enum class DType : int32_t {
   kUInt8,
   kInt8,
@@ -39,20 +40,20 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  DType real;     // type on devices: parts of a complex number; uint8 for bool; otherwise itself
-  DType carrier;  // type of sums: always for floats, for integers only with factors or a divisor
-  int nccl;       // ncclDataType_t; -1: NCCL has none
-  // Bit patterns of values used in reductions, by parts for complex types. 0 is all zero bits.
+  DType real;     // type on GPUs: that of a complex number's parts; uint8 for bool; else the same
+  DType carrier;  // accumulator of floats; of integers only if there are factors or a divisor
+  int nccl;       // ncclDataType_t; -1: NCCL lacks the type
+  // Bit patterns of values used in reductions (complex types: of each part). 0 is all zero bits.
   uint64_t one;
-  uint64_t highest;  // infinity, if the type has one
-  uint64_t lowest;   // minus infinity, likewise
+  uint64_t highest;  // infinity if the type has it
+  uint64_t lowest;   // minus infinity if the type has it
   uint64_t
       not_finite{};  // bits that are all ones only in NaN and infinity; 0: all values are finite
 
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // Floats that NCCL lacks are not reduced on GPUs. Other types that it lacks travel as their carrier type.
+  // False for floats that NCCL lacks. NCCL reduces other types that it lacks as their carrier type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 
@@ -73,7 +74,7 @@ constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int n
   return {name, sizeof(T), NumberKind::kInteger, type, carrier, nccl, 1, highest, lowest};
 }
 
-// Floats below 32 bits. The constants are bit patterns.
+// A float type of fewer than 32 bits.
 constexpr DTypeTraits small(const char* name, size_t size, DType type, int nccl, uint64_t one,
                             uint64_t highest, uint64_t not_finite) {
   const uint64_t lowest = highest | uint64_t{1} << (8 * size - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception type. Its code crosses the C ABI and selects the Python class.
+// The core's only exception type. Its code crosses the C ABI and selects the Python class.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-// Values are part of the C ABI (FARANDOLE_E_* in farandole.h) and of the log: append only.
+// The C ABI (FARANDOLE_E_* in farandole.h) and messages between ranks contain these values: append only.
 enum class ErrorCode : int32_t {
   kOk = 0,
   kInternal = 1,         // FarandoleError: a bug in farandole
@@ -31,11 +31,11 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Throws kLibrary for a failed system call: `what`, errno's text and, if given, the remedy.
+// Throws Error(kLibrary) for a failed system call. Its text: `what`, the error number's text and the remedy, if given.
 [[noreturn]] void throw_system_error(const std::string& what, int error_number,
                                      const std::string& remedy = {});
 
-// A failure as a value, carried by log entries and handles.
+// An error as a value, in log entries and handles. False: no error.
 struct Failure {
   ErrorCode code = ErrorCode::kOk;
   std::string text;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
                                                     "warning", "error", "fatal"};
 
-// A token bucket. It holds one second's worth, so a burst of that many lines passes.
+// A token bucket: one token per line. It holds one second's tokens, so a burst of that many lines passes.
 class Budget {
  public:
   bool take(int64_t per_second) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log lines on stderr, one per event: rank and host, level, text. A flood is rate-limited.
+// Writes log lines to stderr: rank and host, level, text. A rate limit drops excess lines.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
 
-// Makes a text from another process safe for a terminal: escapes control characters except line ends and tabs.
+// Makes a text of another process safe for a terminal: escapes all control characters but line ends and tabs.
 std::string printable(std::string_view text);
 
 struct LogLine {
@@ -31,7 +31,6 @@ using LogFormat = std::string (*)(const LogLine&);
 std::string plain_line(const LogLine& line);
 // {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for log collectors.
 std::string json_line(const LogLine& line);
-// Format for "text" or "json"; the config refuses other names.
 LogFormat log_format_of(const std::string& name);
 
 struct LogSettings {
@@ -42,13 +41,13 @@ struct LogSettings {
   int64_t per_second = 0;  // limit for lines below kError; 0: unlimited
 };
 
-// Called at init. The defaults apply until then.
+// init() calls it. Until then the defaults apply.
 void set_log(LogSettings settings);
 
 // Any thread may call it. Writes each line by one write(2), so lines of several ranks do not mix.
 void log(LogLevel level, const std::string& text);
 
-// Runs one step of a shutdown that has to go on, and logs its error.
+// Runs one step of a shutdown. If it throws, logs the error, so that the shutdown goes on.
 template <class Step>
 void attempt(const std::string& what, Step&& step) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which users and which of their files farandole trusts: this user's and root's. Any thread may call these functions.
+// Tells which files farandole trusts: those of this user and of root. Any thread may call these functions.
 #pragma once
 
 #include <fcntl.h>
@@ -10,28 +10,28 @@
 
 namespace farandole {
 
-// True for the user that this process runs as. False for the kernel's overflow user (65534, nobody) in a user
-// namespace that does not map every user: there it stands for all unmapped users.
+// True for the user that this process runs as. In a user namespace that does not map every user, false for the
+// kernel's overflow user (65534, nobody), because all unmapped users appear as that one.
 bool is_own_user(uid_t user);
 
-// True if nobody but this user and root can have written the file or folder.
+// True if only this user and root can have written the file or folder.
 bool is_own(const struct stat& found);
 
-// Looks up a name in a folder without following a link. Returns nullopt with errno.
+// Returns the status of a name in a folder, without following a link; nullopt: see errno.
 std::optional<struct stat> look_at(int folder, const char* name);
 
-// True if only this user or root can have chosen what is at the name `found` in `folder`. In a folder without sticky
-// bit that others may write to, they could have put it there, or moved a link of this user to it.
+// True if only this user or root can have put the file `found` into `folder`. If other users may write to the folder
+// and it has no sticky bit, they may have done so, or have renamed a link of this user.
 bool is_own_choice(int folder, const struct stat& found);
 
 constexpr int kOwnFolder = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
-// Opens the end of `path` with these flags, component by component: kOwnFolder, or flags to read a file. Creates
-// missing folders if `makes`. Returns -1 with errno, EPERM for a link that fails is_own_choice(). A file to read must
-// be in a folder of this user or root, and a link to it in one that is_own().
+// Opens `path` component by component, the last with `flags`: kOwnFolder, or flags to read a file. Creates missing
+// folders if `makes`. Returns -1 with errno; EPERM: a link fails is_own_choice(). A file to read must be in a folder
+// of this user or root, and a link to the file in a folder that passes is_own().
 int open_own(const std::string& path, int flags, bool makes = false);
 
-// Text of a regular file that is_own(), opened by open_own(). Returns nullopt if there is none; `why` then says what
-// is wrong with the file, or is empty if it cannot be opened. Never waits for a pipe's writer; reads at most 64 MB.
+// Returns the text of a regular file of at most 64 MB that open_own() opens and that passes is_own(). On nullopt, `why`
+// says what is wrong with the file; it is empty if the file cannot be opened. Never waits for a pipe's writer.
 std::optional<std::string> read_own_file(const std::string& path, std::string& why);
 
 }  // namespace farandole

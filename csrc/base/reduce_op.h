@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduce ops (ways to combine inputs into one result), one row of traits each.
+// The reduce ops (ways to combine inputs into one result), with a row of traits for each.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
+// The C ABI (FARANDOLE_* in farandole.h) and messages between ranks contain these values: append only.
 enum class ReduceOp : int32_t {
   kAverage = 0,
   kSum = 1,
@@ -24,9 +24,9 @@ enum class ReduceOp : int32_t {
 struct ReduceOpTraits {
   const char* name;
   bool sums = false;
-  bool declared = false;  // the caller computes the result; ranks agree on the op only
+  bool declared = false;  // the core only compares the op between ranks; Python computes the result
   bool divides = false;   // the sum is divided by the number of members
-  uint64_t DTypeTraits::* identity = nullptr;  // neutral element's bits; null: zero
+  uint64_t DTypeTraits::* identity = nullptr;  // the neutral element; null: zero
   int nccl = 0;                                // ncclRedOp_t for the element-wise step
 };
 
@@ -48,7 +48,7 @@ constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
 }
 constexpr const char* name_of(ReduceOp op) { return traits_of(op).name; }
 
-// Divisor of a reduction in a set of this many members. Joined members count too, as in Horovod.
+// Divisor of a reduction. Members that have joined count, too, as in Horovod.
 constexpr int64_t divisor_of(ReduceOp op, int members) {
   return traits_of(op).divides ? members : 1;
 }

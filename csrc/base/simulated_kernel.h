@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface through which a test runs whole ranks in one thread, with its own time, sleep and threads.
+// An interface for tests: the simulation implements time, sleep and threads, and runs whole ranks in one thread.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,11 @@ class SimulatedKernel {
  public:
   virtual ~SimulatedKernel() = default;
   virtual int64_t now_ns() = 0;
-  // Sleeps until wake() names the word with one of these bits; returns false if `until_ns` comes first.
+  // Sleeps until wake() for this word and one of these bits. False: `until_ns` came first.
   virtual bool sleep(const std::atomic<uint32_t>& word, uint32_t bits, int64_t until_ns) = 0;
-  // Wakes at most `count` threads; returns how many.
+  // Wakes at most `count` threads; returns their number.
   virtual int wake(const std::atomic<uint32_t>& word, int count, uint32_t bits) = 0;
-  // Lets other threads run. The caller holds no lock.
+  // Lets other threads run. The caller must not hold a lock.
   virtual void yield() = 0;
   // Starts a thread; returns its number, above 0.
   virtual int start(std::function<void()> run) = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks share a host, and this rank's place among them.
+// The topology of a world: which ranks share a host, and this rank's place among them.
 #pragma once
 
 #include <vector>
@@ -11,18 +11,18 @@ namespace farandole {
 struct Topology {
   Rank rank = 0;
   int size = 1;
-  std::vector<Rank> node;   // by rank: the lowest rank of its host
+  std::vector<Rank> node;   // for each rank, the lowest rank on its host
   std::vector<Rank> local;  // ranks on this rank's host, ascending
   int local_rank = 0;
-  int cross_rank = 0;  // index of this host among the hosts that have this local rank
+  int cross_rank = 0;  // index of this host among the hosts with a rank of this local_rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds the same number of ranks
-  int world = 0;            // counts the worlds of this job
+  int world = 0;            // number of this world; each restart makes the next one
 
-  // Throws Error(kInvalidArgument) if `node` is inconsistent.
+  // Throws Error(kInvalidArgument) if `node` contradicts itself.
   static Topology of(Rank rank, std::vector<Rank> node);
   Rank leader() const { return local.front(); }
-  // Local ranks of those members of `ranks` (ascending) that are on this host.
+  // Returns the local ranks of those `ranks` (ascending) that are on this host.
   std::vector<int> locals_among(const std::vector<Rank>& ranks) const;
   int local_size() const { return static_cast<int>(local.size()); }
 };

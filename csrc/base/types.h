@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types that the whole core shares: ranks, process set ids, and the signature of a request.
+// Types of the whole core: ranks, process set ids, and the signature of a request.
 #pragma once
 
 #include <algorithm>
@@ -48,15 +48,15 @@ class Dimensions {
   std::vector<int64_t> many_;  // replaces few_ above kFew dimensions
 };
 
-using Rank = int32_t;   // in the world, unless its name says otherwise
+using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// Negative sets are pairs of ranks that exchange messages, made at their first message. Users do not see them.
+// A negative set is a pair of ranks, made at their first message. Users do not see these sets.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
-constexpr int32_t kAnyGpu = 0;  // in a signature: each rank's own GPU
+constexpr int32_t kAnyGpu = 0;  // in a signature: each rank uses its own GPU
 
 std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1 (any length) becomes "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
@@ -64,16 +64,16 @@ std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
-int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
+int index_in(std::span<const Rank> ascending, Rank rank);  // -1: not found
 
-// The terms of a call on which all ranks must agree. They travel once per name; later the name's id replaces them. If
-// ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
+// The parameters of a call on which all ranks must agree. A rank reports them once per name; later it reports the
+// name's id. If ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;
   ReduceOp reduce_op = ReduceOp::kSum;
   DType dtype = DType::kFloat32;
-  int32_t device = kCpuDevice;  // ranks must agree on CPU or GPU only
-  Rank root = -1;               // world rank or set id, by CollectiveTraits::root; else -1
+  int32_t device = kCpuDevice;  // kCpuDevice or kAnyGpu
+  Rank root = -1;               // world rank or set id, see CollectiveTraits::root; -1: none
   double prescale = 1.0;
   double postscale = 1.0;
   Dimensions shape;
@@ -86,7 +86,7 @@ struct Signature {
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
   Rank target() const {
     return traits().to_root() ? root : -1;
-  }  // the only rank with a result; -1: all
+  }  // the only rank with a result; -1: every rank
   bool operator==(const Signature&) const = default;
 };
 

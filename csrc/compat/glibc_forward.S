@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a wheel run on every Linux since glibc 2.28, wherever it was built. Newer glibcs (2.29 to 2.34) give
- * some functions new version names; the linker's --wrap redirects our and libstdc++'s calls to the old ones.
- * CMake reads the list of functions from this file; tests/single/test_layout.py checks the result. */
+/* Lets a wheel run with glibc 2.28 and later, even if it was built with a newer glibc. glibc 2.29 to 2.34 gave some
+ * functions new symbol versions. The linker's --wrap option redirects calls of farandole and libstdc++ to the old
+ * versions. CMake reads the list of functions from this file; tests/single/test_layout.py checks the library. */
 
 #if defined(__x86_64__)
 #define FIRST_VERSION GLIBC_2.2.5

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replacements for functions that glibc 2.28 lacks, made from what it has; see glibc_forward.S.
+// Replaces functions that glibc 2.28 lacks by code that needs only glibc 2.28; see glibc_forward.S.
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -31,10 +31,10 @@ int __wrap_stat64(const char* path, struct stat* result) {
 }
 int __wrap_fstat64(int fd, struct stat* result) { return __fxstat(kStatVersion, fd, result); }
 
-// While this is not 0, libstdc++'s shared_ptr skips its atomics. We have threads, so it stays 0.
+// If this is not 0, libstdc++'s shared_ptr counts without atomics. The core has threads, so it stays 0.
 char __wrap___libc_single_threaded = 0;
 
-// Used by libstdc++'s random_device.
+// libstdc++'s random_device calls it.
 uint32_t __wrap_arc4random() {
   uint32_t value = 0;
   while (::getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {

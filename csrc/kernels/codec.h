@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads elements into vectors of lanes and stores them again. A codec loads `kLanes` elements into lanes of the type in
-// which they are computed, and stores them with a single rounding.
+// Codecs, one for each kind of element. A codec loads `kLanes` elements into a vector of the type that computes with
+// them (the lanes), and stores the vector with a single rounding.
 //
-// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage, and code for a newer
-// CPU cannot be linked into an older CPU's path. Don't include std headers: their inline functions would have external
-// linkage.
+// `Cpu` is a type in an anonymous namespace (target_*.cc), so every template instance has internal linkage, and the
+// linker cannot use code for a newer CPU on an older one. Don't include std headers: their inline functions would have
+// external linkage.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +20,7 @@ template <class T, int kBytes>
 using Vector = typename VectorOf<T, kBytes>::type;
 
 template <class Cpu>
-struct Words {  // views of a vector: as float32 lanes, and as 16-bit elements, one per lane
+struct Words {  // a vector as float32 lanes, as their bits, and as one 16-bit element per lane
   using Floats = Vector<float, Cpu::kVectorBytes>;
   using Bits = Vector<uint32_t, Cpu::kVectorBytes>;
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
@@ -33,7 +33,7 @@ struct PortableHalves {
   using Floats = typename Words<Cpu>::Floats;
   using Bits = typename Words<Cpu>::Bits;
   using Halves = typename Words<Cpu>::Halves;
-  using Signed = Vector<int32_t, Cpu::kVectorBytes>;  // SSE2 compares only these
+  using Signed = Vector<int32_t, Cpu::kVectorBytes>;  // SSE2 compares only signed integers
 
   static_assert(Cpu::kVectorBytes <= 16 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
   static Bits zero_extend(Halves halves) {
@@ -71,7 +71,7 @@ struct PortableHalves {
   }
 };
 
-// Elements computed in their own type: float32, float64 and all integers.
+// Elements whose lanes have the same type: float32, float64 and all integers.
 template <class Cpu, class T>
 struct Same {
   static constexpr int kBytes = Cpu::kVectorBytes > sizeof(T) ? Cpu::kVectorBytes : sizeof(T);
@@ -120,7 +120,7 @@ struct BFloat16 : Float16<Cpu> {
     __builtin_memcpy(&halves, from, sizeof halves);
     return (Lanes)(Cpu::zero_extend(halves) << 16);
   }
-  // Expects canonical NaNs: rounding any other NaN's payload could turn it into infinity.
+  // NaNs must be canonical: rounding the payload of any other NaN could turn it into infinity.
   static void store(char* to, Lanes lanes) {
     const Bits bits = (Bits)lanes;
     const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -128,8 +128,8 @@ struct BFloat16 : Float16<Cpu> {
   }
 };
 
-// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers too large become kBeyond:
-// infinity, or NaN in a format without infinity.
+// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers that are too large become
+// kBeyond: infinity, or NaN in a format without infinity.
 template <class Cpu, int kMantissa, int kBeyond>
 struct Float8 : Float16<Cpu> {
   using Stored = uint8_t;
@@ -139,10 +139,10 @@ struct Float8 : Float16<Cpu> {
   using Signed = Vector<int32_t, Cpu::kVectorBytes>;
   using Bytes = Vector<uint8_t, Cpu::kVectorBytes / 4>;
   static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
-  static constexpr int kDropped = 23 - kMantissa;  // mantissa bits that a float32 loses
+  static constexpr int kDropped = 23 - kMantissa;  // mantissa bits of a float32 that store() drops
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // Interpreted as an IEEE half (exponent bias 15), the shifted bits represent the number divided by a power of two.
+  // As an IEEE half (exponent bias 15), the shifted bits represent the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);
@@ -156,7 +156,7 @@ struct Float8 : Float16<Cpu> {
 
   static void store(char* to, Lanes lanes) {
     const Signed magnitude = (Signed)lanes & 0x7fffffff;
-    // Adding this power of two puts a subnormal into the low bits, rounded by the addition.
+    // Adding this power of two leaves the float8 subnormal, correctly rounded, in the low bits.
     const Signed power = Signed{} + ((127 + 1 + kDropped - kBias) << 23);
     const Signed subnormal = (Signed)((Lanes)magnitude + (Lanes)power) - power;
     const Signed odd = (magnitude >> kDropped) & 1;
@@ -171,7 +171,7 @@ struct Float8 : Float16<Cpu> {
   }
 };
 
-// Booleans as bytes; any non-zero byte is read as 1.
+// Booleans in bytes; load() turns any non-zero byte into 1.
 template <class Cpu>
 struct Boolean : Same<Cpu, uint8_t> {
   using Lanes = Vector<uint8_t, Cpu::kVectorBytes>;

@@ -9,10 +9,10 @@
 namespace farandole::kernels {
 namespace {
 
-constexpr size_t kBlock = 2048;  // elements checked together
+constexpr size_t kBlock = 2048;  // elements per check
 
-// NaN and infinity have an exponent of ones, so adding its lowest bit carries into the sign. Uses integer arithmetic
-// only, which compilers vectorise for every instruction set.
+// NaN and infinity have an exponent of ones, so adding the exponent's lowest bit carries into the sign bit. Compilers
+// vectorise this integer arithmetic for every instruction set.
 template <class Word>
 size_t search(const void* data, size_t elements, uint64_t exponent_bits) {
   const auto exponent = static_cast<Word>(exponent_bits);

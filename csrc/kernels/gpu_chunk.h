@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of the GPU kernels. Compiled by the C++ compiler and by NVRTC, so it includes nothing.
+// The arguments of the GPU kernel. The C++ compiler and NVRTC compile this file, so it includes nothing.
 #pragma once
 
 namespace farandole::gpu {
@@ -20,7 +20,7 @@ struct MoveChunk {
   unsigned elements;
   unsigned divisor;
   unsigned char kind;  // a MoveKind
-  unsigned char from;  // a DType of real numbers; a complex one is two of them
+  unsigned char from;  // a DType of real numbers; a complex number is two elements
   unsigned char to;
   unsigned char unused[5];
 };

@@ -76,7 +76,7 @@ const Row& row_of(const Target& target, DType dtype) {
   throw Error(ErrorCode::kInternal, "no such dtype: " + std::to_string(index));
 }
 
-// Returns nullptr if not supported.
+// nullptr: the op is not supported.
 ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
   const Row& row = row_of(target, dtype);
   switch (op) {
@@ -95,7 +95,7 @@ ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
               std::string("cannot reduce ") + name_of(dtype) + " by " + name_of(op) + why);
 }
 
-constexpr size_t kTileBytes = 32 * 1024;  // in the wide type, for all inputs together
+constexpr size_t kTileBytes = 32 * 1024;  // for the elements of all inputs in the wide type
 
 const std::byte* element(const void* base, size_t index, DType dtype) {
   return static_cast<const std::byte*>(base) + index * size_of(dtype);

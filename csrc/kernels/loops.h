@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction loops, compiled once per target with its flags (see CMakeLists.txt): without contraction, so that all
+// The reduction loops. Each target compiles them with its flags (CMakeLists.txt): without contraction, so that all
 // targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
 #pragma once
 
@@ -9,7 +9,8 @@
 
 namespace farandole::kernels {
 
-// Each op is one expression, for vectors and scalars. In Min and Max a NaN wins, else of equals (-0, +0) the first.
+// Each op is one expression, for vectors and scalars. Min and Max return a NaN operand, else the first of equals
+// (-0, +0).
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -39,7 +40,7 @@ struct Max {
   }
 };
 
-// Applied to each input and to the result, besides the op.
+// Scales: each applies a factor to every input and to the result. Keep applies none.
 template <class Cpu>
 struct Keep {
   template <class V>
@@ -78,7 +79,7 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical: the compiler decides which operand's NaN survives an addition.
+  // Makes all NaNs canonical, because the compiler decides which operand's NaN an addition returns.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -89,8 +90,8 @@ struct Tiles {
     return scale.input(Codec::load(static_cast<const char*>(in) + at));
   }
 
-  // Reduces four vectors at `at`: reads every source once, with accumulators in registers. Unrolled so that each source
-  // has its own loads: prefetchers follow one stream per instruction.
+  // Reduces four vectors at `at`: reads each input once, with accumulators in registers. The loop is unrolled, so that
+  // each input has its own load instructions: a prefetcher follows one stream per instruction.
   static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
     Lanes a = input(in[0], at, scale);
     Lanes b = input(in[0], at + kStep, scale);
@@ -115,7 +116,7 @@ struct Tiles {
     Codec::store(out + at, finish(a, scale));
   }
 
-  // Reduces the last `bytes` < kStep; pads each source to a vector.
+  // Reduces the last `bytes` < kStep; pads each input to a vector.
   static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
                    const Scale& scale) {
     char padded[kStep] = {};
@@ -176,7 +177,7 @@ void reduce_integers(void* out, const void* const* in, int n, size_t count, cons
   }
 }
 
-template <class Cpu, class Op>  // without factors: kernels.cc refuses them
+template <class Cpu, class Op>  // ignores factors: kernels.cc refuses them
 void reduce_booleans(void* out, const void* const* in, int n, size_t count, const Factors&) {
   Tiles<Cpu, Boolean<Cpu>, Op, Keep<Cpu>>::run(out, in, n, count, {});
 }
@@ -206,13 +207,13 @@ constexpr Row integer_row() {
 }
 
 template <class Cpu>
-constexpr Row boolean_row() {  // on 0 and 1, the product is the minimum
+constexpr Row boolean_row() {  // the product of 0s and 1s is the minimum
   return {nullptr, reduce_booleans<Cpu, Min<Cpu>>, reduce_booleans<Cpu, Max<Cpu>>,
           reduce_booleans<Cpu, Min<Cpu>>};
 }
 
 template <class Cpu, class Part>
-constexpr Row complex_row() {  // summed as twice as many real numbers
+constexpr Row complex_row() {  // sums twice as many real numbers
   return {.sum = reduce_floats<Cpu, Same<Cpu, Part>, Sum<Cpu>>};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of one build of the loops. Files for newer CPUs include it, so it uses no std headers.
+// A target: the reduction loops compiled for one instruction set. Includes no std headers (see codec.h).
 #pragma once
 
 #include <stddef.h>
@@ -17,7 +17,7 @@ struct Factors {
 using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, size_t count,
                           const Factors& factors);
 
-// Converts elements to the type that carries sums, times `pre`; or back, times `post` / divisor.
+// Converts elements to the accumulator type and multiplies by `pre`; or converts back after `post` / divisor.
 using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
 
 // Loops of one element type; nullptr: the op is not supported.
@@ -30,7 +30,7 @@ struct Row {
   ConvertFn narrow = nullptr;
 };
 
-constexpr int kRows = 17;  // number of DTypes; base/dtype.h has std headers
+constexpr int kRows = 17;  // kDTypeCount of base/dtype.h, which includes std headers
 
 struct Target {
   const char* name;

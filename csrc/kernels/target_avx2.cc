@@ -20,7 +20,7 @@ struct Cpu {
   static Bits zero_extend(Halves halves) { return (Bits)_mm256_cvtepu16_epi32((__m128i)halves); }
   static Halves truncate(Bits bits) {
     const __m256i packed =
-        _mm256_packus_epi32((__m256i)bits, (__m256i)bits);  // in each 128-bit lane
+        _mm256_packus_epi32((__m256i)bits, (__m256i)bits);  // packs within each 128-bit half
     return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
   }
 };

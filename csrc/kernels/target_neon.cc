@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops for AArch64: NEON is always available; adds half-float conversions to the baseline.
+// The loops for AArch64, where NEON is always available, with its half-float conversions.
 #include <arm_neon.h>
 
 #include "kernels/loops.h"

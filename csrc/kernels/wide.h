@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts elements to the type that carries their sums, and back: for integers with factors or a divisor, and for
-// small floats between the two steps of a reduction. No std headers here (see codec.h).
+// Converts elements to the type that accumulates them (the wide type), and back: integers with factors or a divisor,
+// floats in a reduction of two steps. Includes no std headers (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -8,7 +8,7 @@
 
 namespace farandole::kernels {
 
-// A zero of the type that holds sums of thousands of inputs of up to 32 bits exactly.
+// A zero of the wide type of an integer type of up to 32 bits: it holds sums of thousands of inputs exactly.
 template <class Cpu, class T>
 constexpr auto wide_zero() {
   if constexpr (sizeof(T) < 4)
@@ -19,7 +19,7 @@ constexpr auto wide_zero() {
     return uint64_t{};
 }
 
-// Integers with factors or a divisor, written for exactness. Truncates towards zero and saturates; NaN becomes 0.
+// Integers with factors or a divisor. Truncates towards zero; numbers out of range become the limits, NaN becomes 0.
 template <class Cpu, class T>
 struct WideIntegers {
   using Wide = decltype(wide_zero<Cpu, T>());

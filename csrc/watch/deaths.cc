@@ -57,7 +57,7 @@ void DeathWatch::run() {
   for (;;) {
     epoll_event event;
     int n = epoll_wait(epoll_.get(), &event, 1, -1);
-    if (n <= 0) continue;  // only a debugger's signal; all others are blocked
+    if (n <= 0) continue;  // a debugger interrupted the wait; all signals are blocked
     if (event.data.u64 == kStop) return;
     report(static_cast<size_t>(event.data.u64));
   }

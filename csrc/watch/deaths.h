@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for deaths of other ranks on this host. It needs neither Python nor the engine.
+// A thread that waits for deaths of other ranks on this host. It uses neither Python nor the engine.
 #pragma once
 
 #include <functional>
@@ -19,10 +19,10 @@ class DeathWatch {
     Rank rank = 0;
     pid_t pid = 0;
     uint64_t start_time = 0;
-    bool same_namespace = true;  // otherwise its pid means nothing here
-    int socket = -1;             // used without pidfds: closes when the peer dies; -1: none
+    bool same_namespace = true;  // false: `pid` is a number in another PID namespace
+    int socket = -1;             // closes when the peer dies; for use without pidfds; -1: none
   };
-  // Called on the watch thread, once per death.
+  // The watch thread calls it once per death.
   using OnDeath = std::function<void(const Peer&)>;
 
   DeathWatch(std::vector<Peer> peers, OnDeath on_death);

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr size_t kFlightPage = whole_pages(sizeof(FlightPage));
 
-// Depends on the build id, because layouts differ between builds.
+// A hash of the build id, because layouts differ between builds.
 uint64_t magic() {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char* c = build_id(); *c != '\0'; ++c) {
@@ -43,7 +43,7 @@ void add_line(Stamped<FlightText>& lines, const std::string& text) {
   if (line.size() > FlightText::kBytes - whole.length) return;
   std::memcpy(whole.text + whole.length, line.data(), line.size());
   whole.length += line.size();
-  lines.write(whole.length, whole);  // the number grows
+  lines.write(whole.length, whole);  // the length serves as the growing number
 }
 
 size_t FlightMemory::pages_begin(int ranks) {
@@ -60,7 +60,7 @@ void FlightMemory::prepare() {
   std::memcpy(memory_, &header, sizeof(header));
 }
 
-// The memory of another user's process may hold anything. `farandole dump` reads a page for each local rank.
+// Limits for attach(), because another user's process may have written anything into its header.
 constexpr int kMostLocalRanks = 1024;
 constexpr int kMostRanks = 1 << 20;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorders of a host's ranks, in one segment that all map, so that others can read a dead rank's last
+// The memory of a host's flight recorders: one segment that all ranks map, so others can read a dead rank's last
 // events. Other processes attach to it through /proc/PID/fd.
 #pragma once
 
@@ -22,16 +22,16 @@ namespace farandole {
 // One event of a tensor, bucket or rank, as the flight recorder and the timeline store it.
 enum class EventKind : uint8_t {
   kSubmit,      // this rank has submitted a call
-  kNegotiated,  // all ranks have; its log entry was read
+  kNegotiated,  // this rank has read the call's log entry, so all ranks have submitted it
   kLaunched,    // a bucket starts to move
   kDone,        // a tensor's result is there; without a call: a bucket has moved
-  kError,       // a call failed; without a call: the job
+  kError,       // a call failed; without a call: the job failed
   kPeerDied,    // `value`: the rank
   // Timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
-  kStage,    // a block's phase: own input made accessible to peers
-  kReduce,   // ... all inputs reduced to a result
-  kConsume,  // ... results copied to own output
+  kStage,    // of a block: this rank makes its input accessible to peers
+  kReduce,   // of a block: this rank reduces all inputs to a result
+  kConsume,  // of a block: this rank copies results to its output
   kCycle,    // the driver has read a batch of log entries
 };
 const char* name_of(EventKind kind);
@@ -39,12 +39,12 @@ const char* name_of(EventKind kind);
 constexpr size_t kRecordedDimensions = 6;
 
 struct FlightEvent {
-  int64_t time_ns = 0;  // CLOCK_MONOTONIC; start, if it has a duration
+  int64_t time_ns = 0;  // CLOCK_MONOTONIC; the start of an event with a duration
   int64_t call = 0;     // the handle; 0: none
   uint64_t bytes = 0;
   uint64_t sequence = 0;  // submit: number of an unnamed call. negotiated: position in the log
-  uint64_t bucket = 0;    // the set's bucket, from 1; 0: none. submit of a send or receive: its tag
-  int64_t value = 0;      // by `kind`; error: the code; submit of a send or receive: the peer
+  uint64_t bucket = 0;    // number in the set, from 1; 0: none. submit of a send or receive: tag
+  int64_t value = 0;      // see EventKind. error: the code; submit of a send or receive: the peer
   uint32_t name = 0;      // see Labels
   SetId set = 0;
   uint32_t thread = 0;
@@ -60,19 +60,19 @@ struct FlightEvent {
     return offsetof(FlightEvent, shape) + fit * sizeof(int64_t);
   }
 };
-static_assert(sizeof(FlightEvent) == 120);  // with its stamp: two cache lines
+static_assert(sizeof(FlightEvent) == 120);  // Stamped<FlightEvent> fills two cache lines
 
 // A call that is submitted and neither done nor failed.
 struct OpenCall {
-  uint64_t position = 0;      // in the log; 0: not all ranks have submitted it
-  uint64_t bucket = 0;        // with `position`
-  int64_t negotiated_ns = 0;  // with `position`
-  int64_t lane = 0;           // with `position`: the set whose bucket it is
+  uint64_t position = 0;  // in the log; 0: not there yet, and then so are the next three
+  uint64_t bucket = 0;
+  int64_t negotiated_ns = 0;
+  int64_t lane = 0;  // the process set of the bucket
   FlightEvent submit;
 };
 
-// A value in shared memory that any thread may write and any process may read without a lock. A stamp detects values
-// that are incomplete because their writer died. Zeroed memory was never written.
+// A value in shared memory that any thread may write and any process may read without a lock. A stamp shows if the
+// value is incomplete because its writer died. Zeroed memory was never written.
 template <class T>
 class Stamped {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
@@ -84,7 +84,8 @@ class Stamped {
     T value;
   };
 
-  // `number` must grow. False: another writer is active or was later; nothing is written. Uses `bytes` of `value`.
+  // Writes the first `bytes` of `value`; `number` must grow. False: wrote nothing, because another thread is writing or
+  // has written a later number.
   bool write(uint64_t number, const T& value, size_t bytes = sizeof(T)) {
     const uint64_t writing = 2 * number + 1;
     uint64_t stamp = stamp_.load(std::memory_order_relaxed);
@@ -93,13 +94,13 @@ class Stamped {
     std::array<uint64_t, kWords> words;
     const size_t used = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
     std::memcpy(words.data(), &value, used * sizeof(uint64_t));
-    // Release: a reader of one of these words then reads a stamp no older than `writing`.
+    // Release: a reader that sees one of these words then reads the stamp `writing` or a later one.
     for (size_t i = 0; i < used; ++i) words_[i].store(words[i], std::memory_order_release);
     stamp_.store(writing + 1, std::memory_order_release);
     return true;
   }
 
-  // Returns nullopt if it was never written, or is being written.
+  // nullopt: never written, or being written.
   std::optional<Seen> read() const {
     const uint64_t before = stamp_.load(std::memory_order_acquire);
     if (before == 0 || before % 2 == 1) return std::nullopt;
@@ -116,7 +117,7 @@ class Stamped {
   std::atomic<uint64_t> words_[kWords];
 };
 
-// Counts values by magnitude: slot i holds those with i binary digits, which are below 2^i.
+// Counts values by magnitude: slot i counts values of i binary digits, which are below 2^i.
 struct Histogram {
   static constexpr size_t kSlots = 48;
   std::atomic<uint64_t> count;
@@ -131,18 +132,18 @@ struct Histogram {
   }
 };
 
-// A rank's counters, in memory that every rank of the host may read.
+// A rank's counters. Every rank of the host may read them.
 struct Tally {
   std::atomic<uint64_t> submitted;  // tensors
   std::atomic<uint64_t> done;
   std::atomic<uint64_t> failed;
-  std::atomic<uint64_t> bytes;    // moved by tensors that are done
-  std::atomic<uint64_t> buckets;  // moved
+  std::atomic<uint64_t> bytes;    // of tensors that are done
+  std::atomic<uint64_t> buckets;  // that have moved
   std::atomic<uint64_t> moving_ns;
-  Histogram negotiation_ns;  // submit to log entry
-  Histogram wait_ns;         // callers blocked in wait
+  Histogram negotiation_ns;  // from submit to log entry
+  Histogram wait_ns;         // for which a caller was blocked
   Histogram bucket_bytes;
-  Histogram bandwidth;  // MB/s: bytes of a bucket by time from launch to done
+  Histogram bandwidth;  // MB/s: a bucket's bytes divided by the time from launch to done
   // Current state
   std::atomic<uint32_t> waiters;  // threads blocked in wait
   std::atomic<uint32_t> waiting_for;
@@ -150,7 +151,7 @@ struct Tally {
   std::atomic<int64_t> moving_since_ns;  // 0: no bucket is moving
 };
 
-// Number of times that a rank was the last to submit a tensor, and its total delay. Written by rank 0.
+// Number of times that a rank was the last to submit a tensor, and its total delay. Rank 0 writes it.
 struct Lateness {
   std::atomic<uint64_t> times;
   std::atomic<uint64_t> ns;
@@ -182,22 +183,22 @@ struct FlightPage {
   struct Identity {
     int32_t rank;
     int32_t size;
-    int32_t world;  // counts the worlds of this job
+    int32_t world;  // number of the world
     int64_t pid;
-    uint64_t start_time;  // distinguishes the process from a later one with this number
+    uint64_t start_time;  // distinguishes the process from a later one with the same pid
     int64_t began_ns;     // time of init()
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;
   std::atomic<uint64_t> recorded;  // number of events; the last kEvents are stored
-  std::atomic<uint64_t> dropped;   // lost because two writers met in one slot
+  std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
   Stamped<FlightFailure> failure;  // the last one
-  Stamped<FlightText> story;       // formation of the worlds before this one
+  Stamped<FlightText> story;       // a line for each world: how it was formed
   Stamped<FlightText> findings;    // a line for each thing that looks wrong, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];
-  // Handles of open calls (0: none) and what is known of them; the ring may have lost their events.
+  // Open calls (0: none), by handle and in detail, because `events` may have overwritten their events.
   std::atomic<int64_t> open[kOpen];
   Stamped<OpenCall> open_calls[kOpen];
   LabelMemory labels;
@@ -207,12 +208,13 @@ class FlightMemory {
  public:
   static size_t bytes_needed(int local_ranks, int ranks);
 
-  // For ranks of the job, which know the numbers. The leader calls prepare() on the zeroed memory.
+  // For ranks of the job. The leader calls prepare() on the zeroed memory.
   FlightMemory(std::byte* memory, int local_ranks, int ranks)
       : memory_(memory), local_ranks_(local_ranks), ranks_(ranks) {}
   void prepare();
 
-  // For other processes. nullopt: not prepared by this build. Reads the header once: its writer may be hostile.
+  // For other processes. nullopt: this build has not prepared the memory. Reads the header once: a hostile writer may
+  // change it.
   static std::optional<FlightMemory> attach(std::byte* memory, size_t bytes);
 
   int local_ranks() const { return local_ranks_; }

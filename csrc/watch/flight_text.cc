@@ -14,7 +14,7 @@
 namespace farandole {
 namespace {
 
-// The members of an event, without braces.
+// Writes the members of an event's JSON object, without braces.
 void write_members(Json& json, const FlightEvent& event, const LabelMemory& labels) {
   const Op op = event.op < kOpCount ? static_cast<Op>(event.op) : Op{};
   json.member("t", event.time_ns).member("kind", name_of(event.kind));
@@ -158,7 +158,7 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
   json.close('}').line();
   json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
-  if (events > 0) write_open(json, page);  // before the events, which show their outcome
+  if (events > 0) write_open(json, page);  // before the events, which show how these calls ended
   write_events(json, page, events);
   json.close('}');
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes flight recorders as JSON, for dumps, for `farandole` commands that attach to a job, and for metrics.
+// Writes flight recorders as JSON, for dumps, metrics and `farandole` commands that attach to a job.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,21 @@
 
 namespace farandole {
 
-// Writes one rank: identity, state, counters and the last `events` events, oldest first, one per line. `reason`: why it
-// is written. Works in any process that maps the memory.
+// Writes one rank's recorder: identity, state, counters and the last `events` events, oldest first, one per line.
+// `reason`: why it is dumped. Any process that maps the memory may call it.
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// Writes FOLDER/flight-rank-N.json for these local ranks, atomically, for this user only. Throws Error(kLibrary).
+// Writes `folder`/flight-rank-N.json for each of these local ranks, atomically. Only this user can read the files.
+// Throws Error(kLibrary).
 void dump_flights(const FlightMemory& memory, std::span<const int> locals,
                   const std::string& folder, const std::string& reason);
 
-// A host's flight recorders, read through a descriptor of their memory, in any process. The writer may be hostile,
-// because root may look at others' jobs: every number is checked before use.
+// A host's flight recorders, which any process can read through a descriptor of their memory. root may read those of
+// another user, so the writer may be hostile: every number is checked before use.
 class FlightView {
  public:
-  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is no such memory, or of a different build.
+  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is not such memory, or is that of a different build.
   explicit FlightView(int fd);
 
   int local_ranks() const { return memory_.local_ranks(); }

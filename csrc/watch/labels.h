@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of names in shared memory, each stored once. Events refer to them by number.
+// A table of names in shared memory, each stored once. Events have the name's number (label).
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@ namespace farandole {
 
 constexpr uint32_t kNoLabel = 0;  // for unnamed calls
 
-// Only its rank writes it. Readers see complete names only.
+// One rank writes the table. Readers see only complete names.
 struct LabelMemory {
   static constexpr size_t kBytes = 512 << 10;
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. Unknown numbers read as "". Names are cut: a hostile writer could name a long one in every event.
+  // Any process. "": an unknown label. Cuts names, because a hostile writer could refer to a long one in every event.
   static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };
 
-// Not thread-safe: see Recorder::label_of().
+// The writer of a LabelMemory. Not thread-safe: see Recorder::label_of().
 class Labels {
  public:
   explicit Labels(LabelMemory& memory);
-  // When the memory is full, all new names become "(name not kept)".
+  // When the memory is full, new names get the label of "(name not kept)".
   uint32_t label_of(std::string_view name);
 
  private:

@@ -22,7 +22,7 @@ uint32_t thread_number() {
   return number;
 }
 
-// This thread's wait; kept while an interrupted wait is repeated.
+// This thread's wait. An interrupted wait that is repeated goes on as the same one.
 struct OpenWait {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -65,7 +65,7 @@ void Recorder::record(FlightEvent event) {
   if (timeline_.listens()) timeline_.add(event);
 }
 
-// One thread at a time takes places; any thread gives them back.
+// One thread at a time calls open(); any thread may free a place.
 size_t Recorder::open(const FlightEvent& submit) {
   size_t place = 0;
   for (std::atomic<uint64_t>& word : places_) {
@@ -85,7 +85,7 @@ size_t Recorder::open(const FlightEvent& submit) {
 void Recorder::close(const RecordedCall& call) {
   if (call.place >= FlightPage::kOpen) return;
   int64_t open = call.call;
-  if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // ended before
+  if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // closed already
   places_[call.place / 64].fetch_and(~(uint64_t{1} << call.place % 64), std::memory_order_release);
 }
 
@@ -167,7 +167,7 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
-// Dumps the first failure of a kind, which may explain later ones. A script may handle the same one repeatedly.
+// Dumps only at the first failure with a code: it may explain later ones, and a script may handle many.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);
@@ -208,7 +208,7 @@ void Recorder::dump_host(const std::string& reason) {
   dump(numbers_below(memory_.local_ranks()), reason);
 }
 
-// The first living rank of the host also dumps the dead ones.
+// Dumps this rank's recorder. The first living rank of the host also dumps those of dead ranks.
 void Recorder::dump_own(const std::string& reason) {
   std::vector<int> locals;
   bool first = true;
@@ -223,7 +223,7 @@ void Recorder::dump_own(const std::string& reason) {
 
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
-  LifeState running = LifeState::kRunning;  // a rank that has left may end
+  LifeState running = LifeState::kRunning;  // a rank that had left stays kLeft
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a rank's flight recorder. It is always on and costs about 100 ns per event. One per rank; its FlightMemory
-// outlives the rank.
+// Writes a rank's flight recorder, always, at about 100 ns per event. There is one Recorder per rank. The FlightMemory
+// outlives it.
 #pragma once
 
 #include <atomic>
@@ -34,40 +34,39 @@ struct RecordedCall {
 
 class Recorder {
  public:
-  // `folder`: for dumps; empty: no dumps.
+  // `folder`: where dumps are written; empty: no dumps.
   Recorder(FlightMemory memory, int local, FlightPage::Identity identity, std::string folder = {});
 
-  // ---- Under RankCalls::mutex_
+  // ---- The caller holds RankCalls::mutex_
   uint32_t label_of(std::string_view name) { return labels_.label_of(name); }
   void open_set(SetId set, const std::vector<Rank>& ranks);
   void close_set(SetId set);
   void submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape);
 
   // ---- Any thread
-  // `time_ns` is an argument, so that the calls of a bucket share one clock reading.
+  // `time_ns`: the time, so that the calls of a bucket share one clock reading.
   void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
   void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
-  // A bucket of `tensors` tensors starts to move. Returns the time.
+  // A bucket starts to move. Returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
   void job_failed(const Failure& failure);
   void peer_died(Rank rank, int its_local);
   void left();
-  // On rank 0: `rank` was the last to submit, by `ns` nanoseconds.
+  // On rank 0: `rank` was the last to submit a tensor, `ns` nanoseconds after the others.
   void late(Rank rank, int64_t ns);
 
-  // A caller starts or stops blocking. `over`: false if the wait was only interrupted and will be repeated.
+  // A caller starts or stops waiting. `over`: false if the wait was interrupted and will be repeated.
   void wait_begins(int64_t call, uint32_t name);
   void wait_ends(bool over);
 
-  // Timeline only: a block's phase on a set's lane; a batch of log entries.
+  // Timeline only: a set's lane has done a phase of a block; the driver has read a batch of log entries.
   void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
   void cycle();
 
-  // Records how this world was formed, and dumps the recorder.
+  // See farandole_story() and farandole_finding().
   void tell_story(const std::string& text) { tell(page_.story, text, "a new world"); }
-  // Records something that looks wrong though nothing has failed, and dumps the recorder.
   void tell_finding(const std::string& text) { tell(page_.findings, text, text); }
   // Dumps the recorders of all ranks of this host. Never throws.
   void dump_host(const std::string& reason);
@@ -88,14 +87,14 @@ class Recorder {
   const int local_;
   const std::string folder_;
   std::mutex lines_mutex_;
-  std::atomic<uint64_t> dumped_{0};  // one bit per failure code
+  std::atomic<uint64_t> dumped_{0};  // a bit per failure code that was dumped
   FlightPage& page_;
   Tally& tally_;
   Labels labels_;
   Timeline timeline_;
   std::atomic<uint64_t> failures_{0};
   std::atomic<uint64_t> open_writes_{0};
-  std::atomic<uint64_t> places_[FlightPage::kOpen / 64]{};  // a bit per open call
+  std::atomic<uint64_t> places_[FlightPage::kOpen / 64]{};  // a bit per used slot of open calls
 };
 
 }  // namespace farandole

@@ -24,11 +24,11 @@ namespace farandole {
 namespace {
 
 constexpr size_t kMaxText = 4000;     // bytes of a report
-constexpr size_t kMaxStacks = 65536;  // read limit; the default capacity of a pipe
-constexpr size_t kMaxThreads = 8;     // at most this many threads' states are reported
+constexpr size_t kMaxStacks = 65536;  // bytes read; the default capacity of a pipe
+constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
 constexpr std::chrono::milliseconds kFirstLine{
-    500};  // Python's main thread may be in a long native call
-// Python marks no end of its output, so this much silence ends it.
+    500};  // Python's main thread may be in a native call
+// Python does not mark the end of its output, so this much silence ends it.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
@@ -39,7 +39,7 @@ bool has_handler(int signal, void (*handler)(int)) {
          (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == handler);
 }
 
-// Returns what arrives within `patience`; may be empty.
+// Waits at most `patience` for bytes, and returns a block of them; empty: none came.
 std::string read_pipe(int fd, std::chrono::milliseconds patience) {
   const Deadline deadline = Deadline::in(patience);
   pollfd event{fd, POLLIN, 0};
@@ -52,7 +52,7 @@ std::string read_pipe(int fd, std::chrono::milliseconds patience) {
 
 std::string python_stacks(const StackSource& source) {
   if (source.signal == 0 || has_handler(source.signal, SIG_DFL)) return {};
-  if (has_handler(source.signal, do_nothing)) return {};  // Python exits: its handler is gone
+  if (has_handler(source.signal, do_nothing)) return {};  // Python is exiting
   while (!read_pipe(source.pipe, std::chrono::milliseconds{0}).empty()) {
   }
   const pid_t pid = getpid();
@@ -66,8 +66,8 @@ std::string python_stacks(const StackSource& source) {
   return text;
 }
 
-// faulthandler writes a block per thread, with the current one (here the main thread) anywhere. This function
-// moves the main thread's block to the front.
+// Moves the main thread's block to the front. faulthandler writes a block per thread, in any order. "Current" is the
+// main thread, which runs the signal handler.
 std::string main_thread_first(const std::string& stacks) {
   const size_t at = stacks.find("Current thread");
   if (at == std::string::npos || at == 0) return stacks;
@@ -81,7 +81,7 @@ bool is_in(std::string_view line, std::span<const std::string> folders) {
   });
 }
 
-// Removes the library's frames on top of each stack, so the first line is the user's.
+// Removes farandole's frames on top of each stack, so that the first frame is the user's.
 std::string without_own_frames(const std::string& stacks, std::span<const std::string> folders) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -105,7 +105,7 @@ constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main thread or a quiet one. False if the list of threads is cut.
+// True if every thread with Python frames is the main one or uses one of kQuietFiles. False if the list is cut.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -171,7 +171,7 @@ std::string state_of(const std::string& tid) {
   return text + "\n";
 }
 
-// The state in /proc of the main thread and of threads that are not ours, one line each.
+// The states in /proc of the main thread and of threads that farandole has not started, one line each.
 std::string thread_states() {
   std::string text = state_of(std::to_string(getpid()));
   std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/task"), &closedir);
@@ -222,8 +222,7 @@ std::vector<size_t> loops_around(const std::string& source, size_t number) {
   for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
   std::vector<size_t> loops;
   if (lines.size() < number) return loops;
-  // Scans upwards: a line opens an enclosing block if it is indented less than every line below it, down to
-  // `number`.
+  // Scans upwards from line `number`: a line opens an enclosing block if it is indented less than all lines below it.
   size_t least = std::string::npos;
   for (size_t at = number; at > 0; --at) {
     const std::string& line = lines[at - 1];
@@ -245,14 +244,14 @@ StackReporter::~StackReporter() {
 void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
   std::lock_guard lock(mutex_);
   if (std::exchange(busy_, true)) return;
-  if (thread_.joinable()) thread_.join();  // it has reported and is ending
+  if (thread_.joinable()) thread_.join();  // the previous thread has reported and is ending
   try {
     thread_ = start_thread("farandole-stck", [this, with_loops, tell = std::move(tell)] {
       tell(stack_report(source_, with_loops));
       std::lock_guard done(mutex_);
       busy_ = false;
     });
-  } catch (const std::system_error&) {  // no thread available: others see that we do not answer
+  } catch (const std::system_error&) {  // no thread: peers see that this rank does not answer
     busy_ = false;
   }
 }

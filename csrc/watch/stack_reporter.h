@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports what this process is doing when others wait for it: Python's stacks, and the kernel's data of its threads.
-// Works even if the main thread is stuck in native code.
+// Reports Python's stacks and the states of this process's threads when other ranks wait for it. Works even if the main
+// thread is stuck in native code.
 #pragma once
 
 #include <functional>
@@ -13,20 +13,21 @@
 
 namespace farandole {
 
-// Source of Python's stacks: on `signal`, Python writes them to a pipe. `pipe`: its non-blocking read end.
+// Source of Python's stacks: on `signal`, Python writes them to a pipe whose non-blocking read end is `pipe`.
 struct StackSource {
   int signal = 0;  // 0: none
   int pipe = -1;
-  std::vector<std::string> own_folders;  // frames in these are left out on top of a stack
+  std::vector<std::string> own_folders;  // frames of files in these are left out on top of a stack
 };
 
-// The highest real-time signal without a handler; 0: none.
+// Returns the highest real-time signal without a handler; 0: all have one.
 int free_signal();
 
-// Gives a signal without handler an empty one, which Python's handler restores on exit, for late signals.
+// Gives a signal an empty handler, if it has none. Python restores that one at exit, so a late signal does not end the
+// process.
 void make_harmless(int signal);
 
-// Lines of the `for` and `while` statements around line `number` (from 1) of a Python source, outermost first.
+// Line numbers of the `for` and `while` statements around line `number` (from 1) of a Python source, outermost first.
 std::vector<size_t> loops_around(const std::string& source, size_t number);
 
 class StackReporter {
@@ -40,8 +41,8 @@ class StackReporter {
     std::string text;         // at most 4 KB
     bool main_alone = false;  // no other thread runs Python code that may make calls
   };
-  // Any thread; returns at once. Calls `tell` on another thread in about a second, unless a report is under way.
-  // `with_loops`: also reads the sources of the user's frames, to add the loops around them.
+  // Starts a report; returns at once. A new thread calls `tell` after about a second. Does nothing while a report is
+  // under way. `with_loops`: reads the sources of the user's frames, and adds the loops around them. Any thread.
   void ask(bool with_loops, std::function<void(Stacks)> tell);
 
  private:

@@ -16,9 +16,9 @@
 namespace farandole {
 namespace {
 
-constexpr int64_t kFirstLane = 100'000'000;  // above all thread numbers
+constexpr int64_t kFirstLane = 100'000'000;  // track of set 0; above all thread numbers
 constexpr int64_t kMessages = kFirstLane - 2;
-constexpr int64_t kSubmitNs = 1000;  // length at which a submission is shown
+constexpr int64_t kSubmitNs = 1000;  // duration that a submission has in the trace
 
 std::string upper(std::string text) {
   for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -27,9 +27,9 @@ std::string upper(std::string text) {
 
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
 
-constexpr size_t kEnough = 4096;                       // wakes the writer
-constexpr size_t kMost = 1u << 18;                     // in memory; more are dropped and counted
-constexpr auto kRest = std::chrono::milliseconds(50);  // until events are written, however few
+constexpr size_t kEnough = 4096;                       // events that wake the writer
+constexpr size_t kMost = 1u << 18;                     // events in memory; drops and counts more
+constexpr auto kRest = std::chrono::milliseconds(50);  // after which fewer events are written, too
 
 }  // namespace
 
@@ -40,7 +40,7 @@ TraceFile::TraceFile(const std::string& path, const FlightPage& page)
   flush();
 }
 
-// Viewers do not need the closing bracket, so a killed rank's file is readable.
+// Viewers can read the file without its closing bracket, as a killed rank leaves it.
 void TraceFile::head() {
   json_.open('[').line().open('{').member("ph", "M").member("name", "process_name");
   json_.member("pid", who_.rank).key("args").open('{');
@@ -107,7 +107,7 @@ void TraceFile::async(const char* phase, const TracedCall& call, std::string_vie
   json_.member("id", call.id).member("tid", kFirstLane - 1).close('}');
 }
 
-// The call enters its next stage; "": it has ended.
+// The call enters the stage `name`; "": it has ended.
 void TraceFile::stage(TracedCall& call, std::string name, int64_t time_ns) {
   if (!call.stage.empty()) async("e", call, call.stage, time_ns);
   call.stage = std::move(name);
@@ -120,7 +120,7 @@ void TraceFile::submit(const FlightEvent& event) {
   const std::string_view label = page_.labels.at(event.name);
   const std::string name =
       label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
-  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // Horovod's form
+  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // as in Horovod
   const int64_t track = thread_of(event);
   begin("X", "submit", name, event.time_ns);
   json_.key("dur").microseconds(kSubmitNs).member("tid", track).key("args").open('{');
@@ -210,7 +210,7 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   }
   file_ = std::make_unique<TraceFile>(path, page_);
   {
-    std::lock_guard lock(mutex_);  // threads may still add to the previous timeline
+    std::lock_guard lock(mutex_);  // threads may still be in add() for the previous timeline
     stopping_ = false;
     dropped_ = 0;
     events_.clear();
@@ -263,7 +263,7 @@ void Timeline::write_all() {
     batch.clear();
     {
       std::unique_lock lock(mutex_);
-      // glibc before 2.30 can only wait by this clock.
+      // Uses the system clock, because glibc before 2.30 cannot wait with another.
       enough_.wait_until(lock, std::chrono::system_clock::now() + kRest,
                          [this] { return stopping_ || events_.size() >= kEnough; });
       last = stopping_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory; its own thread
-// writes the file, twenty times a second or when many have come.
+// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory. The timeline's
+// thread writes them to the file, twenty times a second and whenever there are many.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,8 @@
 
 namespace farandole {
 
-// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each calling thread (submissions and
-// waits), each set's lane (buckets and their blocks), and a line per tensor in flight, with an arrow to its bucket.
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track (submissions and
+// waits), and so has each set's lane (buckets and blocks). A tensor in flight has a line, with an arrow to its bucket.
 class TraceFile {
  public:
   // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this.
@@ -36,7 +36,7 @@ class TraceFile {
   struct TracedCall {
     uint64_t id = 0;  // unique among all ranks
     std::string name;
-    std::string stage;  // current stage, for viewers
+    std::string stage;  // the stage that is open in the trace; "": none
   };
 
   void head();
@@ -60,7 +60,7 @@ class TraceFile {
   uint64_t calls_ = 0;
   std::set<int64_t> tracks_;
   std::unordered_map<int64_t, TracedCall> open_;
-  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls waiting in each
+  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls in each bucket
 };
 
 class Timeline {
@@ -70,9 +70,9 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error: kInvalidArgument if a timeline is being written, kLibrary if it cannot be created.
+  // Creates the file. Throws Error(kInvalidArgument) if a timeline is being written, Error(kLibrary) if creation fails.
   void start(const std::string& path, bool mark_cycles);
-  // Writes the rest and closes the file. Idempotent.
+  // Writes the remaining events and closes the file, if one is open.
   void stop();
 
   // ---- Any thread, at any time
@@ -99,7 +99,7 @@ class Timeline {
   Thread writer_;
 };
 
-// A rank's file if the job writes to `path`: that for rank 0, NAME.rank2.SUFFIX next to it for rank 2.
+// Path of a rank's file: `path` for rank 0; for rank 2, NAME.rank2.SUFFIX next to it.
 std::string timeline_path(const std::string& path, Rank rank);
 
 }  // namespace farandole

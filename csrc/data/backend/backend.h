@@ -24,31 +24,31 @@ namespace farandole {
 
 class GpuEvent;
 
-// One tensor of a bucket, as this rank sees it. "Member" is an index into the process set.
+// One tensor of a bucket, with this rank's buffers. "Member" is an index into the process set.
 struct Part {
-  Signature signature;               // root is a member index; shape is this rank's
+  Signature signature;               // root: a member; shape: that of this rank
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
   std::byte* output = nullptr;       // nullptr: the result is dropped
-  std::vector<bool> present;         // by member: it has an input; empty: all have
-  // Defined by CollectiveTraits::rows.
+  std::vector<bool> present;         // for each member: has it an input? empty: all have
+  // See CollectiveTraits::rows.
   std::vector<int64_t> rows;
-  int64_t divisor = 1;                 // Average divides by it
-  std::shared_ptr<GpuEvent> produced;  // GPU buffers may be used after this event
+  int64_t divisor = 1;                 // for Average
+  std::shared_ptr<GpuEvent> produced;  // GPU buffers must not be used before this event
 
   bool has(int member) const { return present.empty() || present[static_cast<size_t>(member)]; }
 };
 
 enum class Progress {
-  kWaiting,   // a peer must act first; it wakes us, or look_again() says when to check
-  kMoved,     // some bytes have moved, and more may move at once
+  kWaiting,   // a peer must act first; it wakes this rank, or look_again() says when to check
+  kMoved,     // bytes have moved, and more may move at once
   kFinished,  // the bucket is done: no peer accesses its buffers any more
 };
 
-// Times the phases of a backend's blocks for the timeline. Free while no timeline is written.
+// Measures the phases of a backend's blocks for the timeline. Costs nothing while no timeline is written.
 enum class Phase { kStage, kReduce, kConsume };
 
 struct PhaseWatch {
-  const std::atomic<bool>* listening = nullptr;  // nullptr: never
+  const std::atomic<bool>* listening = nullptr;  // true: a timeline is written; nullptr: never
   std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
 
   template <class Work>
@@ -60,29 +60,29 @@ struct PhaseWatch {
   }
 };
 
-// Moves the bytes of one process set on one kind of memory. All members give it the same buckets in log order. Only
-// the driver calls it, except ready() and look_again(); all calls are under Engine::work_mutex_. Order: begin(), step()
-// until kFinished, the next begin(). If step() throws, abort() follows. After abort(), no peer accesses this rank's
-// buffers, and step() must not be called.
+// Moves the bytes of one process set in one kind of memory. All members pass the same buckets to it, in log order. Only
+// the driver calls it, except ready() and look_again(); every caller holds Engine::work_mutex_. Order: begin(), step()
+// until kFinished, the next begin(). Call abort() if step() throws. Afterwards no peer accesses this rank's buffers; do
+// not call step() again.
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Starts a bucket; the one before has finished. `parts` must stay valid until kFinished or abort().
+  // Starts a bucket. `parts` must stay valid until kFinished or abort().
   virtual void begin(std::span<const Part> parts) = 0;
   // Moves at most one block, without blocking. Only between begin() and kFinished. Throws Error if the bucket is lost.
   virtual Progress step() = 0;
-  // True if step() would make progress; asked before the driver sleeps. No side effects.
+  // True if step() would make progress. The driver asks before it sleeps. No side effects.
   virtual bool ready() const = 0;
-  // When to call step() again without a wake-up, for backends whose wire cannot wake a thread.
+  // When to call step() again even if no wake-up comes, for backends whose wire cannot wake a thread.
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight.
   virtual void abort() = 0;
-  // Bytes that rest() frees. Call both between two buckets; rest() does nothing while a peer still reads them.
+  // Bytes that rest() frees. Call both between buckets. rest() does nothing while a peer still reads the bytes.
   virtual size_t held() const { return 0; }
   virtual void rest() {}
 };
 
-// Kind of buckets that a backend carries. A set may have a backend for each; their messages must not mix.
+// Kind of memory that a backend serves. A set may have one backend for each; their messages must not mix.
 enum class Feeds { kHost, kGpu };
 
 template <class A, class B>
@@ -92,32 +92,31 @@ bool overlap(A a, size_t a_bytes, B b, size_t b_bytes) {
 
 kernels::Factors factors_of(const Part& part);
 
-// Positions of members' bytes in the buffers of one part, from shapes and rows only.
+// Computes the positions of members' bytes in the buffers of one part, from shapes and rows only.
 class PartLayout {
  public:
   PartLayout(const Part& part, int members)
       : part_(part), traits_(part.signature.traits()), members_(members) {}
 
-  // Throws kInternal if rows, root, presence and `member`'s buffers are inconsistent.
+  // Throws Error(kInternal) if rows, root, presence and `member`'s buffers are inconsistent.
   void check(int member) const;
 
-  // Patterns that reduce to owners: the part of the sum that `owner` keeps, and its offset in every input.
+  // For kReduceToOwners: the share of the result that `owner` gets, and the share's offset in every input.
   size_t share_bytes(int owner) const { return row_bytes() * rows(owner); }
   size_t share_start(int owner) const;
   size_t longest_share() const;
 
-  // Size of a member's input (if it has one) and result.
   size_t input_bytes(int member) const;
   size_t output_bytes(int member) const;
 
   // Rows::kPairs: bytes from `sender` to `receiver`.
   size_t bytes_between(int sender, int receiver) const;
 
-  // Without reduction, an input is sent in pieces, each to one member or to all.
+  // Without reduction, an input consists of pieces, each sent to one member or to all.
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
-  // Member that gets a piece, or kEverybody. With a piece for each, a sender starts with the next member and ends with
-  // itself, so that not all send to one member at once.
+  // The member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the member after it
+  // and ends with itself, so not all send to one member at once.
   int receiver(int sender, int piece) const;
   size_t piece_start(int sender, int receiver) const;    // in the sender's input
   size_t landing_start(int sender, int receiver) const;  // in the receiver's output
@@ -137,20 +136,20 @@ class PartLayout {
   const int members_;
 };
 
-// The `widening` of fill_window() for bytes that keep their size.
+// A `widening` for fill_window(): bytes keep their size.
 constexpr size_t as_it_is(const Part&) { return 1; }
 
-// Progress in scheduling one sequence of bytes of a run.
+// A cursor: how far one sequence of bytes of a run is scheduled.
 struct PartLane {
   size_t part = 0;  // index in the bucket
   int piece = 0;
   size_t offset = 0;  // in the piece
 };
 
-// Consecutive parts of one kind, which schedules cut into blocks together, window by window.
+// Consecutive parts of one kind. A schedule cuts them into blocks together, a window of bytes at a time.
 class PartRun {
  public:
-  // Limits a run, and so a block: a step stays short even with thousands of tiny tensors.
+  // Limits the parts of a run, and so of a block, to keep steps short even with thousands of tiny tensors.
   static constexpr size_t kMostParts = 1024;
 
   explicit PartRun(int members) : members_(members) {}
@@ -173,7 +172,7 @@ class PartRun {
   bool ended(const PartLane& lane) const { return lane.part == end_; }
 
   // Schedules a lane's next `window` bytes: calls emit(lane, offset in the window, bytes) for each contiguous range.
-  // `widening(part)`: bytes in the window per byte of the part. Returns the number of bytes used.
+  // `widening(part)`: bytes in the window per byte of the part. Returns how many bytes of the window are used.
   template <class Widening, class PieceBytes, class Emit>
   size_t fill_window(PartLane& lane, size_t window, Widening&& widening, PieceBytes&& piece_bytes,
                      Emit&& emit) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interface of backends on GPU memory. A bucket is finished when it is in our stream, and done when that has passed it.
+// The interface of backends for GPU memory. step() returns kFinished when all of a bucket's work is in the device's
+// stream; the bucket is done when the GPU has carried it out.
 #pragma once
 
 #include <memory>
@@ -14,31 +15,31 @@
 
 namespace farandole {
 
-// A launched bucket, until the stream has passed it.
+// The work of a launched bucket.
 struct GpuWork {
-  std::shared_ptr<GpuEvent> past;
-  std::vector<std::shared_ptr<PinnedMemory>> keep;  // memory that the stream uses until then
+  std::shared_ptr<GpuEvent> past;                   // fires when the bucket is done
+  std::vector<std::shared_ptr<PinnedMemory>> keep;  // memory that the work uses
 };
 
 class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // Lowest member, once: the key by which all members' connect() find each other. Not all backends have one.
+  // Returns, once, on the lowest member, the key that all members pass to connect(). nullopt: the backend needs none.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
-  // Call it once after step() has returned kFinished: that bucket's work.
+  // Returns the bucket's work. Call it once, after step() has returned kFinished.
   GpuWork take_work() { return std::move(work_); }
-  // Called between buckets. Throws Error(kLibrary) if launched work may never end: NCCL found an error, or time is up.
+  // Throws Error(kLibrary) if launched work may never end: NCCL has found an error, or a deadline has passed.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // true if check() would throw
   // The oldest launched bucket is done.
   virtual void finished() = 0;
-  // After abort(): blocks for at most a few seconds, until none of our work writes to buffers.
+  // After abort(): blocks for at most a few seconds, until no work in the stream writes to buffers.
   void synchronize() const noexcept { device_->synchronize(); }
 
  protected:
-  // The whole bucket is in our stream.
+  // The bucket's work is all in the stream.
   Progress finish() {
     work_.past = device_->recorded(device_->stream());
     parts_ = {};
@@ -46,7 +47,7 @@ class GpuBackend : public Backend {
   }
 
   const std::shared_ptr<GpuDevice> device_;
-  std::span<const Part> parts_;  // the bucket under way
+  std::span<const Part> parts_;  // of the bucket that is being launched
   GpuWork work_;
 };
 

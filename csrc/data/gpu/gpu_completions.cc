@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver hands events over; our thread waits.
+// The driver passes events to a thread, which waits for them.
 #include "data/gpu/gpu_completions.h"
 
 #include <chrono>
@@ -8,7 +8,8 @@
 namespace farandole {
 namespace {
 
-// The destroying thread has waited for the stream before. Work that still does not end has a dead peer, and never will.
+// The thread that calls the destructor has waited for the stream before. Work that has not ended then never ends,
+// because a peer is dead.
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace
@@ -57,7 +58,7 @@ void GpuCompletions::run(Queue& queue) {
     }
     next.reset();
     lock.lock();
-    if (queue.quit) return;  // whom ring() would wake may be gone
+    if (queue.quit) return;  // the object that ring() uses may be destroyed
     if (failure) {
       queue.failure = std::move(failure);
       queue.failed = true;

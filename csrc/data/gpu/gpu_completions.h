@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that sleeps on a GPU's events, in the order in which they were added.
+// A thread that waits for a GPU's events, in the order of watch().
 #pragma once
 
 #include <atomic>
@@ -19,18 +19,18 @@ namespace farandole {
 
 class GpuCompletions {
  public:
-  // `ring` wakes the driver. Our thread calls it after each event.
+  // `ring` wakes the driver. The thread calls it after each event.
   explicit GpuCompletions(std::function<void()> ring);
-  // Waits a few seconds at most for the current event, and drops those behind it.
+  // Waits a few seconds at most for the first event, and drops the others.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
 
   // ---- Any thread
   void watch(std::shared_ptr<GpuEvent> event);
-  uint64_t past() const { return queue_->past; }  // events that have fired
-  bool failed() const { return queue_->failed; }  // the device reported a failure
-  void check() const;                             // throws it
+  uint64_t past() const { return queue_->past; }  // number of events that have fired
+  bool failed() const { return queue_->failed; }  // true: the device has reported a failure
+  void check() const;                             // throws the failure, if any
 
  private:
   struct Queue {
@@ -46,7 +46,7 @@ class GpuCompletions {
   };
   static void run(Queue& queue);
 
-  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may stay behind
+  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may live longer
   LeavableThread thread_;
 };
 

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// Work never ends if a peer has left without launching it.
+// Limits the wait, because work never ends if a peer has left without launching its part.
 constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace
@@ -69,7 +69,7 @@ void GpuLane::check() const {
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
-// A bucket may come before the key that opens its set's communicator.
+// True if the next bucket's set has a backend. A bucket may come before that.
 bool GpuLane::next_may_go() const {
   return !waiting_.empty() && backends_.contains(waiting_.front().set);
 }
@@ -99,7 +99,7 @@ void GpuLane::drain() {
   }
 }
 
-// Launched buckets end first; then the set's communicator may go.
+// Waits until launched buckets are done, because they use the communicator.
 void GpuLane::close(SetId set) {
   drain();
   check();
@@ -119,7 +119,7 @@ void GpuLane::abort(bool together) {
     for (auto& [set, backend] : backends_) {
       attempt("giving up buckets on the GPU", [&] { backend->abort(); });
     }
-    if (!backends_.empty()) backends_.begin()->second->synchronize();  // one stream for all
+    if (!backends_.empty()) backends_.begin()->second->synchronize();  // all use one stream
   }
   begun_ = false;
   waiting_.clear();

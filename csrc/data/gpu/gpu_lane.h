@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buckets of all sets on this rank's GPU, launched in log order: NCCL needs one order per device. Driver only.
+// Launches the buckets of all sets on this rank's GPU, in log order, because NCCL needs one order per device. Driver
+// only.
 #pragma once
 
 #include <deque>
@@ -16,13 +17,13 @@ namespace farandole {
 
 struct GpuBucket {
   SetId set = kWorldSet;
-  std::span<const Part> parts;  // valid until it has finished or was given up
+  std::span<const Part> parts;  // must stay valid until the bucket is done or dropped
   std::string label = {};       // for a profiler's timeline
 };
 
 class GpuLane {
  public:
-  // `ring` wakes the driver, from other threads. `ranges`: nullptr: no profiler listens.
+  // `ring` wakes the driver; other threads call it. `ranges`: for a profiler; nullptr: none.
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
       : ranges_(std::move(ranges)), completions_(std::move(ring)) {}
 
@@ -30,21 +31,21 @@ class GpuLane {
   // See GpuBackend.
   std::optional<std::pair<SetId, std::string>> new_key();
   void connect(SetId set, const std::string& key) { backends_.at(set)->connect(key); }
-  // Ends the set's backend, and gives up its unlaunched buckets.
+  // Ends the set's backend, and drops buckets of the set that are not launched.
   void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Retires what the GPU has passed, then launches at most one bucket; work in a stream after `past` sees its results.
-  // False: nothing to do. Throws errors of a backend or the device. `may_launch`: false holds new buckets back.
+  // Retires buckets that are done, then launches at most one, if `may_launch`. `past`: set to the event that fires when
+  // that one is done. False: nothing to do. Throws errors of a backend or the device.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
-  // Number of buckets done, in launch order. Nobody uses their buffers any more.
+  // Number of buckets that are done. They are done in launch order, and then nothing uses their buffers.
   uint64_t finished() const { return finished_; }
   bool ready(bool may_launch) const;
   Deadline look_again(bool may_launch) const;  // see Backend
-  // Blocks until launched work is done or has failed, at most half a minute.
+  // Blocks until launched work is done or has failed, for at most half a minute.
   void drain();
-  // Gives up all buckets. Afterwards none of our work writes to their buffers. `together`: all ranks do so now, so idle
-  // communicators are closed instead of aborted.
+  // Drops all buckets. Afterwards no work in the stream writes to their buffers. `together`: all ranks call it now, so
+  // idle communicators are closed instead of aborted.
   void abort(bool together);
 
  private:
@@ -60,7 +61,7 @@ class GpuLane {
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<GpuBucket> waiting_;
-  bool begun_ = false;  // the first of waiting_
+  bool begun_ = false;  // the first of waiting_ has begun
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
   GpuCompletions completions_;  // for launched buckets

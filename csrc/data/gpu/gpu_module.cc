@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of the first GPU tensor creates a GpuModule; any thread may call it.
+// The thread that passes the first GPU tensor creates the GpuModule. Any thread may call it.
 #include "data/gpu/gpu_module.h"
 
 #include <cinttypes>
@@ -64,7 +64,7 @@ void KernelCache::write(const std::string& image) const {
   try {
     make_folder(path_.substr(0, path_.rfind('/')));
     write_text_file(path_, image + seal(image));
-  } catch (const Error&) {  // a full disk, or a folder that we may not write
+  } catch (const Error&) {  // the disk is full, or the folder may not be written
   }
 }
 

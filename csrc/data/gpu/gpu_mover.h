@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs, unpacks, scales, casts and fills many segments of device memory in one launch.
+// Copies, scales, converts and fills many segments of device memory in one launch.
 #pragma once
 
 #include <memory>
@@ -12,14 +12,13 @@
 
 namespace farandole {
 
-// The work of one launch. Cuts every segment into chunks, one per thread block.
+// The work of one launch. Each call adds a segment, and cuts it into chunks, one per thread block.
 class MoveList {
  public:
   void copy(cuda::Address target, cuda::Address source, size_t bytes);
-  // target = source * factor / divisor, in type `to`; both types are real. factor 1, divisor 1 and equal types copy.
+  // target = source * factor / divisor, in type `to`; both types are real. Copies if types are equal and factors are 1.
   void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
                double factor, int64_t divisor);
-  // Fills with the identity of `op`.
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);
 
   std::span<const gpu::MoveChunk> chunks() const { return chunks_; }
@@ -37,7 +36,7 @@ class GpuMover {
  public:
   explicit GpuMover(std::shared_ptr<const GpuModule> module);
 
-  // `table`: the list's chunks in device memory, uploaded earlier in this stream.
+  // `table`: the list's chunks in device memory, copied there earlier in this stream.
   void launch(const MoveList& list, cuda::Address table, cuda::Stream stream) const;
 
  private:

@@ -24,7 +24,7 @@ void GpuStagedBackend::begin(std::span<const Part> parts) {
   }
 }
 
-// Depends on the shape only, so all members cut alike.
+// Cuts a part into slices by its shape only, so all members cut alike.
 void GpuStagedBackend::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);
@@ -51,7 +51,7 @@ bool GpuStagedBackend::ready() const {
   return may_fetch || may_move || over || failed();
 }
 
-// Copies the next slice to the host. Its arrival wakes the driver.
+// Starts to copy the next slice to the host. When it has arrived, completions_ wakes the driver.
 bool GpuStagedBackend::fetch_next() {
   if (slices_.empty() || staged_.size() >= kSlicesAhead) return false;
   Staged staged;

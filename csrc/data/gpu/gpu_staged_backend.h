@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on GPUs without NCCL: through pinned host memory and a host backend. Large reductions and broadcasts
-// travel in slices, so copies and the host's work overlap.
+// The backend for GPU memory without NCCL: uses pinned host memory and a host backend. Cuts large reductions and
+// broadcasts into slices, so that copies and the host's work overlap.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,7 @@ class GpuStagedBackend final : public GpuBackend {
   static constexpr size_t kPieceBytes = 4 << 20;
   static constexpr size_t kSlicesAhead = 3;
 
-  // `host`: for the same members, used by nobody else. `ring` wakes the driver.
+  // `host`: a backend of the same members that nothing else uses. `ring` wakes the driver.
   GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host, int member,
                    int members, std::function<void()> ring);
 
@@ -41,7 +41,7 @@ class GpuStagedBackend final : public GpuBackend {
   struct Staged {
     Slice slice;
     std::shared_ptr<PinnedMemory> input, output;
-    uint64_t arrival = 0;  // number of its copy to the host
+    uint64_t arrival = 0;  // completions_.past() when the copy to the host has ended
   };
 
   void cut(const Part& part, size_t index);
@@ -58,8 +58,8 @@ class GpuStagedBackend final : public GpuBackend {
   std::deque<Slice> slices_;    // not yet fetched
   std::deque<Staged> staged_;   // fetched, not yet delivered
   uint64_t fetched_ = 0;        // copies to the host so far
-  Part moving_;                 // the part of staged_.front() that the host moves
-  bool begun_ = false;          // host_ moves it
+  Part moving_;                 // staged_.front() as a part for host_
+  bool begun_ = false;          // true: host_ is moving moving_
   GpuCompletions completions_;  // for copies to the host
 };
 

@@ -49,7 +49,7 @@ struct BlockTransfer::Planner {
     if (task.reduces || task.combines || task.relays) transfer.tasks.push_back(task);
   }
 
-  // Sends this host's partial to the combiners on other hosts.
+  // Sends this host's partial result to the combiners on other hosts.
   void add_reduction(ChunkTask& task, const Chunk& chunk) {
     task.partial = room(chunk.wide_bytes);
     for (int other = 0; other < hosts.hosts(); ++other) {
@@ -65,7 +65,7 @@ struct BlockTransfer::Planner {
       if (other == host || !contributes(chunk, other)) continue;
       const size_t offset = room(chunk.wide_bytes);
       transfer.partials_in.add({chunk.reducer(hosts, other), task.chunk, offset, chunk.wide_bytes});
-      task.result = offset;  // a chunk's only sender sends the result itself
+      task.result = offset;  // if the chunk has one sender, its message is the result
     }
     task.last_in = transfer.partials_in.messages().size();
     if (chunk.reduces()) task.result = room(chunk.packed_bytes);

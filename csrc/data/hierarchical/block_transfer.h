@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block in flight between hosts, as one member sees it: tasks for its chunks, messages, and their memory.
+// One member's work for a block in flight between hosts: tasks for chunks, messages, and their memory.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-// One message of a block. Messages of one kind are posted and completed in order.
+// One message of a block. The messages of a MessageQueue start and complete in order.
 struct Message {
   int32_t peer;    // a member
   uint32_t chunk;  // index in the block
@@ -39,7 +39,7 @@ class MessageQueue {
       m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes);
     }
   }
-  // Polls messages until one is incomplete. True: at least one has completed.
+  // Tests messages in order, up to the first incomplete one. True: at least one has completed.
   bool look(Wire& wire) {
     const size_t before = done_;
     while (done_ < posted_ && wire.done(messages_[done_].ticket)) ++done_;
@@ -58,24 +58,24 @@ class MessageQueue {
 bool host_has(const Part& part, const HostMap& hosts, int host);
 
 struct BlockTransfer {
-  // This member's tasks for one chunk. Offsets are in `arena`.
+  // This member's tasks for one chunk.
   struct ChunkTask {
-    uint32_t chunk;
-    bool reduces = false;   // makes this host's partial result
-    bool combines = false;  // makes the result from partials, or passes a received one on
-    bool relays = false;    // receives the result
-    size_t partial = 0;
-    size_t result = 0;
-    size_t first_in = 0, last_in = 0;  // range of partials_in
+    uint32_t chunk;         // index in the block
+    bool reduces = false;   // as the reducer: makes this host's partial result
+    bool combines = false;  // as a combiner: makes the result from partials, or receives it
+    bool relays = false;    // as a relay: receives the result
+    size_t partial = 0;     // offset in `arena`
+    size_t result = 0;      // offset in `arena`
+    size_t first_in = 0, last_in = 0;  // the chunk's messages in partials_in
   };
 
   HierarchicalBlock block;
   std::vector<ChunkTask> tasks;
   MessageQueue partials_in, partials_out, results_in, results_out;
-  std::vector<std::byte> arena;  // all memory that the wire accesses
+  std::vector<std::byte> arena;  // holds all messages; the wire accesses no other memory
   size_t arena_bytes = 0;
 
-  // Fills `tasks` and the messages from `block`. Does not touch the arena, which may still be in use.
+  // Makes tasks and messages for `block`. Does not touch `arena`, which may still be in use.
   void plan(const HostMap& hosts, int member, std::span<const Part> parts);
   bool complete() const {
     return partials_in.complete() && partials_out.complete() && results_in.complete() &&

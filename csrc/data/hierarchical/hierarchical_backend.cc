@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-size_t slots_begin(int members) {  // the counters have their own pages
+size_t slots_begin(int members) {  // after the counters' pages
   return whole_pages(HostProgressTable::bytes_needed(members));
 }
 
@@ -57,7 +57,7 @@ void HierarchicalBackend::begin(std::span<const Part> parts) {
   plan_next();
 }
 
-// Does at most one phase of a block. Polls the wire each time, because that moves its messages.
+// Does at most one phase of a block. Polls the wire first, because polling moves messages.
 Progress HierarchicalBackend::step() {
   const bool moved = poll();
   if (can_consume()) {
@@ -97,7 +97,7 @@ void HierarchicalBackend::abort() {
   parts_ = {};
   worker_.forget();
   if (wire_->abandon()) return;
-  // The wire may still access that memory, so it is leaked.
+  // Leaks the arenas, because the wire may still access them.
   for (BlockTransfer& f : transfers_) new std::vector<std::byte>(std::move(f.arena));
 }
 
@@ -107,7 +107,7 @@ size_t HierarchicalBackend::held() const {
   return bytes;
 }
 
-// Only the wire and this member access arenas, and finished() waited for both.
+// Only the wire and this member access arenas, and finished() is true when both have done so.
 void HierarchicalBackend::rest() {
   for (BlockTransfer& f : transfers_) f.arena = {};
 }
@@ -118,7 +118,8 @@ void HierarchicalBackend::plan_next() {
   if (has_next_) next.plan(hosts_, member_, parts_);
 }
 
-// Slot and arena are free once this host has consumed the old block and its messages are complete.
+// Slot and arena are free when this host's members have consumed the block that had them, and its messages are
+// complete.
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
     return false;
@@ -143,12 +144,12 @@ bool HierarchicalBackend::can_consume() const {
          progress_.all_reached(&HostProgress::reduced, at_.consumed + 1);
 }
 
-// Waits for all messages, too, because nobody polls the wire after the bucket.
+// False while messages are in flight, because no thread polls the wire after the bucket.
 bool HierarchicalBackend::finished() const {
   return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }
 
-// True: a message has completed. Polls only those for which a phase waits.
+// Tests the messages for which a phase waits. True: one has completed.
 bool HierarchicalBackend::poll() {
   wire_->move();
   bool moved = false;
@@ -172,7 +173,7 @@ void HierarchicalBackend::wait_for_wire() {
                                      "; the network is down, or a rank of that host is stopped");
 }
 
-// The first member that owes us a message or does not take ours, for the error text.
+// For the error text: the first member that has not sent a message, or does not receive one.
 std::string HierarchicalBackend::awaited() const {
   for (uint64_t b = at_.settled; b < at_.staged; ++b) {
     const BlockTransfer& f = transfer(b);
@@ -220,7 +221,7 @@ void HierarchicalBackend::consume() {
   store(&HostProgress::consumed, ++at_.consumed);
 }
 
-// Only the last member of the host to reach this count wakes the others.
+// Stores this member's count. The last of the host's members to reach the count wakes the others.
 void HierarchicalBackend::store(Column column, uint64_t blocks) {
   progress_.store(hosts_.local_of(member_), column, blocks);
   if (!progress_.all_reached(column, blocks)) return;

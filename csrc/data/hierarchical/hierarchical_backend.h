@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for several hosts (hierarchical allreduce): each host reduces in shared memory, workers exchange partial
+// The backend between hosts (hierarchical allreduce): each host reduces in shared memory, workers exchange partial
 // results over the wire, and results return through shared memory. Driver only.
 #pragma once
 
@@ -22,19 +22,18 @@
 
 namespace farandole {
 
-// When to poll a wire that cannot wake a thread (soon, then at doubling intervals), and when a wire is silent for too
-// long.
+// Decides when to poll a wire that cannot wake a thread (at doubling intervals), and when a wire is silent too long.
 class WirePatience {
  public:
-  // `silence_ns`: limit without a message while a bucket is in flight; 0: none. `names`: of all members, for errors.
+  // `silence_ns`: limit for a bucket in flight without a message; 0: none. `names`: of all members, for errors.
   WirePatience(int64_t silence_ns, std::vector<std::string> names)
       : silence_ns_(silence_ns), names_(std::move(names)) {}
 
   void start() { last_message_ = now_ns(), interval_ = kShortest; }
-  // Something has moved: poll again soon.
+  // Call it if something has moved; the next poll follows soon.
   void moved() { interval_ = kShortest, next_look_ = 0; }
   void message() { last_message_ = now_ns(); }
-  // Call it if no byte has moved. `wakes`: from Wire::wakes(). False: silent for too long.
+  // Call it if nothing has moved. `wakes`: Wire::wakes(). False: the wire has been silent for too long.
   bool wait(bool wakes) {
     const int64_t now = now_ns();
     next_look_ = now + (wakes ? kWoken : interval_);
@@ -48,7 +47,7 @@ class WirePatience {
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
-  static constexpr int64_t kWoken = 50'000'000;  // to see how long it has been silent
+  static constexpr int64_t kWoken = 50'000'000;  // interval of checks for silence if the wire wakes
   const int64_t silence_ns_;
   const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll
@@ -58,7 +57,7 @@ class WirePatience {
 
 // Phases of a block: staged (inputs in shared memory) -> reduced (this host's partials made and sent) -> combined (all
 // hosts' partials reduced, results sent) -> published (results in shared memory) -> consumed. Each phase has its own
-// cursor over a few slots. Partials are summed in member order, then in host order: all members get equal bits.
+// cursor over a few slots. Inputs are reduced in member order, partials in host order: all members get the same bits.
 class HierarchicalBackend final : public Backend {
  public:
   struct Setup {
@@ -66,19 +65,17 @@ class HierarchicalBackend final : public Backend {
     int member = 0;
     std::byte* memory = nullptr;       // zeroed, mapped by this host's members, aligned to 64
     size_t bytes = 0;                  // at least bytes_needed()
-    std::vector<Wakeup> wakeups = {};  // this host's members'
+    std::vector<Wakeup> wakeups = {};  // for each member on this host
     std::unique_ptr<Wire> wire = nullptr;
     HierarchicalSchedule::Sizes sizes = {};
     int slots = kSlots;  // equal on all members
     double silence = 0;  // seconds without a message until a bucket fails; 0: never
-    std::vector<std::string> names = {};  // all members', for errors
+    std::vector<std::string> names = {};  // of all members, for errors
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;
 
-  // Throws kInternal if the memory is too small.
   explicit HierarchicalBackend(Setup setup);
-  // `local_members`: on one host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -123,7 +120,7 @@ class HierarchicalBackend final : public Backend {
   WirePatience patience_;
   const PhaseWatch watch_;
   std::vector<Wakeup> wakeups_;
-  HostProgressTable progress_;  // this host's members'
+  HostProgressTable progress_;  // of the members on this host
   const std::unique_ptr<Wire> wire_;
   HierarchicalSchedule plan_;
   HierarchicalWorker worker_;
@@ -134,7 +131,7 @@ class HierarchicalBackend final : public Backend {
   struct {
     // Numbers of blocks, over all buckets.
     uint64_t staged = 0, reduced = 0, combined = 0, published = 0, consumed = 0;
-    uint64_t settled = 0;  // all their messages are complete
+    uint64_t settled = 0;  // blocks whose messages are all complete
   } at_;
 };
 

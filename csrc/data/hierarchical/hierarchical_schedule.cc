@@ -94,7 +94,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   if (bytes == 0) return false;
   const auto hosts = static_cast<size_t>(hosts_.hosts());
   const size_t stripe = bytes / static_cast<size_t>(hosts_.stripes());
-  // Between two hosts one hop costs no more bytes than two, unless partial results are wider.
+  // Between two hosts, one hop sends no more bytes than two, unless partial results are wider than results.
   const bool direct = stripe * (hosts - 1) <= sizes_.direct_bytes || (hosts <= 2 && !widens);
   Chunk chunk;
   chunk.receiver = run_.front().signature.target();
@@ -109,8 +109,8 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   return true;
 }
 
-// All shares of a part advance together, as if each were as long as the longest. So the result may start where the
-// input does: it only overwrites reduced bytes.
+// Cuts all shares of a part in step, as if each were as long as the longest one. Therefore the result may start where
+// the input does: it only overwrites bytes that have been reduced.
 bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(
@@ -143,7 +143,7 @@ bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   return true;
 }
 
-// Finds the senders with bytes left in this run. Returns each one's window size.
+// Finds the senders that have bytes left in this run. Returns the size of each sender's window.
 size_t HierarchicalSchedule::next_window(std::vector<int>& senders) {
   senders.clear();
   for (int sender = 0; sender < hosts_.members(); ++sender) {
@@ -162,7 +162,7 @@ size_t HierarchicalSchedule::next_window(std::vector<int>& senders) {
   return sizes_.block_bytes / count / kAlignment * kAlignment;
 }
 
-// Fills sections_ with the sender's next bytes, from slot offset 0. Output offsets are this member's.
+// Fills sections_ with the sender's next bytes, from slot offset 0. Output offsets are for this member.
 size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
   sections_.clear();
   return run_.fill_window(
@@ -181,8 +181,8 @@ size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
       });
 }
 
-// With one sender, each stripe goes to one other host, which passes it on, so every link carries each byte once. With
-// several, each host sends its own bytes to all others.
+// If there is one sender, it sends each chunk to one host, which passes it on, so every link carries each byte once. If
+// there are several, each sends its own bytes to all hosts.
 bool HierarchicalSchedule::fill_share(HierarchicalBlock& block) {
   const size_t window = next_window(senders_);
   for (size_t i = 0; i < senders_.size(); ++i) {
@@ -228,7 +228,7 @@ bool HierarchicalSchedule::fill_alltoall(HierarchicalBlock& block) {
   return !senders_.empty();
 }
 
-// Cuts every stripe into at least one chunk per home. If there are fewer chunks than homes, blocks rotate among homes.
+// Cuts every stripe into at least one chunk per home. If there are fewer chunks than homes, the homes take turns.
 void HierarchicalSchedule::cut_stripes(HierarchicalBlock& block, Chunk chunk, size_t begin,
                                        size_t bytes, std::span<const int> homes) {
   const auto stripes = static_cast<size_t>(hosts_.stripes());
@@ -249,7 +249,7 @@ void HierarchicalSchedule::cut_range(HierarchicalBlock& block, const Chunk& chun
   for (size_t at = begin; at < end; at += sizes_.most_chunk) {
     cut(block, chunk, at, std::min(end, at + sizes_.most_chunk));
     const Chunk& added = block.chunks.back();
-    if (added.first == added.last) block.chunks.pop_back();  // this owner has nothing there
+    if (added.first == added.last) block.chunks.pop_back();  // the owner has no bytes there
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, and blocks into chunks, the units of messages between hosts, alike on all members.
+// Cuts a bucket into blocks, and blocks into chunks: the contents of messages between hosts. All members cut alike.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +15,24 @@ namespace farandole {
 // Contiguous elements of one part in one chunk.
 struct Piece {
   uint32_t part;  // index in the bucket
-  size_t wide;    // offset of its partial results from the chunk's start
-  size_t packed;  // offset of its inputs and results from the chunk's start
-  size_t input;   // offset in Part::input of the member that contributes it
+  size_t wide;    // offset of the partial results from the chunk's start
+  size_t packed;  // offset of the inputs and results from the chunk's start
+  size_t input;   // offset in Part::input of the contributing member
   size_t output;  // offset in this member's Part::output
   size_t bytes;
 };
 
-// Way of a chunk: on every host with inputs, the reducer makes a partial result and sends it to the combiners. A
-// combiner makes the result and sends it to the relays of hosts that need it but do not combine. On a host all three
-// are the same member: its worker for the chunk's stripe or, without a stripe, the chunk's only sender or receiver.
+// On every host with inputs to a chunk, one member, the reducer, makes a partial result and sends it to combiners. A
+// combiner makes the result and sends it to relays: members on hosts that need it but do not combine. On a host, one
+// member has all three tasks: the worker for the chunk's stripe or, without a stripe, the only sender or receiver.
 struct Chunk {
   static constexpr int kAll = -1;
 
-  int sender = kAll;  // kAll: all members' inputs are reduced
-  int receiver = kAll;
-  int home = kAll;  // the only host that combines; kAll: each that needs it
-  int stripe = kAll;
-  size_t begin = 0;  // in the slot; a multiple of 16
+  int sender = kAll;    // the only member with input; kAll: inputs of all members are reduced
+  int receiver = kAll;  // the only member with a result
+  int home = kAll;      // the only host that combines; kAll: each host that needs the result
+  int stripe = kAll;    // kAll: no stripe
+  size_t begin = 0;     // in the slot; a multiple of 16
   size_t wide_bytes = 0;
   size_t packed_bytes = 0;
   uint32_t first = 0, last = 0;  // range of the block's pieces
@@ -40,7 +40,7 @@ struct Chunk {
   bool reduces() const { return sender == kAll; }
   int reducer(const HostMap& hosts, int host) const;
   int combiner(const HostMap& hosts, int host) const;
-  // True if the host's members wait for the result. On a sender's host they read what it has staged.
+  // True if the host's members need the result. On the only sender's host they read the bytes that it staged.
   bool needed_on(const HostMap& hosts, int host) const;
   bool combined_on(const HostMap& hosts, int host) const {
     return (home == kAll || home == host) && needed_on(hosts, host);
@@ -59,25 +59,25 @@ struct HierarchicalBlock {
 
 class HierarchicalSchedule {
  public:
-  // Chunks that all hosts need start at cache lines.
+  // Chunks that all hosts need start at multiples of this: cache lines.
   static constexpr size_t kAlignment = 64;
-  // Also limits messages, whose size is an int in MPI.
+  // Limits messages, too: in MPI their size is an int.
   static constexpr size_t kMostBlockBytes = size_t{1} << 30;
 
-  // Equal on all members.
+  // Must be equal on all members.
   struct Sizes {
     size_t block_bytes = 256 * 1024;  // a multiple of kAlignment, at least kAlignment * members
     size_t least_chunk = 512;         // a multiple of kAlignment
-    size_t direct_bytes = 16 * 1024;  // a host may send this much to all others, to save a hop
+    size_t direct_bytes = 16 * 1024;  // up to this size a host sends to all others, to save a hop
     size_t most_chunk = 48 * 1024;    // a multiple of kAlignment; see Wire::most_bytes()
   };
 
   // `hosts` must outlive this.
   HierarchicalSchedule(const HostMap& hosts, int member, const Sizes& sizes);
 
-  // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().
+  // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().
   void start(std::span<const Part> parts);
-  // Fills the next block. False: there is none.
+  // False: there is no next block.
   bool next(HierarchicalBlock& block);
 
  private:
@@ -85,7 +85,7 @@ class HierarchicalSchedule {
   struct Section {  // contiguous elements in a window, before it is cut into chunks
     uint32_t part;
     size_t slot, input, output, bytes;
-    size_t scale;  // bytes of partial result per byte of input
+    size_t scale;  // bytes of partial result for each byte of input
     int receiver;
   };
 
@@ -110,7 +110,7 @@ class HierarchicalSchedule {
   std::vector<PartLane> lanes_;  // one per sender; reductions use one
   std::vector<Section> sections_;
   std::vector<int> senders_, homes_;
-  size_t turn_ = 0;  // in the rotation of homes, over all buckets
+  size_t turn_ = 0;  // counts the homes that have had a turn, over all buckets
 };
 
 }  // namespace farandole

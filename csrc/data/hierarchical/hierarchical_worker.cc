@@ -33,7 +33,7 @@ void HierarchicalWorker::stage(uint64_t block, const BlockTransfer& f) const {
   for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
 }
 
-// Copies only what members on this host read, and what this member sends to itself.
+// Copies bytes that other members of this host read to the slot, and bytes for this member itself to its output.
 void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
                                      const Chunk& chunk) const {
   const bool mine = chunk.sender == member_;
@@ -88,7 +88,7 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
 
 void HierarchicalWorker::combine(BlockTransfer& f) {
   for (const BlockTransfer::ChunkTask& task :
-       f.tasks) {  // the others' result is complete as it came
+       f.tasks) {  // without reduction, the received message is the result
     if (task.combines && f.block.chunks[task.chunk].reduces()) combine_chunk(f, task);
   }
 }
@@ -129,11 +129,11 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
   }
 }
 
-// A member that is alone on its host has made or received every result itself.
+// A member that is alone on its host reads results in its arena, others read them in shared memory.
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) {
     for (const BlockTransfer::ChunkTask& task : f.tasks) {
-      if (!task.combines && !task.relays) continue;  // the others are for this member
+      if (!task.combines && !task.relays) continue;  // the result is not for this member
       consume_chunk(f, f.block.chunks[task.chunk], f.arena.data() + task.result);
     }
     return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data work of HierarchicalBackend: its phases, applied to a block's bytes.
+// Carries out the phases of HierarchicalBackend on a block's bytes.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +27,11 @@ class HierarchicalWorker {
 
   void start(std::span<const Part> parts) { parts_ = parts; }
   void forget() { parts_ = {}; }
-  // `block`: number of the block, which determines its slot.
+  // `block`: the block's number, which determines its slot.
   void stage(uint64_t block, const BlockTransfer& transfer) const;
   void reduce(uint64_t block, BlockTransfer& transfer);
   void combine(BlockTransfer& transfer);
-  // Copies results that this member made or received to shared memory.
+  // Copies the results that this member has made or received to shared memory.
   void publish(uint64_t block, const BlockTransfer& transfer) const;
   void consume(uint64_t block, const BlockTransfer& transfer) const;
 

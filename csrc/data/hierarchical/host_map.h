@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which members of a process set share a host. Hosts are ordered by their lowest members.
+// Says which members of a process set share a host. Hosts are in the order of their lowest members.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace farandole {
 
 class HostMap {
  public:
-  // `host_name[member]`: any number, unique to the member's host.
+  // `host_name[member]`: any number that identifies the member's host.
   explicit HostMap(const std::vector<int>& host_name) {
     std::vector<int> names;
     for (size_t member = 0; member < host_name.size(); ++member) {
@@ -32,7 +32,7 @@ class HostMap {
   int host_of(int member) const { return host_of_[static_cast<size_t>(member)]; }
   int local_of(int member) const { return local_of_[static_cast<size_t>(member)]; }
   const std::vector<int>& members_of(int host) const { return members_[static_cast<size_t>(host)]; }
-  // One per member of the largest host.
+  // Number of stripes: that of members on the largest host.
   int stripes() const { return static_cast<int>(stripes_); }
   // The member that moves a stripe's bytes on a host.
   int worker(int host, int stripe) const {

@@ -63,14 +63,14 @@ bool MpiWire::done(Ticket ticket) {
   return true;
 }
 
-// A fault-tolerant MPI reports the loss of a rank here.
+// A fault-tolerant MPI reports a lost rank by an error.
 void MpiWire::fail(int member, const Error& error) {
   if (error.code() != ErrorCode::kLibrary) throw error;
   const Rank rank = ranks_.at(static_cast<size_t>(member));
   fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
-// Receives can be cancelled. A send completes only when its receiver takes it.
+// Cancels receives. A send cannot be cancelled: it completes when its receiver takes the message.
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);
@@ -79,7 +79,7 @@ bool MpiWire::abandon() {
       if (request) request.cancel();
       while (request && !request.test() && !deadline.expired()) {
       }
-    } catch (const Error&) {  // perhaps a dead peer's: MPI keeps the request
+    } catch (const Error&) {  // perhaps the peer is dead; the request stays in flight
     }
     under_way += request ? 1 : 0;
   }

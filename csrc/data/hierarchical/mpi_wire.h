@@ -16,12 +16,12 @@ namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // `ranks`: of the set's members in `comm`, which must outlive this. `number`: unique among the open wires, at most
-  // 2^13, because MPI guarantees no more tags. `host_names`: by rank, for errors.
+  // `ranks`: of the set's members in `comm`, which must outlive this. `number`: selects the tags, modulo half of MPI's
+  // largest tag; unique among open wires. `host_names`: by rank, for errors.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 
-  // MPI sends messages below about 64 KB at once. Longer ones wait for the receiver, behind all that it is sending.
+  // MPI sends messages below about 64 KB at once. Longer ones wait for an answer, behind other messages.
   size_t most_bytes() const override { return 48 * 1024; }
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// A ticket combines a connection's index with the number of a message on it.
+// A ticket consists of a connection's index and the number of a message on that connection.
 constexpr int kNumberBits = 40;
 constexpr int64_t kNumberMask = (int64_t{1} << kNumberBits) - 1;
 
@@ -29,14 +29,14 @@ TcpWire::TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_
 TcpWire::~TcpWire() { ends_->listener.forget(callers()); }
 
 Wire::Ticket TcpWire::send(int member, Channel channel, const std::byte* data, size_t bytes) {
-  return post(true, member, channel, const_cast<std::byte*>(data), bytes);  // only read
+  return post(true, member, channel, const_cast<std::byte*>(data), bytes);  // is not written to
 }
 
 Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size_t bytes) {
   return post(false, member, channel, data, bytes);
 }
 
-// Both ends count a channel's messages, so they know which stream carries which.
+// Both ends count a channel's messages, so they know which stream carries which message.
 Wire::Ticket TcpWire::post(bool sends, int member, Channel channel, std::byte* data, size_t bytes) {
   const size_t route = ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
                        static_cast<size_t>(channel);
@@ -57,8 +57,7 @@ void TcpWire::move() {
   }
 }
 
-// A connection that is being opened, or that the poller had no room for, has to be polled, and so has a fault until it is
-// told.
+// False if a connection needs polling because it is being opened or the poller had no room, or a fault is withheld.
 bool TcpWire::wakes() const {
   return ends_->poller && !fault_ && std::ranges::all_of(connections_, [](const Connection& one) {
            return one.transfers.empty() || one.watched;
@@ -71,13 +70,13 @@ bool TcpWire::done(Ticket ticket) {
   return connection.complete > static_cast<uint64_t>(ticket & kNumberMask);
 }
 
-// No receive is left in the kernel, so the memory is free at once.
+// The kernel holds no address of a receive, so the memory is free at once.
 bool TcpWire::abandon() {
   connections_.clear();
   return true;
 }
 
-// A silent listener's rank has not opened this wire yet. The backend limits that wait.
+// Goes on opening a connection. A silent peer has not opened this wire yet; the backend limits that wait.
 bool TcpWire::open(Connection& connection) {
   TcpEnds& ends = *ends_;
   if (!connection.sends) {

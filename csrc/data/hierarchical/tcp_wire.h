@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over TCP. A connection carries one channel's bytes from one member to another, and is read only into posted
-// receives. So the kernel throttles a fast sender, and messages need no headers or buffers.
+// The wire over TCP. A connection carries one channel's bytes from one member to another. A member reads it only into
+// posted receives, so the kernel throttles a fast sender, and messages need no headers or buffers.
 #pragma once
 
 #include <chrono>
@@ -18,20 +18,20 @@
 
 namespace farandole {
 
-// Shared by all wires of a rank.
+// The listener, addresses and settings that all wires of a rank share.
 struct TcpEnds {
-  Rank rank = 0;  // this rank
-  Key128 key{};   // the job's key
+  Rank rank = 0;
+  Key128 key{};  // the job's key
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for error texts
-  std::chrono::milliseconds timeout;    // limit for a peer that refuses connections
+  std::chrono::milliseconds timeout;    // after which a peer that refuses connections is lost
   Poller* poller = nullptr;             // null: the backend polls
 };
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: of the set's members. `number`: never used for another wire of the job, even after closing.
+  // `ranks`: of the set's members. `number`: that of no other wire of the job, open or closed.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 
@@ -44,26 +44,26 @@ class TcpWire final : public Wire {
   bool abandon() override;
 
  private:
-  // Connections per channel and direction between two members. Messages alternate between them.
+  // Connections for each channel and direction between two members. Messages use them in turn.
   static constexpr uint64_t kStreams = 2;
 
-  struct Transfer {  // the rest of a message
+  struct Transfer {  // the bytes of a message that are left
     std::byte* data;
     size_t bytes;
   };
-  struct Connection {  // opened by the sender with its first message
+  struct Connection {  // the sender opens it with its first message
     Rank peer = -1;
     TcpLine name = 0;
     bool sends = false;
     std::unique_ptr<TcpCaller> caller = nullptr;
     Fd fd = {};
-    bool watched = false;  // by the poller
+    bool watched = false;  // the poller watches it
     std::deque<Transfer> transfers = {};
-    uint64_t posted = 0, complete = 0;  // messages
+    uint64_t posted = 0, complete = 0;  // numbers of messages
   };
   size_t callers() const {
     return ranks_.size() * kChannels * kStreams;
-  }  // connections from others
+  }  // connections that peers open
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
   bool open(Connection& connection);
   void move(Connection& connection);
@@ -73,8 +73,8 @@ class TcpWire final : public Wire {
   const std::vector<Rank> ranks_;  // by member
   const uint64_t number_;
   std::vector<Connection> connections_;  // by direction, member, channel and stream
-  std::vector<uint64_t> posted_;         // messages, by direction, member and channel
-  std::byte nothing_{};                  // sent for an empty message
+  std::vector<uint64_t> posted_;         // messages so far, by direction, member and channel
+  std::byte nothing_{};                  // content of an empty message
   WireFault fault_;
 };
 

@@ -40,7 +40,8 @@ bool NcclBackend::ready() const {
   return communicator_ && (communicator_->ready() || communicator_->failed());
 }
 
-// The host only waits for the communicator: NCCL's kernels enter the stream later. Work after them waits for ready().
+// Waits only until the communicator is ready(): NCCL's kernels enter the stream after launch() has returned, and the
+// unpack kernel must come after them.
 Progress NcclBackend::step() {
   if (!communicator_) return Progress::kWaiting;
   communicator_->check();
@@ -70,7 +71,7 @@ void NcclBackend::launch_pack() {
   mover_.launch(plan_.pack, table_, stream);
 }
 
-// Uploads both tables in one copy, from pinned memory that lives until the bucket is done.
+// Copies both tables to the device together, from pinned memory that lives until the bucket is done.
 void NcclBackend::upload() {
   const size_t first = plan_.pack.bytes(), second = plan_.unpack.bytes();
   auto pinned = device_->pinned(first + second);
@@ -91,7 +92,7 @@ void NcclBackend::wait_for_inputs() {
   }
 }
 
-// Scratch memory of an aborted bucket is freed in the order of our stream.
+// Frees the scratch memory after the bucket's work, in the order of the stream.
 void NcclBackend::abort() {
   if (communicator_) communicator_->abort();
   device_->free(std::exchange(scratch_, 0), device_->stream());

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{
     100};  // interval of checks for NCCL's asynchronous errors and for deadlines
-// NCCL may notice a dead peer first, by whatever error. Then we wait for the peer's name.
+// Delay of NCCL's errors. NCCL may notice a dead peer first, but the death watch can name the peer.
 constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::milliseconds kClosingLook{1};
@@ -25,9 +25,9 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 
 }  // namespace
 
-// State shared with our threads. It outlives the communicator, because a thread may stay in NCCL. The worker makes
-// NCCL's calls in a group: under the mutex they only collect work; the end of the group does it, without the mutex, and
-// may block. So an abort never meets a half-made call.
+// The state of the communicator and its two threads, worker and watcher. It outlives the communicator, because a thread
+// may stay in NCCL. The worker makes NCCL's calls in a group. It holds the mutex while the calls collect work, but not
+// at the end of the group, which does the work and may block. So an abort never meets a half-made call.
 class NcclCommunicator::Shared {
  public:
   struct Task {
@@ -36,7 +36,7 @@ class NcclCommunicator::Shared {
   };
   explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
-  bool begin(Task task);  // false: busy, failed or aborted
+  bool begin(Task task);  // false: not started, because it is busy, failed or aborted
   void tell();            // wakes the watcher
   nccl::Result call(const NcclCall& call);
 
@@ -45,7 +45,7 @@ class NcclCommunicator::Shared {
   std::atomic<State> state{State::kReady};
 
   std::mutex mutex;
-  nccl::Comm comm = nullptr;  // nullptr: destroyed, or never made
+  nccl::Comm comm = nullptr;  // nullptr: not made yet, or destroyed
   int launches = 0;
   Deadline done_by = Deadline::never();
   std::string failure;
@@ -60,12 +60,12 @@ class NcclCommunicator::Shared {
   void give_up(std::unique_lock<std::mutex>& lock);
 
   std::optional<Task> task_;
-  bool calling_ = false;              // the worker is at the end of a group
-  std::condition_variable returned_;  // for the watcher in give_up()
-  std::atomic<uint32_t> news_{0};     // wakes the watcher otherwise
+  bool calling_ = false;              // the worker is in the end of a group
+  std::condition_variable returned_;  // wakes the watcher in give_up()
+  std::atomic<uint32_t> news_{0};     // wakes the watcher in watch()
   Deadline ready_by_ = Deadline::never();
   Deadline fails_by_ = Deadline::never();  // after NCCL has returned an error
-  bool fresh_ = false;                     // something was started since the watcher's last check
+  bool fresh_ = false;                     // a task has started since the watcher's last check
   bool asleep_ = false;                    // the watcher sleeps until tell()
 };
 
@@ -168,7 +168,7 @@ void NcclCommunicator::Shared::work() {
     const nccl::Result gathered = task_->calls();
     calling_ = true;
     lock.unlock();
-    const nccl::Result ended = api.group_end();  // an open group must end
+    const nccl::Result ended = api.group_end();  // also after an error: an open group must end
     lock.lock();
     calling_ = false;
     const Task done = *std::exchange(task_, std::nullopt);
@@ -182,7 +182,7 @@ void NcclCommunicator::Shared::work() {
   }
 }
 
-// All calls are one group: NCCL launches them together.
+// Adds a call to the open group. NCCL launches all calls of a group together.
 nccl::Result NcclCommunicator::Shared::call(const NcclCall& call) {
   const cuda::Stream stream = setup.device->stream();
   const auto* const in = reinterpret_cast<const void*>(call.input);
@@ -218,7 +218,7 @@ void NcclCommunicator::Shared::fail(const std::string& text) {
   setup.changed();
 }
 
-// Fails what is overdue. Returns the time of the next check.
+// Fails the communicator after an error of NCCL or a deadline. Returns the time of the next check.
 Deadline NcclCommunicator::Shared::look() {
   if (state != State::kBusy && state != State::kReady) return Deadline::never();
   nccl::Result found = nccl::kSuccess;
@@ -240,7 +240,8 @@ Deadline NcclCommunicator::Shared::look() {
   return works ? Deadline::in(kLook) : Deadline::never();
 }
 
-// The watcher sleeps after one check without work under way, so a steady stream of buckets need not wake it.
+// Sleeps without a time limit only if no work is under way and none has started since the last check. So in a steady
+// stream of buckets, no bucket has to wake it.
 void NcclCommunicator::Shared::watch() {
   Thread worker;
   std::unique_lock lock(mutex);
@@ -261,8 +262,9 @@ void NcclCommunicator::Shared::watch() {
   if (worker.joinable()) worker.join();
 }
 
-// Within a group, ncclCommAbort raises the abort flag, which ends the worker's call; the end of the group frees. NCCL
-// may not return from it. An older NCCL frees at once: there the call returns when a dead peer's connections end.
+// Within a group, ncclCommAbort only raises the abort flag, which ends the worker's call. The end of the group frees
+// the communicator, and may never return. An older NCCL frees it at once, so this first waits for the worker's call,
+// which returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

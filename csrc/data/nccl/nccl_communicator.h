@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One blocking NCCL communicator, with one thread that makes NCCL's calls and one that watches and aborts it.
+// One blocking NCCL communicator, with a thread that makes NCCL's calls and a thread that watches and aborts it.
 #pragma once
 
 #include <atomic>
@@ -24,29 +24,29 @@ class NcclCommunicator {
     std::shared_ptr<GpuDevice> device;
     int member;
     int members;
-    std::chrono::nanoseconds open_timeout;  // for any call
-    std::chrono::nanoseconds work_timeout;  // for launched work; 0: never
-    std::function<void()> changed;          // wakes the driver, from our threads
+    std::chrono::nanoseconds open_timeout;  // limit for any call
+    std::chrono::nanoseconds work_timeout;  // limit for launched work; 0: none
+    std::function<void()> changed;          // wakes the driver; both threads call it
   };
   NcclCommunicator(Setup setup, const nccl::UniqueId& id);
-  // Destroys the communicator if it is healthy and idle; otherwise aborts it, and waits a few seconds. If NCCL does not
-  // return by then, our threads stay in it, with the device, until the process ends.
+  // Closes an idle, healthy communicator; aborts any other, and waits for a few seconds. If NCCL has not returned then,
+  // the threads stay in NCCL, and keep the device, until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // ---- Driver only
-  bool ready() const { return state_ == State::kReady; }  // idle: the next call may come
+  bool ready() const { return state_ == State::kReady; }  // true: the next call may start
   bool failed() const { return state_ == State::kFailed; }
   void check() const;  // throws Error(kLibrary) if it has failed
-  // Each of these starts something and returns. ready() is true when it has ended.
+  // Starts the calls and returns. ready() is true when they have returned.
   void launch(std::span<const NcclCall> calls);
-  void finished();  // the oldest launch is done
-  // Gives up kernels in flight, which end soon, in our thread; nobody waits. Idempotent; throws nothing.
+  void finished();  // call it when the oldest launch is done
+  // Lets the watcher abort kernels in flight, which end soon. Does not wait. Throws nothing.
   void abort();
 
  private:
-  // Busy (a call is under way) <-> ready. Either may become failed (an error, a deadline); any may become aborted.
+  // Busy (a call is under way) <-> ready. Both may become failed (error or deadline); every state may become aborted.
   enum class State { kBusy, kReady, kFailed, kAborted };
   class Shared;
   void begin(const char* what, std::function<nccl::Result()> calls);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes addresses, and calls nothing.
+// Only computes addresses; neither CUDA nor NCCL is called.
 #include "data/nccl/nccl_schedule.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace farandole {
 namespace {
 
-// Scaled sums of small integers must not wrap before the division; for some types NCCL only knows the carrier.
+// The type in which NCCL adds integers: the carrier if NCCL lacks the type, or if sums are scaled, because small types
+// would wrap before the division.
 DType integer_form(DType type, bool scaled) {
   const DTypeTraits& traits = traits_of(type);
   return scaled || traits.nccl < 0 ? traits.carrier : type;
@@ -28,7 +29,7 @@ void scale_floats(NcclForm& form, const Signature& s, int64_t divisor) {
   }
 }
 
-constexpr size_t kAlignment = 256;  // scratch buffers
+constexpr size_t kAlignment = 256;  // of scratch buffers
 constexpr size_t kPackAlignment = 16;
 
 cuda::Address address_of(const std::byte* pointer) {
@@ -99,7 +100,7 @@ cuda::Address NcclSchedule::take(size_t bytes) {
   return address;
 }
 
-// By shapes and factors only: every member makes the same calls, with or without buffers.
+// Depends on the signature only, so that every member makes the same calls, with or without buffers.
 bool NcclSchedule::goes_direct(const Reduction& one) const {
   return one.part->signature.bytes() > kPackedBytes;
 }
@@ -127,7 +128,7 @@ void NcclSchedule::plan_allreduces(std::vector<Reduction> reductions) {
   }
 }
 
-// Writes my input, or the identity, as NCCL's type.
+// Writes this member's input, or the neutral element, in NCCL's type.
 void NcclSchedule::bring_in(const Reduction& one, cuda::Address target) {
   const NcclForm& form = one.form;
   if (one.part->input) {
@@ -162,7 +163,7 @@ void NcclSchedule::plan_direct(const Reduction& one) {
 }
 
 void NcclSchedule::plan_packed(std::span<const Reduction> some) {
-  const NcclForm& form = some.front().form;  // equal type and operator for all; the rest may differ
+  const NcclForm& form = some.front().form;  // same_call() for all; the rest may differ
   size_t bytes = 0;
   for (const Reduction& one : some) {
     bytes += round_up(one.numbers() * size_of(form.type), kPackAlignment);
@@ -180,7 +181,7 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
   calls.push_back(call_of(*some.front().part, form, buffer, buffer, bytes / size_of(form.type)));
 }
 
-// Makes a share in scratch memory if it cannot be written directly: its type differs, or it overlaps an input.
+// Uses scratch memory if NCCL cannot write to the output: types differ, or the output overlaps the input.
 void NcclSchedule::plan_reducescatter(const Reduction& one) {
   const NcclForm& form = one.form;
   const Part& part = *one.part;

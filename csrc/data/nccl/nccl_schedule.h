@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One bucket as at most three launches: a pack kernel, a group of NCCL calls, an unpack kernel. Built by two passes of
-// the same code: the first measures the scratch memory, the second knows its address.
+// Plans a bucket as at most three launches: a pack kernel, a group of NCCL calls, an unpack kernel. make() runs twice:
+// first to measure the scratch memory, then with its address.
 #pragma once
 
 #include <span>
@@ -13,15 +13,15 @@
 
 namespace farandole {
 
-// A reduction for NCCL: type, operator, and what our kernel does before and after. Integers follow the rules of the
-// shared-memory backend: small ones are added in wider types, and divisions truncate.
+// A reduction for NCCL: type, operator, and the conversions by farandole's kernel before and after. Integers follow the
+// rules of kernels/kernels.h: small ones are added in wider types, and divisions truncate.
 struct NcclForm {
-  DType element;           // the part's real type: two for a complex number, uint8 for a bool
-  size_t per_element = 1;  // real numbers per element
+  DType element;           // DTypeTraits::real of the part's type
+  size_t per_element = 1;  // real numbers in an element
   DType type;              // the type that NCCL adds
   nccl::RedOp op = nccl::kSum;
-  ReduceOp identity = ReduceOp::kSum;  // identity for a member without input
-  // target = source * factor / divisor, before and after
+  ReduceOp identity = ReduceOp::kSum;  // the op whose neutral element stands for a missing input
+  // target = source * factor / divisor, before (in) and after (out)
   double factor_in = 1.0, factor_out = 1.0;
   int64_t divisor_in = 1, divisor_out = 1;
 
@@ -33,8 +33,8 @@ struct NcclForm {
   }
 };
 
-// Form of an allreduce or reducescatter. Sums of floats are scaled afterwards: a switch's adders take no weighted sums,
-// and one division rounds less than a factor per input. float16 is scaled first, because it would overflow.
+// Returns the form of an allreduce or reducescatter. Floats are scaled after adding, because network switches add only
+// plain sums, and one division rounds less than a factor for each input. float16 is scaled first, or it would overflow.
 NcclForm form_of(const Part& part);
 
 nccl::DataType nccl_type(DType type);  // for NcclForm::type
@@ -47,13 +47,13 @@ struct NcclCall {
   size_t count = 0;
   nccl::DataType type = nccl::kInt8;
   nccl::RedOp op = nccl::kSum;
-  int peer = 0;  // or the root
+  int peer = 0;  // the peer or the root
 };
 
 class NcclSchedule {
  public:
-  // Small parts share one call. Larger ones are reduced in place.
-  static constexpr size_t kPackedBytes = 1 << 20;  // limit per part
+  // Parts of at most this size share one call. Larger ones are reduced in place.
+  static constexpr size_t kPackedBytes = 1 << 20;
 
   NcclSchedule(int member, int members) : member_(member), members_(members) {}
 

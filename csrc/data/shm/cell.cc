@@ -11,10 +11,10 @@
 namespace farandole {
 namespace {
 
-// Afterwards the coordinator learns who waits. A call that has waited this long does not notice the detour.
+// After this time a member dissolves the round. Compared with it, the detour to the coordinator is short.
 constexpr std::chrono::milliseconds kCellPatience{2};
-// Every member reads all inputs, so their sum counts. Up to these sizes this beats dividing the work, which takes more
-// waits (measured with 2 to 4 ranks on 2 cores with 1 MiB of L2 each).
+// Limits for each input, and for all inputs, because every member reads all. Larger inputs are faster if members divide
+// the work, although they wait more often (measured with 2 to 4 ranks on 2 cores with 1 MiB of L2 each).
 constexpr size_t kMostBytes = 1024 * 1024;
 constexpr size_t kMostBytesOfAll = 2 * 1024 * 1024;
 
@@ -71,7 +71,8 @@ bool Cell::all_make(const Call& call) const {
   return true;
 }
 
-// A peer that has seen fewer calls end is about to see the end of those that it counts.
+// True if a peer has calls under way outside the cell. Ignores a peer that has seen fewer calls end than this member,
+// because the calls that it counts may have ended.
 bool Cell::anybody_elsewhere() const {
   const uint64_t own = line(setup_.member).elsewhere.load() >> kCountBits;
   for (int member = 0; member < setup_.members; ++member) {
@@ -84,7 +85,7 @@ bool Cell::anybody_elsewhere() const {
 
 cell_protocol::End Cell::come(const Call& call, std::span<const std::byte> input) {
   using cell_protocol::End;
-  // Rounds need this member, so nobody changes the parity before it arrives.
+  // No round completes without this member, so the parity stays the same until it arrives.
   parity_ = cell_protocol::parity(word().load());
   Line& own = line(setup_.member);
   own.definition.store(call.definition, std::memory_order_relaxed);

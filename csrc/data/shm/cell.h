@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cell: shared memory in which the members of a set on one host complete a small call, each in the calling thread. It
-// only knows success. In any other case (a member is late, makes a different call, has joined, leaves or dies) the
-// round dissolves, and all make the call through the coordinator.
+// A cell: shared memory in which the members of a set on one host complete a small call, each in the calling thread. A
+// cell reports no errors. If a member is late, makes a different call, has joined, leaves or dies, the round dissolves,
+// and all members make the call through the coordinator.
 //
 // The algorithm is that of MPICH's release_gather and of DeepSpeed's shm.cpp: each member writes its input to its own
 // place, and all read all places in member order.
-// its own, and all read all places in member order.
 #pragma once
 
 #include <atomic>
@@ -32,22 +31,22 @@ class Cell {
     Spin spin;                         // for waiting callers
   };
   static constexpr size_t kAlignment = 4096;
-  // Larger inputs go through the lane, where members divide the work.
+  // Larger inputs go through the set's lane, where members divide the work.
   static size_t most_bytes(int members);
   static size_t bytes(int members);
 
   explicit Cell(Setup setup);
 
-  // Identifies a call. Members that make the same one have equal values.
+  // Identifies a call: members that make the same call have equal values.
   struct Call {
     uint64_t definition = 0;  // number of the call's definition in the log
-    uint64_t sequence = 0;    // unnamed calls
-    int64_t rows = 0;         // the input's, if the definition leaves them open
+    uint64_t sequence = 0;    // number of an unnamed call
+    int64_t rows = 0;         // rows of the input, if they are not part of the definition
     bool operator==(const Call&) const = default;
   };
 
   // ---- One thread at a time
-  // Waits until all members have come with the same call and their inputs. False: make the call in a different way.
+  // Waits until all members make this call here with their inputs. False: make the call through the coordinator.
   bool meet(const Call& call, std::span<const std::byte> input) {
     const bool met = come(call, input) == cell_protocol::End::kCompleted;
     completed_ += met;
@@ -55,13 +54,13 @@ class Cell {
   }
   // A member's input, from meet() until the next meet().
   const std::byte* input_of(int member) const { return place(member, parity_); }
-  // Number of calls completed here; equal on all members.
+  // Number of calls completed in this cell; equal on all members.
   uint64_t completed() const { return completed_; }
 
-  // ---- Under the mutex of RankCalls
-  // Publishes how many calls of this member the coordinator has under way, and how many of the set have ended here.
+  // ---- The caller holds the mutex of RankCalls
+  // Publishes how many of the set's calls have ended on this member, and how many it has under way outside the cell.
   void tell(uint64_t ended, uint32_t under_way);
-  // Ends a peer's wait here, which is vain because this member reports to the coordinator.
+  // Dissolves the round in which peers wait for this member, because it has reported to the coordinator.
   void disturb();
 
  private:
@@ -71,7 +70,7 @@ class Cell {
     std::atomic<uint64_t> definition;
     std::atomic<uint64_t> sequence;
     std::atomic<int64_t> rows;
-    std::atomic<uint64_t> elsewhere;  // calls that have ended << kCountBits | those under way
+    std::atomic<uint64_t> elsewhere;  // tell(): ended << kCountBits | under_way
   };
   static constexpr int kCountBits = 24;
 
@@ -85,7 +84,7 @@ class Cell {
   Setup setup_;
   std::byte* const memory_;
   const size_t most_bytes_;
-  uint32_t parity_ = 0;  // the last round's
+  uint32_t parity_ = 0;  // of the last round of this member
   uint64_t completed_ = 0;
 };
 

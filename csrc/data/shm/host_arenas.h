@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host, by local rank: this rank's, which peers map on demand, and theirs. Driver only, unless marked.
+// The arenas of a host's ranks. Peers map an arena on its first use. Driver only, unless marked.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,8 @@
 
 namespace farandole {
 
-// Flags in shared memory: arenas in use, and who has mapped them. One rank writes each, once. Zeroed memory is valid.
+// Flags in shared memory: which arenas are in use, and which ranks have mapped them. One rank sets each flag, once.
+// Zeroed memory is valid.
 class ArenaDirectory {
  public:
   ArenaDirectory(std::byte* memory, int ranks)
@@ -23,7 +24,7 @@ class ArenaDirectory {
     return static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Flag);
   }
 
-  // announce() sets the owner's flag for its own arena.
+  // An owner announces its arena by the flag for having mapped its own.
   void set_mapped(int peer, int owner) { flag(peer, owner).store(1); }
   bool is_mapped(int peer, int owner) const { return flag(peer, owner).load() != 0; }
   void announce(int owner) { set_mapped(owner, owner); }
@@ -39,32 +40,32 @@ class ArenaDirectory {
 
 class HostArenas {
  public:
-  // `fds`: of every local rank's arena; this rank's is unused.
+  // `fds`: descriptors of all local ranks' arenas; the one of this rank is not used.
   HostArenas(std::shared_ptr<Arena> own, int own_rank, std::vector<Fd> fds,
              ArenaDirectory directory);
 
-  // True if this rank has ever allocated from its arena.
   bool has_own() const { return own_->in_use(); }
-  // Maps arenas that `ranks` have announced since the last call. Data in an unmappable arena is always staged.
+  // Maps the arenas that `ranks` have announced. If that fails for an arena, its data is staged from then on.
   void look_around(const std::vector<int>& ranks);
-  // Offset of this rank's `memory`; nullopt: not all of `ranks` have mapped it yet.
+  // Offset of `memory` in this rank's arena; nullopt: not there, or not all of `ranks` have mapped the arena yet.
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
-  // Another rank's memory at an offset that it has sent.
+  // Memory of another rank, at an offset that it has published.
   std::byte* at(int rank, uint64_t offset) const {
     return peers_[static_cast<size_t>(rank)].mapping.get() + offset;
   }
-  // See Arena::retire(); a failure is only logged.
+  // Calls Arena::retire(), and logs a failure.
   void retire(const std::byte* memory) noexcept;
-  // Peers have written to own memory at `offset`: copies that here if another set's bucket has retired the memory.
+  // Peers have written to `memory` (at `offset`). If a bucket of another set has retired it, copies the bytes from the
+  // old pages.
   void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
-  // Bytes of this rank that peers have accessed in place. Any thread.
+  // Number of bytes of this rank that peers have accessed in place. Any thread.
   uint64_t mapped_bytes() const { return mapped_bytes_.load(std::memory_order_relaxed); }
   void count(size_t bytes) { mapped_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
   struct Peer {
-    Fd fd;  // until it is mapped
+    Fd fd;  // until the arena is mapped
     Mapping mapping;
   };
 

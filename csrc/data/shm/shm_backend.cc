@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-// A reduced chunk is still in the nearest cache when it is copied to the other targets.
+// Small enough that a reduced chunk is still in the L1 cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
 // Counters with marks, address tables and slots start on their own pages.
@@ -32,8 +32,8 @@ const ShmSetup& checked(const ShmSetup& setup) {
                                         std::to_string(needed));
 }
 
-// Peers may read an input while its owner writes results. An allreduce writes each range after all have read it, but an
-// overlapping reducescatter would overwrite bytes not read yet.
+// True if peers may read the input in place. An allreduce overwrites a range only after all have read it, but an
+// overlapping reducescatter would overwrite bytes that peers have not read yet.
 bool may_show_input(const Part& part) {
   if (part.signature.traits().pattern != Pattern::kReduceToOwners) return true;
   const size_t bytes = part.signature.bytes();
@@ -73,7 +73,7 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// Copies the small blocks that every member reduces as a whole: an owner could overwrite its input before all read it.
+// Whole blocks get no table and are copied: each member reduces them, and could overwrite its input before all read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);
@@ -82,7 +82,7 @@ void Exchange::open(uint64_t number, const Block& block) {
   if (has_table) claim(claims_.back(), slots_ * sizeof(Table));
   uint64_t& told = used(number, member_);
   if (told != has_table)
-    told = has_table;  // otherwise the cache line stays valid in the peers' caches
+    told = has_table;  // not written if unchanged, so it stays in the peers' caches
 }
 
 void Exchange::claim(Claim& claim, size_t bytes) {
@@ -165,7 +165,7 @@ void Exchange::abandon(std::span<const Part> parts) {
   }
 }
 
-// ---- The backend
+// ---- ShmBackend
 
 SegmentSize ShmBackend::sizes(int members, size_t block_bytes, int slots) {
   const size_t at_once = tables_begin(members, slots);
@@ -225,7 +225,8 @@ void ShmBackend::rest() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
-  // A block of results needs no check: all members have staged it, so they have consumed the older ones.
+  // If only the reduce phase uses the slot, it is free by then: all members have staged this block, so they have
+  // consumed the older ones.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
@@ -256,7 +257,7 @@ void ShmBackend::stage() {
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
-    // A member that has received all stripes of a block knows that their owners have read its inputs.
+    // If there are owners, this member receives their stripes, and then knows that they have read its inputs.
     if (shown && current.owners == 0) at_.shown = at_.staged + 1;
   }
   if (current.owners > 0) {
@@ -281,7 +282,7 @@ void ShmBackend::reduce() {
   const Block& current = block(at_.reduced);
   for (const Range& range : current.reduces) reduce_range(current, range);
   progress_.store(member_, &HostProgress::reduced, ++at_.reduced);
-  const bool last_owner =  // the others receive when all stripes are ready
+  const bool last_owner =  // members receive when all stripes are ready
       member_ < current.owners &&
       progress_.all_reached(&HostProgress::reduced, at_.reduced, current.owners);
   const bool sent = !current.combines && !current.sends.empty();
@@ -300,8 +301,8 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
                                                 : exchange_.reach(at_.reduced, range, member));
   }
   scratch_.targets.clear();
-  // Reduces results for peers into private memory first, then copies them: the slot's cache lines are in the peers'
-  // caches, and a copy takes them over faster than the kernels' stores.
+  // Results for peers go to this member's memory first, and are then copied to the slot. The slot's cache lines are in
+  // the peers' caches, and a copy takes them over faster than the kernels' stores.
   if (!shared && overwrites_own_input(part, range)) {
     scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);
@@ -329,7 +330,7 @@ void ShmBackend::combine(const Part& part, size_t bytes, size_t step) {
   }
 }
 
-// An in-place reducescatter moves the share to the buffer's start, perhaps over bytes of this range.
+// True if an in-place reducescatter, which moves the share to the buffer's start, would overwrite bytes of this range.
 bool ShmBackend::overwrites_own_input(const Part& part, const Range& range) const {
   const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
   if (!moves || !part.has(member_) || members_ == 1) return false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for one host: streams buckets through small shared slots that stay in cache. Driver only.
+// The backend within one host: moves buckets in blocks through small slots in shared memory, which stay in caches.
+// Driver only.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 namespace farandole {
 
-// Environment of a ShmBackend. `members` to `direct_bytes`, and `locals`, are equal on all members.
+// Settings of a ShmBackend. `members`, `block_bytes`, `slots`, `direct_bytes` and `locals` are equal on all members.
 struct ShmSetup {
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -27,19 +28,19 @@ struct ShmSetup {
   int members = 1;
   std::byte* memory = nullptr;  // zeroed, mapped by all members, aligned to 64
   size_t bytes = 0;             // at least sizes().bytes
-  std::vector<Wakeup> wakeups;  // one per member, this one included
+  std::vector<Wakeup> wakeups;  // for each member, also this one
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
-  HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
-  std::vector<int> locals = {};        // with arenas: local ranks of the members
-  int fd = -1;                         // file of `memory`, if that is allocated on use
+  HostArenas* arenas = nullptr;        // null: no zero copy; must outlive the backend
+  std::vector<int> locals = {};        // local ranks of the members; used with `arenas`
+  int fd = -1;                         // file of `memory`, if its pages are allocated on use
   PhaseWatch watch = {};
 };
 
-// Access of peers to a block's bytes: by copies through slots in shared memory, or in place (zero copy). If all members
-// map a buffer's arena, they exchange its address only, read inputs and write results there. Each part and member
-// decides for itself. Pointers stay valid until all members have consumed the block.
+// Gives peers access to a block's bytes: copies in slots of shared memory, or the buffers in place (zero copy) if all
+// members have mapped their arena. Then members only exchange addresses. Each member decides for each part. Pointers
+// stay valid until all members have consumed the block. "My" is this member's.
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
@@ -47,40 +48,40 @@ class Exchange {
   static size_t table_bytes(int members, int slots);
   static size_t slot_bytes(int members, int slots, size_t block_bytes);
 
-  // Stage phase, first: the following calls are for this block.
+  // Stage phase: call it before offer() and expect().
   void open(uint64_t number, const Block& block);
-  // Stage phase: makes my input of the range accessible. True: peers read the input buffer itself.
+  // Stage phase: makes the range of my input accessible. True: peers read the input buffer itself.
   bool offer(uint64_t block, const Range& range, const Part& part);
-  // Stage phase: a peer will reduce this range for me, and may write into my output.
+  // Stage phase: lets the peer that reduces this range write into my output, if that is mapped.
   void expect(uint64_t block, const Range& range, const Part& part);
-  // Reduce phase: `member`'s input of the range.
+  // Reduce phase: returns the range of `member`'s input.
   const std::byte* reach(uint64_t block, const Range& range, int member) const;
-  // Reduce phase: appends all places where peers expect the result to `targets`.
+  // Reduce phase: appends to `targets` all addresses where peers expect the range's result.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
-  // Memory for the range in my slot. In the reduce phase no peer reads it any more.
+  // Memory for the range in my slot. If I reduce the range, no peer reads my input there, so it can hold the result.
   std::byte* own_slot(uint64_t block, const Range& range);
-  // Consume phase: copies what range.member offered or reduced into my output, unless it is there already.
+  // Consume phase: copies the range that range.member has offered or reduced to my output, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
-  // Drops the bucket in flight. Afterwards no peer changes these buffers.
+  // Drops the bucket in flight. Afterwards peers cannot change the parts' buffers.
   void abandon(std::span<const Part> parts);
   // Bytes of my slots and tables that give_back() frees; 0 if all memory is permanent.
   size_t held() const { return held_; }
-  // Only when no peer reads them any more.
+  // Frees held() bytes. Call it only when no peer reads them any more.
   void give_back();
 
  private:
-  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: not shared.
+  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: in no mapped arena.
   static constexpr uint64_t kNowhere = 0;
   struct Address {
     uint64_t input;
     uint64_t output;
   };
-  // Tells peers whether a member has a table for a block. Without one, everything is copied.
+  // Says if a member has a table for a block. If not, the member copies everything.
   struct Mark {
     alignas(64) uint64_t used;
   };
-  // A block's parts are in one run, so their numbers modulo the longest run differ.
+  // By part number modulo kMostParts, which differ, because a block's parts belong to one run.
   struct Table {
     Address addresses[PartRun::kMostParts];
   };
@@ -104,7 +105,7 @@ class Exchange {
   }
   uint64_t address_of(const std::byte* memory, size_t bytes);
 
-  // My memory allocated so far.
+  // The allocated bytes of one of my slots, or of my tables.
   struct Claim {
     std::byte* begin;
     size_t bytes = 0;
@@ -125,14 +126,12 @@ class Exchange {
   size_t held_ = 0;
 };
 
-// Stages, reduces and consumes each block. Each phase has its own cursor, so a member that waits for its peers stages
-// up to `slots` blocks ahead. The bits of results depend on member order only.
+// Stages, reduces and consumes each block. Each phase has its own cursor, so a member that waits for peers can stage up
+// to `slots` blocks ahead. Inputs are combined in member order, so results have the same bits in every run.
 class ShmBackend final : public Backend {
  public:
-  // Throws kInternal if the memory is too small.
   explicit ShmBackend(const ShmSetup& setup);
-  // Bytes of memory. No member can start without the first ones; the rest may be allocated later if ShmSetup::fd is
-  // set.
+  // Bytes of memory that the backend needs. All after `at_once` may be allocated on use, if ShmSetup::fd is set.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -170,19 +169,19 @@ class ShmBackend final : public Backend {
   ShmSchedule plan_;
   const PhaseWatch watch_;
   std::span<const Part> parts_;
-  std::vector<Block> blocks_;  // in flight, and the next one to stage
+  std::vector<Block> blocks_;  // those in flight, and the next one to stage
   struct {
     std::vector<const std::byte*> inputs;  // inputs of reduce_range()
-    std::vector<std::byte*> targets;       // its outputs; the first one is in the nearest cache
-    std::vector<const void*> chunk;        // inputs at the current chunk
+    std::vector<std::byte*> targets;       // outputs of reduce_range(), which reduces to the first
+    std::vector<const void*> chunk;        // inputs of the current chunk
   } scratch_;
   bool has_next_ = false;  // block(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    uint64_t staged = 0;  // copies of this member's counters
+    uint64_t staged = 0;  // these three: copies of this member's HostProgress
     uint64_t reduced = 0;
     uint64_t consumed = 0;
-    uint64_t shown = 0;  // once all have consumed this many blocks, nobody reads my inputs
+    uint64_t shown = 0;  // when all have consumed so many blocks, no peer reads my inputs
   } at_;
 };
 

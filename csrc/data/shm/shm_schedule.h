@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, lazily, by shapes, rows and members only: alike on all members, with or without buffers.
+// Cuts a bucket into blocks, lazily. The cuts depend on shapes, rows and members only, so all members cut alike, even
+// those without buffers.
 #pragma once
 
 #include <atomic>
@@ -12,8 +13,8 @@
 
 namespace farandole {
 
-// One member's progress: numbers of blocks over all buckets, in shared memory. Only that member writes them; they only
-// grow. Zeroed memory is valid. Accesses are seq_cst, because a check of a sleeper's flag follows them.
+// One member's progress, in shared memory: numbers of blocks over all buckets. Only that member writes them, and they
+// only grow. Zeroed memory is valid. Accesses are seq_cst, because Wakeup checks for sleepers after them.
 struct HostProgress {
   using Counter = std::atomic<uint64_t>;
   alignas(64) Counter staged{0};
@@ -54,7 +55,7 @@ class HostProgressTable {
 // Contiguous bytes of one part in one block.
 struct Range {
   uint32_t part;   // index in the bucket
-  int32_t member;  // owner of the slot
+  int32_t member;  // owner of the slot that has the bytes
   size_t slot;     // offset in that slot; aligned to the element
   size_t input;    // offset in Part::input of the contributing member
   size_t output;   // offset in this member's Part::output
@@ -63,33 +64,33 @@ struct Range {
 
 // One member's work for a block, in three phases: stage, reduce, consume.
 struct Block {
-  std::vector<Range> sends;      // stage: my input, to peers
-  std::vector<Range> keeps;      // stage: my input into my own output
-  std::vector<Range> reduces;    // reduce: all inputs into a result
-  std::vector<Range> receives;   // consume: results and inputs of others, into my output
-  std::vector<int32_t> sources;  // members that `receives` come from
-  bool combines = false;         // all members must have staged before any reduces
+  std::vector<Range> sends;      // stage: this member's input, for peers
+  std::vector<Range> keeps;      // stage: this member's input, copied to its own output
+  std::vector<Range> reduces;    // reduce: inputs of all members, combined into a result
+  std::vector<Range> receives;   // consume: results and inputs of peers, copied to the output
+  std::vector<int32_t> sources;  // members from which `receives` come
+  bool combines = false;         // a member reduces only after all members have staged
   bool whole = false;            // every member reduces the whole block (one-shot)
   int owners = 0;                // members [0, owners) reduce one stripe each, for all (two-shot)
 
-  // True if peers read what this member stages. Otherwise its slot may still be in use for an older block.
+  // True if peers read this member's slot for this block. Otherwise the slot may still be in use for an older block.
   bool shows() const { return !sends.empty() || owners > 0; }
-  void clear();  // keeps the capacity, so scheduling stops allocating
+  void clear();  // keeps capacities, so later blocks need no allocation
 };
 
 class ShmSchedule {
  public:
-  // Stripes start at cache lines, so no element is cut.
+  // Stripes start at cache lines, which also cuts no element.
   static constexpr size_t kAlignment = 64;
 
   // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an allreduce
   // block have at most `direct_bytes` together, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
-  // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().
+  // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().
   void start(std::span<const Part> parts);
 
-  // Fills the next block. False: there is none.
+  // False: there is no next block.
   bool next(Block& block);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver, found at run time: our declarations of the few functions that we call.
+// The CUDA driver, found at run time: declarations of the functions that farandole calls.
 // tests/single/test_gpu_declarations.py compares them with NVIDIA's header.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-struct CUctx_st;  // NVIDIA's names: the same handles as in its headers
+struct CUctx_st;  // NVIDIA's names, so that the handles have the types of its headers
 struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
@@ -20,17 +20,17 @@ namespace farandole::cuda {
 using Result = int;
 using Device = int;
 using Context = CUctx_st*;
-using Stream = CUstream_st*;  // also the runtime API's handles
+using Stream = CUstream_st*;  // the runtime API has the same handles
 using Event = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
 using Pool = CUmemPoolHandle_st*;
-using Address = unsigned long long;  // in device memory, or anywhere under unified addressing
+using Address = unsigned long long;  // of device memory, or of any memory (unified addressing)
 
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
-// CUDA_ERROR_STREAM_CAPTURE_...: somebody captures a stream into a graph.
+// CUDA_ERROR_STREAM_CAPTURE_...: a stream is being captured into a graph.
 constexpr bool is_of_captures(Result result) { return result >= 900 && result <= 908; }
 constexpr const char* kOutsideOfCaptures =
     "; a stream is being captured into a CUDA graph: call farandole before or after the capture (a "
@@ -65,9 +65,9 @@ struct PoolProperties {
   unsigned char reserved[56] = {};
 };
 
-// Driver functions by meaning. cuda.cc has their symbols, whose suffixes fix the versions of the signatures.
+// The driver's functions. Their symbols are in cuda.cc; a symbol's suffix (_v2) selects a version of the signature.
 struct Api {
-  std::string path;  // file that was opened
+  std::string path;
 
   Result (*init)(unsigned flags);
   Result (*error_name)(Result result, const char** name);
@@ -107,7 +107,7 @@ struct Api {
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    Stream stream, void** parameters, void** extra);
 
-  // Throws Error(kLibrary): "what: CUDA_ERROR_... (text)"; with the requested bytes if memory ran out.
+  // Throws Error(kLibrary) on failure: "what: CUDA_ERROR_... (text)".
   void check(Result result, const char* what) const;
   std::string text_of(Result result) const;
 };

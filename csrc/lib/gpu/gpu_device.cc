@@ -92,7 +92,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
     cuda::PoolProperties properties;
     properties.location.id = ordinal;
     api_->check(api_->pool_create(&pool_, &properties), "cuMemPoolCreate");
-    // Keeps memory for the next bucket: what the driver gets back returns only by synchronising.
+    // The pool keeps freed memory for the next bucket, because the driver synchronises to take or give memory.
     uint64_t keep = std::numeric_limits<uint64_t>::max();
     api_->check(api_->pool_attribute(pool_, cuda::kPoolReleaseThreshold, &keep),
                 "cuMemPoolSetAttribute");
@@ -124,7 +124,7 @@ std::string GpuDevice::name() const {
 void GpuDevice::synchronize() noexcept {
   try {
     recorded(stream_)->fires_by(Deadline::in(std::chrono::seconds{5}));
-  } catch (const Error&) {  // a device that has failed writes no more
+  } catch (const Error&) {  // a failed device writes to no memory
   }
 }
 

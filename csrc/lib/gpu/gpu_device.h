@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU as this rank uses it: its primary context, our stream, and lent events, device and pinned memory. Any thread.
+// One GPU for this rank: its primary context, the core's stream, and pools of events and memory. Any thread.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ namespace farandole {
 
 class GpuDevice;
 
-// A point in a stream. Returns to its device's pool.
+// A point in a stream. The destructor returns the event to the device's pool.
 class GpuEvent {
  public:
   GpuEvent(std::shared_ptr<GpuDevice> device, cuda::Event event)
@@ -25,16 +25,16 @@ class GpuEvent {
 
   void record(cuda::Stream stream);
   void make_wait(cuda::Stream stream) const;  // later work in `stream` waits for this point
-  bool fired() const;                         // throws kLibrary if the device has failed
-  void wait() const;                          // blocks this thread, asleep
-  bool fires_by(Deadline deadline) const;     // blocks this thread, at most until then
+  bool fired() const;                         // throws Error(kLibrary) if the device has failed
+  void wait() const;                          // sleeps until the point is reached
+  bool fires_by(Deadline deadline) const;     // waits at most until the deadline
 
  private:
   std::shared_ptr<GpuDevice> device_;
   cuda::Event event_;
 };
 
-// Pinned host memory. Returns to its device's pool.
+// Pinned host memory. The destructor returns it to the device's pool.
 class PinnedMemory {
  public:
   PinnedMemory(std::shared_ptr<GpuDevice> device, std::byte* data, size_t bytes)
@@ -52,12 +52,11 @@ class PinnedMemory {
 
 class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
  public:
-  // Throws Error(kLibrary).
   static std::shared_ptr<GpuDevice> open(std::shared_ptr<const cuda::Api> api, int ordinal);
   ~GpuDevice();
 
-  // Makes the device's context current in this thread, and keeps this thread's calls out of captures of other threads.
-  // Throws nothing: if the context is gone, calls in the scope report it.
+  // Makes the device's context current in this thread, and lets this thread make calls that another thread's capture
+  // would forbid. Throws nothing: if the context is gone, calls in the scope fail.
   class Scope {
    public:
     explicit Scope(const GpuDevice& device);
@@ -68,7 +67,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
    private:
     const GpuDevice& device_;
     const bool entered_;
-    int capture_mode_ = cuda::kCaptureRelaxed;  // then the previous one
+    int capture_mode_ = cuda::kCaptureRelaxed;  // exchanged for the thread's mode
   };
 
   const cuda::Api& api() const { return *api_; }
@@ -76,23 +75,22 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   int capability() const { return capability_; }  // 90: sm_90
   const cuda::Uuid& uuid() const { return uuid_; }
   std::string name() const;
-  // High priority; does not wait for the default stream.
+  // The core's stream: of high priority, independent of the default stream.
   cuda::Stream stream() const { return stream_; }
 
-  // Blocks until our stream has done its present work, at most 5 seconds: kernels that were given up end soon.
+  // Waits at most 5 seconds for the work that is now in stream(), because aborted kernels end soon.
   void synchronize() noexcept;
 
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
-  // In the order of `stream`: usable by later work there, reused after earlier work there. From our own pool. Out of
-  // memory: Error(kLibrary) with the number of bytes.
+  // Allocates memory for later work in `stream`. Throws Error(kLibrary), with the number of bytes if memory ran out.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
-  // False: not yet, because the stream is captured.
+  // Frees memory after the work now in `stream`. False: not freed, because the stream is being captured.
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
-  // Unloads it with the device: earlier that could wait for work that never ends.
+  // Keeps the module until the device is destroyed: unloading waits for the module's work, which may never end.
   void unload_at_end(cuda::Module module);
-  // Also true for the default stream while a stream that waits for it is captured: CUDA then allows no use of it.
+  // True, too, for the default stream while a stream that waits for it is captured: CUDA then forbids its use.
   bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:

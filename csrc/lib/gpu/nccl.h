@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL, found at run time: the copy that the process has loaded, else one from site-packages.
-// tests/single/test_gpu_declarations.py compares our declarations with NVIDIA's header.
+// tests/single/test_gpu_declarations.py compares these declarations with NVIDIA's header.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct UniqueId {
   char bytes[128];
 };
 
-// First members of ncclConfig_t. `size` and `version` tell the library which members there are.
+// The first members of ncclConfig_t. By `size` and `version` NCCL knows which members there are.
 struct ConfigV21400 {
   size_t size = sizeof(ConfigV21400);
   unsigned magic = 0xcafebeef;
@@ -39,7 +39,7 @@ struct ConfigV21400 {
   int blocking = 1;
 };
 
-constexpr int kFirstWithConfig = 21400;  // oldest version that we use
+constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
 // Before this version, ncclCommAbort inside a group frees the communicator at once, not when the group ends
 // (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
@@ -77,7 +77,7 @@ struct Api {
   // "text (NCCL's last error)". Adds a remedy if CUDA rejected the call during graph capture, or a user's setting
   // caused the error.
   std::string text_of(Result result, Comm comm) const;
-  // Throws Error(kLibrary): "what: " and text_of().
+  // Throws Error(kLibrary) on failure: "what: " and text_of().
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 

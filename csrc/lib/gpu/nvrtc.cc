@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kOldestCapability = 80;
 
-// One compilation. Destroys NVRTC's memory.
+// One compilation. The destructor frees NVRTC's memory.
 class Compilation {
  public:
   Compilation(const Api& api, const std::string& source) : api_(api) {
@@ -51,8 +51,8 @@ class Compilation {
   Result result_ = 0;
 };
 
-// NVRTC opens its builtins by name, and that of CUDA 13.0 from a wheel does not look next to itself. Once the process
-// has loaded them, they are found; without them NVRTC says what is missing.
+// Loads NVRTC's builtins, a library that NVRTC opens by name. CUDA 13.0's wheel does not find them in its own folder,
+// but finds them if they are loaded. If this fails, NVRTC reports what is missing.
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);

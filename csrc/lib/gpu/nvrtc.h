@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA's run-time compiler, reduced to one function.
+// Compiles CUDA sources with NVRTC, NVIDIA's run-time compiler.
 #pragma once
 
 #include <memory>
@@ -31,11 +31,11 @@ struct Api {
   Result (*log)(Program program, char* out);
 };
 
-// Throws Error(kLibrary) with a remedy.
+// Loads the library. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// Compiles a cubin for exactly this compute capability (90: sm_90). For one that this NVRTC does not know, PTX that the
-// driver finishes. Throws Error(kLibrary) with the compiler's text.
+// Compiles a cubin for this compute capability (90: sm_90), or PTX, which the driver compiles, if this NVRTC does not
+// know the capability. Throws Error(kLibrary) with the compiler's text.
 std::string compile(const Api& api, const std::string& source, int capability);
 
 }  // namespace farandole::nvrtc

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named ranges on Nsight Systems' timeline, by NVIDIA's NVTX library. They do nothing without a profiler.
+// Marks named ranges on Nsight Systems' timeline by NVIDIA's NVTX library. Without a profiler they have no effect.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,13 @@ struct Api {
   int (*pop)();
 };
 
-// Throws Error(kLibrary) with a remedy.
+// Loads the library. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// A range from here to the end of the scope. What is launched meanwhile belongs to it.
+// A range for the work that is launched while this object exists.
 class Range {
  public:
-  // `api`: nullptr: does nothing.
+  // `api`: may be null; then there is no range.
   Range(const Api* api, const std::string& name) : api_(api) {
     if (api_) api_->push(name.c_str());
   }

@@ -41,9 +41,7 @@ void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
 
 }  // namespace
 
-// ---- a mapping
-
-// Aligned to huge pages, so that every process can map the memfd's huge pages as such.
+// Aligns the mapping, so that every process can use the memfd's huge pages.
 Mapping map_arena(int fd, bool inherit) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
@@ -63,12 +61,10 @@ Mapping map_arena(int fd, bool inherit) {
   Mapping mapping(first + before, {bytes});
   map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
   madvise(mapping.get(), bytes,
-          MADV_DONTDUMP);  // otherwise a core file holds every rank's arrays once per rank
+          MADV_DONTDUMP);  // otherwise each rank's core file contains every rank's arrays
   if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
   return mapping;
 }
-
-// ---- an arena
 
 size_t Arena::default_bytes() {
   const auto machine =
@@ -129,8 +125,8 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
   free_.emplace(offset, bytes);
 }
 
-// Huge pages come only from page faults, not from fallocate. Kernels without MADV_POPULATE_WRITE cannot fault them in
-// without the risk of SIGBUS, so they get small pages.
+// Huge pages come only from page faults, not from fallocate(). A fault may raise SIGBUS, but MADV_POPULATE_WRITE fails
+// instead. On kernels without it the allocation gets small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {
@@ -181,7 +177,7 @@ void Arena::retire(const std::byte* memory) {
   if (found == allocations_.end() || found->second.retired) return;
   const uint64_t offset = found->first;
   make_private(offset, found->second.bytes);
-  // A write makes a page private. OR-ing 0 atomically cannot lose another thread's store.
+  // A write makes a page private. An atomic OR with 0 cannot lose another thread's store.
   for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
     std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.get() + offset + at)).fetch_or(0);
   }
@@ -224,13 +220,11 @@ void Arena::forget_peers() {
 
 void Arena::after_fork_in_child() {
   for (auto& [offset, allocation] : allocations_) {
-    // A child's own child sees private memory already.
+    // In a child of a forked child these pages are private already.
     if (!std::exchange(allocation.retired, true)) make_private(offset, allocation.bytes);
   }
   mutex_.unlock();
 }
-
-// ---- the arenas of a process
 
 ArenaPool::ArenaPool(size_t arena_bytes) : arena_bytes_(arena_bytes) {}
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for arrays that the host's other ranks can map: a sparse memfd whose pages come and go with allocations. A
-// peer maps it once, and then sees later allocations, too.
+// Memory for arrays that the host's other ranks can map: a sparse memfd that holds pages only where something is
+// allocated. A peer maps it once, and then sees later allocations, too.
 #pragma once
 
 #include <atomic>
@@ -17,38 +17,40 @@
 
 namespace farandole {
 
-// Maps a whole arena; only allocated pages cost memory. `inherit`: forked children keep the mapping. Throws kLibrary.
+// Maps a whole arena; only allocated pages take memory. `inherit`: forked children keep the mapping. Throws
+// Error(kLibrary).
 Mapping map_arena(int fd, bool inherit);
 
 class Arena {
  public:
-  // The machine's memory, but at most 256 GiB, so that a process can map hundreds of arenas.
+  // The size of the machine's memory, but at most 256 GiB, so that a process can map hundreds of arenas.
   static size_t default_bytes();
 
-  // Takes no memory, and no address space before the first allocation.
+  // Takes no memory or address space before the first allocation.
   explicit Arena(size_t bytes = default_bytes());
 
-  // Returns zeroed, resident whole pages: too little memory is an Error(kLibrary) here, not a SIGBUS later.
+  // Returns whole pages, zeroed and resident. Throws Error(kLibrary) if memory is short; later accesses raise no
+  // SIGBUS.
   std::byte* allocate(size_t bytes);
-  // Frees the pages at once, for all processes. False: `memory` is not the start of an allocation here.
+  // Frees the pages at once, for all processes. False: no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Offset of `memory` (perhaps inside an allocation) in the memfd, for peers. nullopt: not shared.
+  // Offset in the memfd of `memory`, which may lie inside an allocation. nullopt: peers do not share it.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
-  // Stops sharing the allocation around `memory`: its content moves to private pages, and peers keep the old ones.
+  // Stops sharing the allocation that contains `memory`: copies its content to private pages; peers keep the old pages.
   // Other threads may use the memory meanwhile.
   void retire(const std::byte* memory);
-  // Reads what peers wrote to the old pages, at `offset`, after retire(). Throws kLibrary.
+  // After retire(): reads from the old pages, to which peers may have written. Throws Error(kLibrary).
   void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;
-  bool in_use() const { return in_use_; }  // at least one allocation was made
-  // Frees the old pages that retire() left to peers. Call it when no peer is left.
+  bool in_use() const { return in_use_; }  // true after the first allocation
+  // Frees the old pages that retire() left to peers. Call it when all peers have ended or left.
   void forget_peers();
 
-  int fd() const { return fd_.get(); }  // to send to peers; the arena keeps it
+  int fd() const { return fd_.get(); }  // to send to peers; the arena owns it
   size_t bytes() const { return bytes_; }
 
-  // Call around fork(), so that the child finds consistent tables. The child sees the parent's memory until it writes
+  // Call around fork(). The child then has consistent tables. It sees the parent's content of a page until it writes
   // there; the parent never sees the child's writes.
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
@@ -58,7 +60,7 @@ class Arena {
   struct Allocation {
     size_t bytes;
     bool retired = false;
-    bool released = false;  // only if retired: its offsets are not reused
+    bool released = false;  // while also retired, its offsets are not reused
   };
   using Allocations = std::map<uint64_t, Allocation>;
 
@@ -73,18 +75,18 @@ class Arena {
   std::atomic<bool> in_use_{false};
   mutable std::mutex mutex_;
   Mapping mapping_;
-  std::map<uint64_t, size_t> free_;  // offset -> bytes, never adjacent
+  std::map<uint64_t, size_t> free_;  // offset -> bytes; adjacent ranges are merged
   Allocations allocations_;
 };
 
-// A process's arenas, from which its arrays are allocated. Arrays outlive jobs, and so do arenas. Any thread.
+// A process's arenas. They outlive jobs, because arrays do. Any thread.
 class ArenaPool {
  public:
   explicit ArenaPool(size_t arena_bytes = Arena::default_bytes());
 
   std::byte* allocate(size_t bytes);
   void release(std::byte* memory);
-  // Returns the arena for a new job: a fresh one if peers of an earlier job may still write to the last one.
+  // Returns the arena for a new job: a new one if peers of an earlier job may still write to the last arena.
   std::shared_ptr<Arena> share();
 
   void before_fork();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of atomic operations by which the members of a cell meet. A template: Cell runs it on shared memory and
-// futexes, the model checker in tests/csrc on a model of both.
+// The atomic operations by which the members of a cell meet. Templates: Cell runs them on shared memory and futexes,
+// the model checker in tests/csrc on a model of both.
 //
 // `State` offers atomic, sequentially consistent steps on one word: load(), replace(expected&, desired), wake() and
 // sleep(expected, deadline). sleep() returns false if a signal came or the deadline passed.
 //
-// The word counts rounds. Each member arrives at most once per round. A round ends
+// The word counts rounds. Each member arrives at most once per round. A round ends as
 //   completed: the last member arrived and found that all make the same call; or
-//   dissolved: somebody gave up, and all who had arrived must make their call in a different way.
-// Both empty the cell for the next round. A completed round needs every member, so at most one completes between two
-// arrivals of a member. So a member learns from that count how its round ended, even if others dissolved since; and two
-// places for data, chosen by the parity of completed rounds, are enough.
+//   dissolved: a member gave up, and all members that had arrived must make their call through the coordinator.
+// The next round starts without arrivals. A completed round needs every member, so at most one completes between two
+// arrivals of a member. So a member learns from the number of completed rounds how its round ended, even if others
+// were dissolved since; and two places for data are enough, selected by the parity of that number.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ namespace farandole::cell_protocol {
 
 constexpr uint32_t kArrived = 1;  // 8 bits: members that have arrived
 constexpr uint32_t kArrivedMask = 0xff;
-constexpr uint32_t kAsleep = 1 << 8;     // a member sleeps
-constexpr uint32_t kCompleted = 1 << 9;  // 7 bits: rounds, modulo 128
+constexpr uint32_t kAsleep = 1 << 8;     // at least one member sleeps
+constexpr uint32_t kCompleted = 1 << 9;  // 7 bits: completed rounds, modulo 128
 constexpr uint32_t kCompletedMask = 0x7f * kCompleted;
-constexpr uint32_t kDissolved = 1 << 16;  // 16 bits
+constexpr uint32_t kDissolved = 1 << 16;  // 16 bits: dissolved rounds
 constexpr uint32_t kMostMembers = kArrivedMask;
 
 enum class End { kUnderWay, kCompleted, kDissolved };
 
 constexpr uint32_t arrived(uint32_t word) { return word & kArrivedMask; }
 constexpr uint32_t parity(uint32_t word) { return word / kCompleted % 2; }
-// Returns the round of the word.
+// Returns both counts of rounds, which identify the round.
 constexpr uint32_t round_of(uint32_t word) { return word & ~(kArrivedMask | kAsleep); }
 constexpr uint32_t after_completed(uint32_t word) {
   const uint32_t completed = (word + kCompleted) & kCompletedMask;
@@ -45,7 +45,7 @@ constexpr End end_of(uint32_t round, uint32_t word) {
   return completed ? End::kCompleted : End::kDissolved;
 }
 
-// Ends the round of `word`, and wakes sleepers. False: the word has changed, and was loaded again.
+// Ends the round of `word` and wakes its sleepers. False: the word had changed; `word` now has the new value.
 template <class State>
 bool end_round(State& state, uint32_t& word, uint32_t next) {
   const bool asleep = (word & kAsleep) != 0;
@@ -64,7 +64,7 @@ End give_up(State& state, uint32_t round) {
   return end_of(round, word);
 }
 
-// Dissolves the round if a member has arrived. Call it after announcing that this member calls in a different way.
+// Dissolves the current round if a member has arrived. Call it after reporting a call that does not use the cell.
 template <class State>
 void disturb(State& state) {
   uint32_t word = state.load();
@@ -73,7 +73,8 @@ void disturb(State& state) {
   }
 }
 
-// This member's data are in place. `agree()`: all arrived members make the same call. Sets `round`.
+// Counts this member in. Call it after writing this member's data. `agree()`: true if all members make the same call.
+// Sets `round`.
 template <class State, class Agree>
 End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   uint32_t word = state.load();
@@ -89,7 +90,7 @@ End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   }
 }
 
-// Sleeps until the end of the round in which this member has arrived. Dissolves it at the deadline or after a signal.
+// Sleeps until the round in which this member has arrived ends. At the deadline or after a signal, dissolves it.
 template <class State>
 End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
   for (;;) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The word on which a rank's threads sleep: one EventCount per rank, in shared memory. Zeroed memory is valid.
+// The EventCount on which a rank's threads sleep: one per rank, in shared memory. Zeroed memory is a valid one.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,15 @@
 
 namespace farandole {
 
-// A thread that may sleep here: the user thread that drives, or the rank's background thread. At most one of each.
+// A thread that may sleep here: the user's thread that drives, or the background thread. At most one of each.
 enum class Sleeper : uint32_t {
   kCaller = event_protocol::kCallerAsleep,
   kBackground = event_protocol::kBackgroundAsleep,
 };
 
 inline std::atomic<uint64_t> g_rescued_wakeups{0};
-// Wake-ups that this process missed, noticed only when a sleep timed out. Not 0: a bug, or a peer died inside notify().
+// Number of wake-ups that this process missed and noticed only when a sleep timed out. It should be 0; otherwise there
+// is a bug, or a peer died inside notify().
 inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 
 // The two words in shared memory. Wakeup uses them.
@@ -38,14 +39,14 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors by which this process wakes threads that sleep in a Poller. They do so if other hosts can send to
-// their rank. By default they sleep on the word itself.
+// File descriptors by which this process wakes threads that sleep in a Poller: those of a rank to which other hosts can
+// send. Without them, the threads sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
-  Poller* poller = nullptr;  // null: the sleepers belong to a different process
+  Poller* poller = nullptr;  // null: the sleepers belong to another process
 };
 
-// One rank's EventCount, as this process uses it.
+// This process's access to one rank's EventCount. The rank's own threads use it as follows.
 //
 // Background thread:
 //   for (;;) {
@@ -64,30 +65,30 @@ struct Bells {
 //     sleep elsewhere until the driver has finished this caller's call;
 //   }
 //
-// A driving caller sleeps in wait() and nowhere else. tests/csrc/lib/ipc/event_protocol_test.cc proves both.
+// A driving caller sleeps only in wait(). tests/csrc/lib/ipc/event_protocol_test.cc proves both loops.
 class Wakeup {
  public:
   Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
-  // Any thread of any process may call it, once it has published work with seq_cst. Wakes a sleeping caller; otherwise
-  // the background thread, unless a thread drives. No system call if nobody is woken.
+  // Call after publishing work with seq_cst, from any thread of any process. Wakes a sleeping caller, else the
+  // background thread unless a thread drives. Makes no system call if it wakes no thread.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
-  // Own process only: wakes the background thread for work that no caller will do.
+  // Wakes the background thread for work that no caller will do. Own process only.
   void notify_background() { event_protocol::notify(state_, event_protocol::kBackgroundAsleep); }
 
-  // Own process only. Tries to become the driver; never blocks. While a thread drives, notify() does not wake the
-  // background thread: the driver checks for work again before it sleeps or leaves.
+  // Tries to become the driver; never blocks. Own process only. While a thread drives, notify() does not wake the
+  // background thread, because the driver checks for work before it sleeps or stops driving.
   bool try_drive() { return event_protocol::try_drive(state_); }
   bool driven() const { return (state_.load_flags() & event_protocol::kDriven) != 0; }
 
-  // Gives the role back, then checks for work and wakes whoever should drive now.
+  // Stops driving, then checks for work and wakes the thread that should drive now.
   template <class Predicate>
   void stop_driving(Predicate&& has_work) {
     event_protocol::stop_driving(state_, has_work);
   }
 
-  // Held while a caller drives: data from other hosts then wakes only that caller.
+  // While it exists, data from other hosts wakes only the caller that drives.
   class Muted {
    public:
     explicit Muted(Wakeup wakeup) : poller_(wakeup.state_.bells.poller) { set(true); }
@@ -104,10 +105,9 @@ class Wakeup {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most a second so that a caller handles its signals; check for work afterwards. False: a
-  // signal handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must return true if work
-  // was announced since prepare() or a socket of the Poller changed, and false otherwise. A notify() that finds no
-  // sleeper leaves no other trace.
+  // Sleeps once, for at most a second, so that a caller handles its signals. Check for work afterwards. False: a signal
+  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst, and return true exactly if work was
+  // published since prepare() or a socket of the Poller changed: a notify() that finds no sleeper changes nothing.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -117,7 +117,7 @@ class Wakeup {
 
  private:
   static constexpr std::chrono::seconds kLongestSleep{1};
-  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted for long
+  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before it wakes
 
   struct State {
     std::atomic<uint32_t>* word;
@@ -145,7 +145,7 @@ class Wakeup {
     }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
       if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
-      // If the bell rang before the sleep, sleep() returns at once, so the word needs no second check.
+      // Needs no check of the word: if the bell rang before, sleep() returns at once.
       return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of atomic operations by which no wake-up is lost. A template: EventCount runs it on shared memory and
-// futexes, the model checker in tests/csrc on a model of both.
+// The atomic operations of an EventCount, in an order that loses no wake-up. Templates: Wakeup runs them on shared
+// memory and futexes, the model checker in tests/csrc on a model of both.
 //
 // `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&, desired),
 // set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
@@ -16,11 +16,11 @@ namespace farandole::event_protocol {
 // Bits of the flags. The first two are also futex wait bits.
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
-constexpr uint32_t kDriven = 4;  // a thread drives, and checks for work before it sleeps or leaves
+constexpr uint32_t kDriven = 4;  // a thread drives; it checks for work before it sleeps or stops
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
-// Clears and returns the flag of the sleeper to wake, among `kinds`; 0: nobody. A caller goes first. The background
-// thread is not woken while somebody drives.
+// Chooses the sleeper of `kinds` to wake: a caller, else the background thread unless a thread drives. Clears and
+// returns the sleeper's flag; 0: none.
 template <class State>
 uint32_t take_sleeper(State& state, uint32_t kinds) {
   uint32_t flags = state.load_flags();
@@ -32,8 +32,8 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call it after publishing. It takes the flag before the bump: otherwise a late notifier could take the flag of a
-// sleeper that has read the new word already and would sleep for ever.
+// Call it after publishing work. It takes the flag before it bumps the word. The other way round, it could take the
+// flag of a sleeper that has read the new word already; that one would then sleep for ever.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -42,7 +42,7 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// Sleeps once: sets the flag, checks for work, sleeps while the word equals `ticket` (loaded before).
+// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, loaded earlier.
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -50,7 +50,7 @@ FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& h
   state.set_flags(sleeper);
   if (!has_work()) {
     result = state.sleep(ticket, sleeper, deadline);
-    // Work after a time-out: a notifier is about to wake us, or a wake-up was lost.
+    // There is work after a time-out: a notifier is about to wake this thread, or a wake-up was lost.
     if (result == FutexResult::kTimedOut && has_work()) {
       result = state.sleep(ticket, sleeper, state.grace());
       if (result == FutexResult::kTimedOut) state.rescued();
@@ -65,8 +65,8 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Gives the role up before it checks: a notifier that saw the role taken woke nobody, and a wake-up of the driver may
-// have been meant for work that it will not do.
+// Clears kDriven before it checks for work: a notifier that saw the flag has woken no thread, or only the driver, which
+// may not do that work.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

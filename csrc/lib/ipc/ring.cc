@@ -12,7 +12,7 @@
 namespace farandole {
 namespace {
 
-// Precedes each record. The complement detects a prefix overwritten by a faulty peer.
+// Precedes each record. The complement shows if a faulty peer has overwritten the prefix.
 struct Prefix {
   uint32_t length;
   uint32_t complement;
@@ -21,7 +21,7 @@ struct Prefix {
 constexpr size_t kAlignment = 8;
 constexpr size_t kSmallestCapacity = 64;
 constexpr uint32_t kWrap =
-    ~uint32_t{0};  // a length that means: the next record is at the ring's start
+    ~uint32_t{0};  // in place of a length: the next record is at the ring's start
 static_assert(sizeof(Prefix) == kAlignment);
 
 constexpr size_t with_prefix(size_t record) {
@@ -84,7 +84,7 @@ bool RingWriter::try_push(Bytes first, Bytes second) {
   return true;
 }
 
-// Loads the reader's cache line only if the known room is not enough.
+// Loads the tail, which is in the reader's cache line, only if the known room is not enough.
 bool RingWriter::has_room(size_t bytes) {
   if (capacity_ - (head_ - known_tail_) >= bytes) return true;
   const uint64_t tail = header_->tail.load();
@@ -106,7 +106,7 @@ Bytes RingReader::front() {
   if (length == kWrap) {
     const size_t skipped = until_wrap(tail_);
     if (skipped >= ready) throw_corrupt("wrap at", tail_);
-    tail_ += skipped;  // the next pop() reports it
+    tail_ += skipped;  // the next pop() stores it
     ready -= skipped;
     length = read_length(at(tail_));
   }
@@ -122,7 +122,7 @@ bool RingReader::pop() {
   if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() of a ring without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
-  // Wakes the writer once per half ring, not for every record.
+  // Reports when half of the ring is free, so that the writer does not wake for every record.
   const uint64_t used = header_->head.load() - tail_;
   if (used > capacity_ / 2) return false;
   return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;

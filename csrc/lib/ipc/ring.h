@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of records in shared memory with one writer and one reader, in two processes. Neither blocks, and either may
-// die at any time: a record is seen whole or not at all.
+// A ring of records in shared memory, for one writer and one reader in two processes. Neither blocks. Either may die at
+// any time: the other sees whole records only.
 #pragma once
 
 #include <atomic>
@@ -13,15 +13,15 @@ namespace farandole {
 
 using Bytes = std::span<const std::byte>;
 
-// Zeroed memory is an empty ring. Positions count bytes since the start, and never wrap.
+// Zeroed memory is an empty ring. Positions are numbers of bytes since the ring was made; they never wrap.
 struct RingHeader {
-  alignas(64) std::atomic<uint64_t> head;         // published; stored by the writer
-  alignas(64) std::atomic<uint64_t> tail;         // consumed; stored by the reader
-  alignas(64) std::atomic<uint32_t> room_wanted;  // set by the writer, cleared by the reader
+  alignas(64) std::atomic<uint64_t> head;         // end of the records; the writer stores it
+  alignas(64) std::atomic<uint64_t> tail;         // first unread record; the reader stores it
+  alignas(64) std::atomic<uint32_t> room_wanted;  // the writer sets it, the reader clears it
 };
 static_assert(std::is_standard_layout_v<RingHeader> && sizeof(RingHeader) == 192);
 
-// A ring's memory. The capacity is agreed elsewhere, because values that a peer can write are not trusted.
+// A ring's memory. The capacity is not stored there, because a faulty peer could overwrite it.
 class RingMemory {
  public:
   // `capacity`: a power of two, at least 64. `memory`: 64-byte aligned, bytes(capacity) long.
@@ -43,12 +43,13 @@ class RingWriter : public RingMemory {
  public:
   RingWriter(std::byte* memory, size_t capacity);
 
-  // Pushes one record of 1 to max_record() bytes by a seq_cst store; then notify the reader. False: no room.
+  // Appends `first` and `second` as one record of 1 to max_record() bytes by a seq_cst store; then notify the reader.
+  // False: no room.
   bool try_push(Bytes first, Bytes second = {});
 
-  // After a failed try_push(): asks the reader to report when half of the ring is free. Then try_push() again.
+  // After try_push() failed: asks the reader to report when half of the ring is free. Then call try_push() once more.
   void want_room() { header_->room_wanted.store(1); }
-  // True if the reader has reported since. Any thread of the writer's process.
+  // True if the reader has reported since want_room(). Any thread of the writer's process.
   bool room_granted() const { return header_->room_wanted.load() == 0; }
 
  private:
@@ -64,10 +65,10 @@ class RingReader : public RingMemory {
 
   bool empty() const { return header_->head.load() == tail_; }
 
-  // Returns the oldest record in place, 8-byte aligned, until pop(); empty if none. Throws if the ring is corrupt.
+  // Returns the oldest record in place, 8-byte aligned, valid until pop(); empty: none. Throws if the ring is corrupt.
   Bytes front();
 
-  // Drops the record that front() returned. True: the writer waits for room and should be notified.
+  // Drops the record that front() returned. True: the writer waits for room; notify it.
   bool pop();
 
  private:

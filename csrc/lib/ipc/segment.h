@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unnamed shared memory (a memfd), so that a rank that dies in any way leaves nothing behind.
+// Unnamed shared memory (a memfd): however a rank dies, nothing of it remains.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ struct SegmentSize {
   SegmentSize(size_t all, size_t first) : bytes(all), at_once(first) {}
 
   size_t bytes;
-  size_t at_once;  // writers to later bytes call allocate_pages() first
+  size_t at_once;  // allocated by create(); call allocate_pages() before writing to later bytes
 };
 
 class Segment {
  public:
-  // Creates zeroed memory and allocates it: too little memory is an Error here, not a SIGBUS later. `label` shows in
-  // /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither touch nor destroy the Segment.
+  // Creates zeroed memory. Throws Error(kLibrary) if memory is short, so later accesses raise no SIGBUS. `label`: name
+  // in /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither use nor destroy the Segment.
   static Segment create(const char* label, SegmentSize size, bool inherit = false);
 
   // Maps another rank's segment. Throws if its creator could still shrink it.
@@ -30,7 +30,7 @@ class Segment {
 
   std::byte* data() const { return memory_.get(); }
   size_t size() const { return memory_.get_deleter().bytes; }
-  int fd() const { return fd_.get(); }  // to send to peers; the segment keeps it
+  int fd() const { return fd_.get(); }  // to send to peers; the segment owns it
 
  private:
   Segment(Fd fd, size_t bytes, bool inherit);

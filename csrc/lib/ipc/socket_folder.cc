@@ -26,23 +26,23 @@ namespace {
 
 constexpr mode_t kOwnOnly = 0700;
 constexpr size_t kLongestName = 64;
-constexpr time_t kNewSeconds = 2;  // seconds
+constexpr time_t kNewSeconds = 2;  // age below which sweep() keeps a socket
 
-// Candidates are equal for all processes of a user on a host, unless a stranger is in the way. The user's runtime
-// folder is not first: it vanishes at logout, and a job may stay.
+// Candidates in the order in which all of a user's processes on a host try them. $XDG_RUNTIME_DIR is not first, because
+// it vanishes at logout, and a job may stay.
 std::vector<std::string> candidates() {
   const std::string name = "/farandole-" + std::to_string(geteuid());
   std::vector<std::string> all{"/tmp" + name};
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
   if (runtime != nullptr && *runtime == '/') all.push_back(std::string(runtime) + "/farandole");
   all.push_back("/dev/shm" + name);
-  // Another user can take the other names, but not this one.
+  // Another user can create files with the other names, but not with this one.
   const char* const home = std::getenv("HOME");
   if (home != nullptr && *home == '/') all.push_back(std::string(home) + "/.farandole");
   return all;
 }
 
-// Creates the folder if missing. Returns the reason why it cannot be used, or "".
+// Creates the folder if it is missing. Returns why it cannot be used, or "".
 std::string trouble_with(const std::string& folder, std::optional<struct stat>& found) {
   if (folder.size() + 1 + kLongestName >= sizeof(sockaddr_un::sun_path)) return "is too long";
   if (folder.find_first_of(",: \t\n") != std::string::npos) return "has a comma, colon or blank";
@@ -55,7 +55,8 @@ std::string trouble_with(const std::string& folder, std::optional<struct stat>& 
   return {};
 }
 
-// Asks with a kind of socket that nobody opens there: if a process has the other kind, nothing is connected.
+// True if a process has this socket open. Tries to connect a datagram socket, which makes no connection: farandole's
+// are stream sockets.
 bool has_process(const std::string& path) {
   const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -65,7 +66,7 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes sockets of killed processes. New ones stay, because bind() creates the name before the socket is there.
+// Removes sockets of killed processes. Keeps new ones, because for a moment after bind() they look the same.
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -82,7 +83,7 @@ void sweep(const std::string& folder, const std::string& beginning) {
 
 SocketFolder socket_folder() {
   const std::string boot =
-      boot_id();  // hosts may share the folder, but only see their own processes
+      boot_id();  // in the names, because hosts that share the folder see only their own processes
   std::string why;
   for (const std::string& folder : candidates()) {
     std::optional<struct stat> found;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of this user's Unix sockets, also those of the Python package. No other user can enter it, so no stranger
-// calls them or takes their names. Any thread.
+// Finds the folder of this user's Unix sockets, for the core and the Python package. No other user can enter it, so
+// none can connect to these sockets or take their names. Any thread.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ struct SocketFolder {
   std::string
       prefix;  // start of socket paths; at most 64 bytes follow, without comma, colon or blank
   std::string
-      identity;  // machine, device, inode: equal for processes that can reach each other's sockets
+      identity;  // host, device, inode: equal for processes that can reach each other's sockets
 };
 
 // Returns the first usable of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID, ~/.farandole.

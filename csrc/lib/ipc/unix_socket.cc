@@ -64,11 +64,11 @@ std::string random_name() {
   return name;
 }
 
-// connect() on a blocking socket waits for a place in the backlog, at most for the send time-out.
+// Limits connect(), which on a blocking socket waits for a place in the backlog for at most the send time-out.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
-  const timeval timeout{left_us / 1'000'000, left_us % 1'000'000};  // zero: never
+  const timeval timeout{left_us / 1'000'000, left_us % 1'000'000};  // zero: no time-out
   if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0) {
     throw_system_error("cannot set a time-out", errno);
   }
@@ -206,7 +206,7 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
     throw Error(ErrorCode::kLibrary,
                 "a message was cut short; the limit of open files (ulimit -n) may be reached");
   }
-  if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // nobody sends empty messages
+  if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // closed: no message is empty
   return message;
 }
 
@@ -252,7 +252,7 @@ UnixSocket UnixListener::accept(const JobKey& key, Deadline deadline) {
     try {
       if (equal_keys(peer.receive(deadline).bytes, key)) return peer;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kPeer) throw;  // otherwise the peer has ended
+      if (error.code() != ErrorCode::kPeer) throw;  // kPeer: that peer has closed; accept the next
     }
   }
 }

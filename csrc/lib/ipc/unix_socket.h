@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages and file descriptors between the ranks of one host, over Unix sockets in this user's folder. Accepts only
-// processes of this user that know the job's key.
+// Exchanges messages and file descriptors between the ranks of one host, over Unix sockets in this user's folder.
+// Accepts only processes of this user that know the job's key.
 #pragma once
 
 #include <sys/types.h>
@@ -19,10 +19,10 @@ namespace farandole {
 
 using JobKey = std::array<std::byte, 16>;
 
-// From the kernel's random generator, for names and nonces.
+// Random bytes, for names and nonces.
 JobKey random_key();
 
-// Takes constant time, so timing reveals nothing of the expected key.
+// Takes the same time for every `shown`, so that timing does not reveal the expected key.
 bool equal_keys(std::span<const std::byte> shown, std::span<const std::byte> expected);
 
 struct UnixMessage {
@@ -30,17 +30,17 @@ struct UnixMessage {
   std::vector<Fd> fds;
 };
 
-// One connection. Every call throws kStall at its deadline, and kPeer when the peer has closed.
+// One connection. Calls throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed it.
 class UnixSocket {
  public:
   static constexpr size_t kMaxBytes = 64 * 1024;  // per message
   static constexpr size_t kMaxFds = 64;
 
-  // Sends the key at once without waiting for accept(). A refusal shows in the next receive().
+  // Sends the key without waiting for accept(). If the listener refuses, the next receive() throws.
   static UnixSocket connect(const std::string& name, const JobKey& key, Deadline deadline);
   explicit UnixSocket(Fd fd) : fd_(std::move(fd)) {}
 
-  // Sends one whole message; `bytes` must not be empty. The sender keeps the descriptors.
+  // Sends one message; `bytes` must not be empty. The caller still owns the descriptors.
   void send(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
   UnixMessage receive(Deadline deadline);
 
@@ -50,7 +50,7 @@ class UnixSocket {
   Fd fd_;
 };
 
-// Name of a listening socket. Its owner removes it; the copy in a forked child does not.
+// Name of a listening socket. The destructor removes the socket's file, except in a forked child.
 class SocketName {
  public:
   SocketName() = default;
@@ -67,7 +67,7 @@ class SocketName {
 
 class UnixListener {
  public:
-  // Has no name if there is no place for a socket; trouble() then says why. A rank that is alone needs none.
+  // If no folder is usable, name() is empty and trouble() says why. A rank that is alone needs no listener.
   UnixListener();
 
   const std::string& name() const { return name_.path(); }  // random; peers need it to connect

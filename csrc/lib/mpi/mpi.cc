@@ -114,7 +114,7 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// Finds each MPI that is loaded, whatever its file name, by a symbol that no profiling library (a wrapper) defines.
+// Finds the loaded MPIs by a symbol that wrappers (profiling libraries) do not define, because file names differ.
 std::vector<DynamicLibrary> loaded_mpis() {
   return DynamicLibrary::that_define("PMPI_Initialized");
 }
@@ -128,9 +128,9 @@ std::optional<DynamicLibrary> running_mpi() {
   return std::nullopt;
 }
 
-// First line of the library's description; empty: none.
+// First line of the library's description of itself; empty: it has none.
 std::string version_text(const DynamicLibrary& mpi) {
-  constexpr size_t kLongest = 8192;  // the standard ABI's, the largest of all
+  constexpr size_t kLongest = 8192;  // the standard ABI's limit; other ABIs have less
   const auto ask = mpi.find<int(char*, int*)>("MPI_Get_library_version");
   std::string text(kLongest, '\0');
   int length = 0;

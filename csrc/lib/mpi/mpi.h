@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages through the MPI that this process already runs: any with an ABI in mpi_abi.h, found by its
-// symbols. Used by MpiWire. Any thread. Errors are kLibrary with MPI's text.
+// Point-to-point messages for MpiWire, through the MPI that this process already runs, if its ABI is in mpi_abi.h. Any
+// thread. Throws Error(kLibrary) with MPI's text.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,21 @@ class MpiComm;
 
 struct MpiLibrary {
   std::string file, version;  // first line of MPI_Get_library_version; may be empty
-  const char* abi;            // name of its binary interface; "": none of mpi_abi.h
+  const char* abi;            // name of its binary interface; "": not in mpi_abi.h
 };
 
-// The MPI that this process runs, else the first that it has loaded; nullopt: none.
+// The MPI that this process has initialised, else the first that it has loaded; nullopt: none.
 std::optional<MpiLibrary> mpi_of_process();
 
-// A message in flight. Its memory must stay valid until test() has returned true, or for ever if nobody asks.
+// A message in flight. Its memory must stay valid until test() returns true.
 class MpiRequest {
  public:
   MpiRequest() = default;
 
-  explicit operator bool() const { return comm_ != nullptr; }  // in flight
-  // True: the message is complete, and this object is empty. Also throws for a message of wrong length.
+  explicit operator bool() const { return comm_ != nullptr; }  // true: in flight
+  // True: the message is complete, and this object is empty. Throws, too, if a received message has the wrong length.
   bool test();
-  // Lets a receive complete soon without its message. No effect on a send.
+  // Lets a receive complete soon, perhaps without a message. No effect on a send.
   void cancel();
 
  private:
@@ -45,13 +45,13 @@ class MpiRequest {
 // A communicator. The caller owns it; it must outlive this object and its requests.
 class MpiComm {
  public:
-  // `handle`: address of the running library's MPI_Comm. Throws without a known ABI or MPI_THREAD_MULTIPLE.
+  // `handle`: address of an MPI_Comm. Throws if MPI's ABI is unknown or MPI does not provide MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 
   virtual int largest_tag() = 0;
 
-  // Synchronous (MPI_Issend): completes when the receiver has it, so none stays in MPI's buffers.
+  // Synchronous (MPI_Issend): completes when the receiver has the message, so no message stays in MPI's buffers.
   MpiRequest send(const std::byte* data, int bytes, int to, int tag) {
     return {*this, start_send(data, bytes, to, tag), -1};
   }

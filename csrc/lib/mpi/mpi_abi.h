@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binary interfaces of MPI libraries, so that one binary serves all: Open MPI's, MPICH's (also Cray, Intel, MVAPICH,
-// ParaStation), and the standard one of MPI 5.0, chapter 20. test_mpi_abi.py compares every line with the headers.
+// The binary interfaces of MPI libraries, so that one build works with all: Open MPI's, MPICH's (also Cray, Intel,
+// MVAPICH, ParaStation), and MPI 5.0's standard ABI (chapter 20). test_mpi_abi.py compares them with the headers.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace farandole::mpi_abi {
 
-constexpr int kSuccess = 0;  // equal in all
+constexpr int kSuccess = 0;  // the same in all
 
 struct OpenMpi {
   static constexpr int kThreadMultiple = 3;
@@ -64,7 +64,7 @@ struct Standard {
   static constexpr int kTagUpperBound = 501;
   static constexpr int kErrorTextBytes = 512;
 
-  // Handles are pointers, predefined ones small numbers.
+  // Handles are pointers; predefined handles have small numbers as values.
   static constexpr int kByte = 0x247;
   static constexpr int kErrorsReturn = 0x143;
   static constexpr int kRequestNull = 0x180;

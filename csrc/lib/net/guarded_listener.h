@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket and its unauthenticated connections. It judges each by the bytes received so far, without
-// blocking, and drops it after 5 s without a proof. If strangers take all places or descriptors, it judges all once
-// more, then drops the oldest one without a hello, or else the oldest: an honest caller calls again.
+// A listening socket and its unauthenticated connections. It judges a connection by the bytes received so far, without
+// blocking, and drops it after 5 s without a proof. If strangers take all places or descriptors, it judges all
+// connections again, then drops the oldest one without a hello, else the oldest one. An honest caller tries again.
 #pragma once
 
 #include <poll.h>
@@ -22,7 +22,7 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise ulimit -n";
 
-template <class Connection>  // its first member is its Fd; greeted(): it has sent its hello
+template <class Connection>  // its first member is an Fd `fd`; greeted(): a hello has come
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -34,9 +34,9 @@ class GuardedListener {
   void expect(size_t callers) { most_ += callers; }
   void forget(size_t callers) { most_ -= callers; }
 
-  // Accepts pending connections, at most as many as may wait, so a flood of strangers cannot hold the caller's thread.
-  // Then calls undecided(connection) for each; false: it was proved and moved away, or must be dropped. Throws
-  // Error(kLibrary) if the process has no descriptor left and no stranger has one.
+  // Accepts pending connections, but only so many that a flood of strangers cannot hold the calling thread. Then calls
+  // undecided(connection) for each, and drops it on false: it was invalid, or was proved and moved away. Throws
+  // Error(kLibrary) if the process has no descriptor left and strangers hold none.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {
@@ -64,7 +64,7 @@ class GuardedListener {
     }
     judge();
   }
-  // Waits until a connection comes, sends something, or times out.
+  // Waits until a caller connects, a connection sends something, or one times out.
   void wait(Deadline deadline) const {
     const bool accepts = resumes_.expired();
     std::vector<pollfd> events{{accepts ? fd_.get() : -1, POLLIN, 0}};
@@ -81,7 +81,7 @@ class GuardedListener {
     Connection connection;
     Deadline due;
   };
-  // Each connection gets this time, so a flood of strangers does not drive out an honest caller.
+  // Each connection is kept for this long, so that a flood of strangers does not drive out an honest caller.
   static constexpr std::chrono::milliseconds kLeast{100};
   bool is_young(const Pending& one) {
     const Deadline due =
@@ -91,7 +91,7 @@ class GuardedListener {
     return true;
   }
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
-  // If not empty: the connection to drop for another. A distant honest caller has sent its hello.
+  // The connection to drop for a new one. Honest callers soon send a hello.
   auto superfluous() {
     const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);

@@ -40,7 +40,7 @@ struct Network {
   }
 };
 
-// Returns nullopt for a name.
+// Returns nullopt if the entry is an interface's name.
 std::optional<Network> parse_network(const std::string& entry) {
   const size_t slash = entry.find('/');
   const std::optional<Ip> ip = parse_ip(entry.substr(0, slash));
@@ -111,7 +111,7 @@ std::vector<std::string> addresses_of(const std::vector<Interface>& all,
   const bool but = wanted.starts_with('^');
   const std::vector<std::string> entries = split(wanted.substr(but ? 1 : 0));
   std::vector<std::string> addresses, loopback;
-  bool found = false;  // an interface that the user may mean; loopback may be one
+  bool found = false;  // an interface (perhaps loopback) is wanted
   for (const Interface& one : all) {
     const bool named =
         std::ranges::any_of(entries, [&](const std::string& entry) { return matches(one, entry); });

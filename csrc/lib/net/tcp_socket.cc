@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::chrono::seconds kConnectPatience{2};  // per address
 constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with other connections
-constexpr std::chrono::milliseconds kPause{50};      // between two rounds
+constexpr std::chrono::milliseconds kPause{50};      // before trying all addresses again
 constexpr int kTcpBacklog = 1024;
 
 // hello:   magic, the caller's rank, the line, the caller's nonce    caller -> listener
@@ -43,8 +43,8 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
   out.insert(out.end(), bytes, bytes + size);
 }
 
-// A proof covers its direction, both ranks, the line and both nonces, so it cannot be replayed or reflected. The
-// session's keys are hashes of the same data for other purposes.
+// A proof is a hash of its purpose, both ranks, the line and both nonces, so it can be neither replayed nor reflected.
+// The session's keys are hashes of the same data with other purposes.
 struct Handshake {
   int32_t caller, listener;
   TcpLine line;
@@ -76,7 +76,7 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// Receives what has come, up to `size` bytes in total. False: the other end has closed.
+// Receives available bytes into `got`, until it holds `size`. False: the other end has closed.
 bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   while (got.size() < size) {
     std::byte buffer[kHello];
@@ -88,7 +88,7 @@ bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   return true;
 }
 
-// Does not retry: a handshake message always fits the empty send buffer.
+// Sends without retrying: a handshake message always fits the empty send buffer.
 bool send_whole(int fd, std::span<const std::byte> bytes) {
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
@@ -114,7 +114,7 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// Starts a connect. Returns an invalid Fd, with errno, after a failure.
+// Invalid Fd: failed; see errno.
 Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -153,7 +153,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // only once: a peer proved between here and wait() would not end the wait
+    look(own, key);  // once per wait(): a peer that a second look() proves would not end the wait
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;
@@ -286,7 +286,7 @@ void TcpCaller::hear() {
   if (received_.size() > kAnswer) stage_ = Stage::kProved;
 }
 
-// The next step() tries the next address; after a round it pauses first.
+// Ends this attempt. The next step() tries the next address; after the last address it pauses first.
 void TcpCaller::hang_up(const std::string& why, bool refused) {
   fd_.reset();
   stage_ = Stage::kPause;

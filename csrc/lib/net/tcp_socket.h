@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TCP between ranks of different hosts: a listener and a caller. A connection counts only after both ends have proved
-// that they know the job's key and which rank they are.
+// that they know the job's key, and which rank they are.
 #pragma once
 
 #include <chrono>
@@ -22,12 +22,12 @@ struct TcpAddress {
   uint16_t port = 0;               // 0: the rank has no usable sockets
 };
 
-// Purpose of a connection, chosen by its caller.
+// Purpose of a connection. The caller chooses it.
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// Keys that authenticate what follows the handshake. They derive from the job's key and both nonces, so they differ
-// between connections, and whoever relays the handshake does not know them.
+// Keys that authenticate the messages after the handshake. They derive from the job's key and both nonces, so they
+// differ between connections, and a process that relays the handshake does not know them.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};
@@ -43,18 +43,18 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces. address() holds what addresses_of() (interfaces.h) chooses; port 0: no usable sockets.
+  // Listens on all interfaces; address() has those that addresses_of() (interfaces.h) chooses. Port 0: cannot listen.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
-  // Waits for a control connection from each of these ranks. Drops connections that fail the proof, and silent ones
-  // after kPatience. Throws Error(kPeer) with the ranks missing at the deadline.
+  // Waits for a control connection from each of these ranks. Drops connections that fail the proof or are silent for
+  // kPatience. At the deadline, throws Error(kPeer) that names the missing ranks.
   std::vector<TcpPeer> accept(int32_t own, const std::vector<int32_t>& ranks, const Key128& key,
                               Deadline deadline);
-  // Takes the connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
+  // Returns the connection that `rank` made for this line; invalid Fd: it has not yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
-  // Adds room for this many honest callers, besides kMaxStrangers strangers; forget() removes it.
+  // Adds room for honest callers, beyond kMaxStrangers.
   void expect(size_t callers) { guarded_.expect(callers); }
   void forget(size_t callers) { guarded_.forget(callers); }
 
@@ -65,9 +65,9 @@ class TcpListener {
     bool greeted() const { return rank >= 0; }
 
     Fd fd;
-    int32_t rank = -1;                     // claimed in its hello; -1: no hello yet
-    TcpLine line = 0;                      // claimed
-    std::vector<std::byte> received = {};  // part of its next message
+    int32_t rank = -1;                     // as its hello claims; -1: no hello yet
+    TcpLine line = 0;                      // as its hello claims
+    std::vector<std::byte> received = {};  // of its next message
     std::vector<std::byte> wanted = {};    // the proof that it must send
     TcpSession session = {};               // valid after the proof
   };
@@ -78,22 +78,22 @@ class TcpListener {
 
   TcpAddress address_;
   GuardedListener<Unauthenticated> guarded_;
-  std::vector<TcpPeer> proved_;  // not taken yet
+  std::vector<TcpPeer> proved_;  // until take() or accept() returns them
 };
 
-// Connects to a rank: tries its addresses in turn until one has proved to be that rank. Only wait() blocks.
+// Connects to a rank: tries its addresses in turn until one proves to be that rank. Only wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
 
-  // Does what is possible now. True: fd() is the connection.
+  // Goes on as far as is possible without blocking. True: fd() is the connection.
   bool step();
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }
   void wait(Deadline deadline) const;
-  // True if all addresses have refused for this long. A silent one (its rank may be busy) restarts the time.
+  // True if all addresses have refused for this long. A silent address (the rank may be busy) restarts the time.
   bool refused_for(std::chrono::nanoseconds time) const;
-  // Errors of each address, for messages.
+  // Each address with its error, for messages.
   std::string trouble() const;
 
  private:
@@ -112,16 +112,16 @@ class TcpCaller {
   const Key128 key_;
   Stage stage_ = Stage::kPause;
   Deadline due_ = Deadline::at(0);        // end of the stage
-  Deadline refused_ = Deadline::never();  // since when; never: not refused
+  Deadline refused_ = Deadline::never();  // the first refusal of all; never: not refused
   size_t next_ = 0;                       // index of the address to try
   Key128 nonce_{};
   std::vector<std::byte> received_;
   TcpSession session_;
-  std::string tried_, tried_before_;  // errors of this round, and of the previous one
+  std::string tried_, tried_before_;  // errors of this round and of the round before
   Fd fd_;
 };
 
-// Opens a control connection to a rank. Throws Error(kPeer) with what was tried.
+// Opens a control connection to a rank. Throws Error(kPeer) with each address and its error.
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// Never unmapped: the library's threads and exit handlers may run after our last use.
+// RTLD_NODELETE, because a library's threads and exit handlers may still run when farandole no longer uses it.
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 
 std::string last_error() {
@@ -45,7 +45,8 @@ DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names, const
 }
 
 std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {
-  std::vector<std::string> names;  // the loader holds its lock during the walk
+  // Collects the names first, because the loader holds its lock during the walk.
+  std::vector<std::string> names;
   const auto note = [](dl_phdr_info* info, size_t, void* into) {
     static_cast<std::vector<std::string>*>(into)->push_back(info->dlpi_name);
     return 0;
@@ -56,7 +57,7 @@ std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {
   for (const std::string& name : names) {
     void* handle = dlopen(name.empty() ? nullptr : name.c_str(), kFlags | RTLD_NOLOAD);
     void* address =
-        handle == nullptr ? nullptr : dlsym(handle, symbol);  // also searches its dependencies
+        handle == nullptr ? nullptr : dlsym(handle, symbol);  // searches dependencies, too
     Dl_info definer;
     if (address == nullptr || dladdr(address, &definer) == 0) continue;
     if (seen.insert(address).second) found.push_back(DynamicLibrary(handle, definer.dli_fname));

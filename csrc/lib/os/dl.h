@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library found at run time. It is never unloaded, because its own threads may still run its code. The owner
-// of the file is not checked: the user chose it by settings, the loader's paths or Python's import folders.
+// A shared library found at run time. It is never unloaded, because its threads may still run. farandole does not check
+// who owns the file: the user chose it by a setting, the loader's paths or Python's import folders.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,17 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // Returns the first of `names` that is loaded, else the first that loads. `error` receives the loader's errors.
+  // Returns the first of `names` that is loaded already, else the first that can be. `error`: receives loader errors.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
   // Like try_open(), but throws Error(kLibrary): "no `what`", the reason, and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
 
-  // Returns the loaded libraries that define this symbol themselves.
   static std::vector<DynamicLibrary> that_define(const char* symbol);
 
   const std::string& name() const { return name_; }
-  // Folder of the library that defines this symbol; empty: unknown.
+  // Empty: unknown.
   std::string folder_of(const char* symbol) const;
 
   template <class Function>

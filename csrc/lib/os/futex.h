@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping on a word of shared memory. Not FUTEX_PRIVATE: sleepers and wakers may be in different processes.
+// Sleeping on a word of shared memory, also of other processes (not FUTEX_PRIVATE).
 #pragma once
 
 #include <atomic>
@@ -11,18 +11,18 @@ namespace farandole {
 
 enum class FutexResult {
   kWoken,
-  kChanged,  // the word did not hold `expected`, so nobody slept
+  kChanged,  // the word did not hold `expected`, so the call did not sleep
   kTimedOut,
   kInterrupted,  // a signal handler has run
 };
 
 constexpr uint32_t kFutexAnyBit = ~uint32_t{0};
 
-// Sleeps while the word holds `expected`, until a wake-up with overlapping `bits`. May return kWoken spuriously.
+// Sleeps, if the word holds `expected`, until a wake-up with overlapping `bits`. May return kWoken without a wake-up.
 FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        Deadline deadline);
 
-// Wakes at most `count` sleepers with overlapping `bits`; returns how many.
+// Wakes at most `count` sleepers with overlapping `bits`; returns their number.
 int futex_wake(std::atomic<uint32_t>& word, int count, uint32_t bits);
 
 }  // namespace farandole

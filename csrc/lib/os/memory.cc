@@ -43,7 +43,7 @@ constexpr Generation kGenerations[] = {
      {"total_inactive_file", "total_active_file"}},
 };
 
-// Parses the line "key number".
+// Returns the number in the line "key number".
 std::optional<uint64_t> find_number(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -73,7 +73,7 @@ uint64_t left_in(const std::string& folder, const Generation& names) {
   return *limit - std::min(*limit, used);
 }
 
-// The process's group ("/a/b") in v1 or v2; the root if it has none.
+// The process's control group ("/a/b"); "/" if it has none.
 std::string own_group(const Generation& names) {
   std::istringstream lines(read_text_file("/proc/self/cgroup"));
   const std::string wanted = std::string(":") + names.membership + ":";
@@ -127,7 +127,7 @@ void prefer_huge_pages(void* begin, size_t bytes) {
           MADV_HUGEPAGE);
 }
 
-// Allocates in steps, because a call interrupted by a signal (a profiler's, say) has to be repeated.
+// Allocates in steps, because fallocate() starts again after each signal, such as a profiler's.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

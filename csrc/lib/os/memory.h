@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits of available memory, and allocation of shared memory without the risk of SIGBUS.
+// How much memory is available, and allocation of shared memory such that no later access raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -20,21 +20,21 @@ struct Unmap {
 };
 using Mapping = std::unique_ptr<std::byte, Unmap>;
 
-// Bytes that this process can allocate before the kernel's OOM killer acts: the minimum over the host and each control
-// group above the process. Page cache counts as free.
+// Bytes that this process can allocate before the kernel's OOM killer acts: the minimum over the host and the control
+// groups that contain the process. Page cache counts as free.
 size_t available_memory();
 
-// Throws kLibrary with a remedy if `bytes` for `label` exceed available_memory(). A memfd's tmpfs has no size limit, so
-// the kernel would invoke the OOM killer instead of refusing.
+// Throws Error(kLibrary) with a remedy if `bytes` exceed available_memory(). The kernel would not refuse too large a
+// memfd, but invoke the OOM killer. `label`: purpose of the memory.
 void refuse_too_much(const char* label, size_t bytes);
 
-// Requests huge pages, which save most page faults of new memory, for a large private buffer that will be fully
-// written. A hint, without effect on small buffers.
+// Asks for huge pages in a private buffer that will be fully written: they save most page faults. A hint, without
+// effect on small buffers.
 void prefer_huge_pages(void* begin, size_t bytes);
 
-// Allocates pages of a memfd now. Throws kLibrary with a remedy.
+// Throws Error(kLibrary) with a remedy.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes);
-// Frees the pages; their bytes become zero. After a failure they keep their content.
+// Frees pages of a memfd; their bytes become zero. After a failure they keep their content.
 void free_pages(int fd, uint64_t offset, size_t bytes) noexcept;
 
 }  // namespace farandole

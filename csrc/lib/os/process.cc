@@ -20,8 +20,8 @@ namespace {
 
 using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, Linux's maximum
 
-// Fields of the main thread's stat from the third on. The second, the name, may contain blanks and brackets. Not
-// /proc/PID/stat, which is equal in these fields: qemu-user invents that file for the process itself.
+// Returns the fields of the main thread's stat after the name, which may contain blanks and brackets. /proc/PID/stat
+// has the same values, but qemu-user invents that file for its own process.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string number = std::to_string(pid);
   const std::string text = read_text_file("/proc/" + number + "/task/" + number + "/stat");
@@ -47,7 +47,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Checked after opening: from now on the pidfd cannot refer to another process.
+  // Checked now, because before open() the number may have passed to another process.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

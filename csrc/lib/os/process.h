@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's knowledge of this host's processes: alive, stopped, namespaces, cores.
+// Asks the kernel about processes of this host: alive or stopped, namespaces, cores.
 #pragma once
 
 #include <sys/types.h>
@@ -13,10 +13,10 @@
 
 namespace farandole {
 
-// A reference to a process that stays valid when its number is reused.
+// A reference to a process. It stays correct when the kernel reuses the process's number.
 class PidFd {
  public:
-  // Opens the process that started at `start_time`; throws kPeer if it is gone. nullopt: pidfds are not supported here.
+  // Opens the process that started at `start_time`. Throws Error(kPeer) if it has ended. nullopt: there are no pidfds.
   static std::optional<PidFd> open(pid_t pid, uint64_t start_time);
 
   bool exited() const;
@@ -27,24 +27,24 @@ class PidFd {
   Fd fd_;
 };
 
-// Start in clock ticks after boot (field 22 of its stat); nullopt: no such process.
+// Start of the process in clock ticks after boot (field 22 of its stat); nullopt: no such process.
 std::optional<uint64_t> process_start_time(pid_t pid);
 
-// True if a signal or a debugger has stopped the process: it lives but will not answer.
+// True if a signal or a debugger has stopped the process: it has not ended, but cannot answer.
 bool is_stopped(pid_t pid);
 
-// Number of cores that these processes may use together, at least 1. 0 is the calling thread; ended ones do not count.
+// Number of cores that these processes may use together, at least 1. 0 is the calling thread. Skips ended processes.
 int cores_of(std::span<const pid_t> processes);
 
-// Inode of the PID namespace. Ranks may compare process numbers only if it is equal. 0: unknown.
+// Inode of the PID namespace. Only ranks with equal ones may compare process numbers. 0: unknown.
 uint64_t pid_namespace();
 
-// Inode of the calling thread's network namespace, to which loopback addresses belong. 0: unknown.
+// Inode of the calling thread's network namespace; each has its own loopback addresses. 0: unknown.
 uint64_t net_namespace();
 
 std::string host_name();
 
-// Differs between hosts and between boots. Empty: unknown.
+// The kernel's id of this host and boot. Empty: unknown.
 std::string boot_id();
 
 }  // namespace farandole

@@ -20,7 +20,6 @@ namespace {
 constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kMode = 0600;
 
-// A file's folder, and its name there.
 struct PathParts {
   explicit PathParts(const std::string& path)
       : folder(open_own(path.substr(0, path.find_last_of('/') + 1), kOwnFolder)),
@@ -29,7 +28,7 @@ struct PathParts {
   std::string name;
 };
 
-// An unpredictable name: nobody can have put something there before.
+// An unpredictable name, so that no other user can have created the file before.
 std::string unforeseen(const std::string& name) {
   uint64_t random = 0;
   if (getrandom(&random, sizeof random, 0) != sizeof random)
@@ -41,7 +40,7 @@ std::string unforeseen(const std::string& name) {
 
 std::string read_text_file(const std::string& path) {
   std::ostringstream text;
-  text << std::ifstream(path).rdbuf();  // empty or cut after a read error; does not throw
+  text << std::ifstream(path).rdbuf();  // a read error ends the text; nothing throws
   return text.str();
 }
 
@@ -62,7 +61,7 @@ Fd create_file(const std::string& path) {
     if (fresh || errno != EEXIST) return fresh;
     const auto found = look_at(parts.folder.get(), name);
     if (!found) continue;
-    if (S_ISREG(found->st_mode)) {  // not written into: it may be a second name of a file elsewhere
+    if (S_ISREG(found->st_mode)) {  // removed, because it may be a hard link to another file
       if (unlinkat(parts.folder.get(), name, 0) != 0) return {};
       continue;
     }

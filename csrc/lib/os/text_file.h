@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small files: reads those of /proc and /sys, writes reports. Any thread. In a folder where other users may write, as
-// in /tmp, it never follows or overwrites what they have put there.
+// Reads files of /proc and /sys and writes reports. Any thread. In folders where other users may write, such as /tmp,
+// it neither follows nor overwrites their files and links.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace farandole {
 
-// Returns the readable part of the file; empty: none.
+// Returns the file's text, up to a read error; empty if the file cannot be opened.
 std::string read_text_file(const std::string& path);
 
-// Writes all of it. False, with errno, after a failure.
+// Writes the whole text. False: failed; see errno.
 bool write_whole(int fd, std::string_view text);
 
-// Opens a new file in place of an existing one; devices and pipes as they are. Invalid Fd: see errno.
+// Creates a file, replacing an existing one, or opens an existing device or pipe. Invalid Fd: see errno.
 Fd create_file(const std::string& path);
 
 // Creates or replaces a file atomically. Only this user may read it. Throws Error(kLibrary).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the core's threads: named, with all signals blocked, because signals belong to the user's threads.
+// Starts the core's threads. They have names, and block all signals, which the user's threads handle.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-// A thread of the core. join() it before its destruction.
+// A thread of the core. Call join() or detach() before its destructor.
 class Thread {
  public:
   Thread() = default;
@@ -24,17 +24,17 @@ class Thread {
 
  private:
   std::thread thread_;
-  int simulated_ = 0;  // its number in the simulation
+  int simulated_ = 0;  // number in the simulation; 0: a real thread
 };
 
-// Longer names are cut to 15 characters, the kernel's limit.
+// Cuts the name to 15 characters, the kernel's limit.
 Thread start_thread(const std::string& name, std::function<void()> run);
 
-// A thread that may hang for ever in a foreign library. From then on it must use nothing of its owner's.
+// A thread that may hang for ever in a foreign library. Once abandoned, it must not use its owner's data.
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);
-  // Waits until the deadline for its end, then abandons it; the process may end before it.
+  // Waits for the thread's end until the deadline, then abandons it; the process may end earlier.
   void join_or_leave(Deadline deadline);
 
  private:
@@ -42,16 +42,16 @@ class LeavableThread {
   Thread thread_;
 };
 
-// True on the thread with which the process started.
 bool is_main_thread();
 
-// Asks for short scheduler slices (100 us), so this thread soon preempts computing ones. Older kernels ignore that.
+// Asks for scheduler slices of 100 us, so that this thread soon preempts computing threads. Older kernels ignore it.
 void ask_for_short_slice();
 
-// Lets this thread's timed sleeps end on time. By default the kernel may add 50 us to each.
+// Lets this thread's sleeps end on time. By default the kernel may add 50 us.
 void ask_for_punctual_sleeps();
 
-// Lets this thread preempt all normal ones: lowest SCHED_RR. Keeps a policy chosen by the user. False: not permitted.
+// Lets this thread preempt all normal threads: sets the lowest SCHED_RR priority, unless the user has chosen a policy.
+// False: not permitted.
 bool ask_for_real_time();
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of XLA's FFI C API that a handler needs. tests/with_jax/jobs/test_declarations.py compares our declarations
-// with XLA's header. Every struct starts with its size, which grows with XLA's versions.
+// The part of XLA's FFI C API that a handler needs. tests/with_jax/jobs/test_declarations.py compares it with XLA's
+// header. Every struct starts with its size, because later versions of XLA append members.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace farandole::xla {
 
-// The API version that this code targets. XLA refuses handlers of versions that it does not support.
+// The API version for which this code is written. XLA refuses handlers for versions that it does not support.
 constexpr int kMajor = 0;
 constexpr int kMinor = 1;
 
@@ -30,7 +30,7 @@ enum class Code : int {
 using DataType = int;
 constexpr DataType kInt32 = 4;
 constexpr DataType kFloat64 = 12;
-constexpr DataType kToken = 17;  // an empty value, passed only to order calls
+constexpr DataType kToken = 17;  // a value without data, which only orders calls
 
 struct Error;
 
@@ -95,7 +95,7 @@ struct Api {
   void (*destroy_error)(DestroyArguments* arguments);
   Error* (*register_handler)(void* arguments);
   Error* (*stream_of)(StreamArguments* arguments);
-  void* not_ours[12];  // functions
+  void* not_ours[12];  // functions that farandole does not call
   Error* (*ordinal_of)(OrdinalArguments* arguments);
 };
 
@@ -147,7 +147,7 @@ struct CallFrame {
   Attributes attributes;
 };
 
-// True if XLA's struct has all members of ours.
+// True if XLA's struct has all members that are declared here.
 template <class Struct>
 bool has(const Struct& theirs) {
   return theirs.size >= sizeof(Struct);
