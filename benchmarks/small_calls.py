@@ -2,13 +2,13 @@
 """Small allreduces as programs make them: the ranks compute, then call. Peers take turns.
 
     mpirun -np 2 --bind-to none python benchmarks/small_calls.py [--turns 300] [--compute 0 300]
-                                                                 [--sizes 4 4K 64K 1M] [--json F]
+                                                 [--sizes 4 4K 64K 1M] [--read MIB] [--json F]
 
-A turn of a contestant is: the program alters the buffer, MPI's barrier, the rank computes, then it
-calls. The row shows seconds of the call on the rank that waited least, the last one to come: what
-the collective costs when all ranks are there; "slower" is the rank that took longest. Computing
-means a matrix product again and again for that many microseconds, the same on all ranks but for a
-tenth that differs by rank and turn. All settings are the defaults. Every result is checked.
+In its turn a contestant's rank alters the buffer, reads --read MiB of other memory, passes MPI's
+barrier, computes, and calls. A row shows the time from the last rank's call to its result: what the
+collective costs once all ranks are there. To compute means to repeat a matrix product for that many
+microseconds, and up to a tenth longer, which differs by rank and turn. All settings are the
+defaults. Every result is checked. "core" is farandole's C call without the adapter's Python.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ from turns import Row, print_head, save
 
 import farandole
 import farandole.torch as hvd
+from farandole.calls.handles import wait_until
+from farandole.calls.leases import end
+from farandole.calls.requests import Call as CoreCall
+from farandole.calls.requests import Op, PreparedCall
 from farandole.tools.bench_peers import GlooPeer
 from farandole.tools.bench_report import size_text
 from farandole.tools.bench_timing import everywhere
+from farandole.torch.kind import describe
 
 SIZES = ("4", "4K", "64K", "1M")
 COMPUTE_US = (0, 300, 2000)
@@ -49,12 +54,13 @@ def bytes_of(text: str) -> int:
 
 def contestants(nbytes: int, group: Any) -> dict[str, tuple[torch.Tensor, Call]]:
     """For each: the buffer that the program alters, and the call, which sums it in place."""
-    by_torch, by_numpy, by_dist, by_gloo, by_mpi = (
-        torch.zeros(max(1, nbytes // 4)) for _ in range(5)
+    by_core, by_torch, by_numpy, by_dist, by_gloo, by_mpi = (
+        torch.zeros(max(1, nbytes // 4)) for _ in range(6)
     )
     array, mpi = by_numpy.numpy(), by_mpi.numpy()
     name = f"small {nbytes}"
     return {
+        "farandole, core": (by_core, core_call(f"{name} core", by_core)),
         "farandole, torch": (
             by_torch,
             lambda: hvd.allreduce_(by_torch, op=hvd.Sum, name=f"{name} torch"),
@@ -69,6 +75,19 @@ def contestants(nbytes: int, group: Any) -> dict[str, tuple[torch.Tensor, Call]]
     }
 
 
+def core_call(name: str, x: torch.Tensor) -> Call:
+    """The core's sum of `x` in place, without the adapters' Python: one call through cffi."""
+    prepared = PreparedCall(CoreCall(Op.ALLREDUCE, name), describe(x))
+    address = x.data_ptr()
+
+    def call() -> None:
+        if number := prepared.call(address, address):  # not done yet
+            wait_until((number,), None)
+            end((number,))
+
+    return call
+
+
 def compute(seconds: float) -> None:
     """Keeps this core busy until `seconds` have passed."""
     end = perf_counter() + seconds
@@ -77,11 +96,14 @@ def compute(seconds: float) -> None:
         x @ x
 
 
-def turn(x: torch.Tensor, call: Call, number: int, seconds: float) -> tuple[float, float, bool]:
+def turn(
+    x: torch.Tensor, call: Call, number: int, seconds: float, others: torch.Tensor
+) -> tuple[float, float, bool]:
     """When this rank called and had its result, by the clock all ranks of a host share; whether the
-    result is wrong."""
+    result is wrong. The rank reads `others` first."""
     ranks = farandole.size()
     x.fill_(farandole.rank() + number % 100)
+    others.sum()
     MPI.COMM_WORLD.Barrier()
     compute(seconds)
     began = perf_counter()
@@ -91,7 +113,9 @@ def turn(x: torch.Tensor, call: Call, number: int, seconds: float) -> tuple[floa
     return began, ended, bool((x != right).any())
 
 
-def measure(nbytes: int, compute_us: int, turns: int, group: Any) -> list[Row]:
+def measure(
+    nbytes: int, compute_us: int, turns: int, group: Any, others: torch.Tensor
+) -> list[Row]:
     """One table: each contestant in each turn, in an order that changes by turn; collective."""
     what = f"{size_text(nbytes)}, after {compute_us} us"
     made = contestants(nbytes, group)
@@ -103,7 +127,7 @@ def measure(nbytes: int, compute_us: int, turns: int, group: Any) -> list[Row]:
         order.shuffle(names)
         for name in names:
             seconds = 1e-6 * compute_us * jitter.uniform(1, 1.1)
-            began, ended, bad = turn(*made[name], number, seconds)
+            began, ended, bad = turn(*made[name], number, seconds, others)
             wrong[name] += bad
             if number >= WARM:
                 times[name].append((began, ended))
@@ -132,6 +156,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--compute", type=int, nargs="+", default=COMPUTE_US, metavar="US")
     parser.add_argument("--sizes", type=bytes_of, nargs="+", default=[*map(bytes_of, SIZES)])
+    parser.add_argument("--read", type=int, default=0, metavar="MIB")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -142,10 +167,10 @@ def main() -> int:
         f"{'allreduce':24} {'who':18}{'p10 us':>10}{'p50 us':>10}{'p90 us':>10}{'wrong':>8}"
         f"{'x mpi':>8}{'x gloo':>8}"
     )
-    rows = []
+    rows, others = [], torch.ones(options.read << 18)
     for nbytes in options.sizes:
         for compute_us in options.compute:
-            found = measure(nbytes, compute_us, options.turns, group)
+            found = measure(nbytes, compute_us, options.turns, group, others)
             show(found)
             rows += found
     save(rows, options.json)

@@ -71,7 +71,6 @@ class _Again(RepeatedCall):
         array: Any,
         pointer: Any,
         memory: object,
-        what: object,
     ) -> Handle[Any]:
         nothing = ffi.NULL if self._kind.gives_pointers else 0
         if not self._in_place:

@@ -151,7 +151,7 @@ const Variable kVariables[] = {
      "second variable",
      kOwn, &Config::nvtx},
     {"FARANDOLE_SPIN_US", "", "-1",
-     "microseconds that a wait may spin, with yields, before it sleeps; -1: 50 for a call, or 100 "
+     "microseconds that a wait may spin, with yields, before it sleeps; -1: 300 for a call, or 100 "
      "if local ranks share cores; for the background thread 50 if each rank has two cores, else 0",
      kOwn, &Config::spin_us, between(-1)},
     {"FARANDOLE_PRIORITY", "", "normal",

@@ -132,7 +132,7 @@ void Runtime::open_engine(int cores) {
   // Rank 0's host has no relay that batches reports.
   calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
       topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
-      watch_->recorder(), fabric_->wakeup()});
+      tiny_bytes(topology_.size), watch_->recorder(), fabric_->wakeup()});
   auto spin = [&](Spin::Who who) {
     return Spin(who, config_.spin_us, cores, topology_.local_size());
   };

@@ -16,7 +16,7 @@ from farandole.arrays.buffers import EMPTY, Buffer
 from farandole.arrays.kinds import kind_of
 from farandole.calls import part
 from farandole.calls.gpu_handle import GpuHandle
-from farandole.calls.handles import Handle, OneHandle
+from farandole.calls.handles import OneHandle
 from farandole.calls.leases import lend
 from farandole.calls.requests import Call, PreparedCall, begin_unnamed, told
 from farandole.calls.sites import Site, here
@@ -76,7 +76,7 @@ def clear() -> None:
 def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
     """Decorates a call that returns a handle: repeated on equal terms, on an array of the same
     form, it is submitted as it was prepared. `by_name`: a name stands for one call. `waits`: the
-    caller waits for the handle at once."""
+    caller waits at once, so a call that completes at once returns its result, not a handle."""
     place = list(signature(function).parameters).index("name") - 1  # among the others
     known: _Known = {}
     _all.append(known)
@@ -100,7 +100,7 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             same = False
         if same:
             try:
-                handle = prepared.start(array, waits=waits)
+                made = prepared.start(array, waits=waits)
             except Exception as reason:
                 if is_from_core(reason):  # the core has reported a wrong submission to the peers
                     raise told(reason) from None
@@ -108,8 +108,8 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             except BaseException as reason:
                 part.end(reason)
                 raise
-            if handle is not None:
-                return handle
+            if made is not None:
+                return made
         handle = function(array, *args, **kwargs)
         if (prepared := getattr(handle, "prepared", None)) is not None:
             remember(known, key, args, kwargs, prepared)
@@ -158,21 +158,21 @@ class RepeatedCall:
         # Whether it is a named call in place on the CPU, which needs nothing but its submission.
         self._plain = in_place and self._device is None and call.name is not None
 
-    def start(self, array: Any, what: object = None, waits: bool = False) -> Handle[Any] | None:
-        """Submits it for `array`, or returns None if that has another form. `what` is, as text, for
-        errors; by default the call. `waits`: the caller waits for it at once."""
+    def start(self, array: Any, waits: bool = False) -> Any:
+        """Submits it for `array`, or returns None if that has another form. Returns the handle, or,
+        if the caller `waits` and the call is done, the result."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        site = here(3)  # called by the public call
+        site = here(4 if waits else 3)  # called by one or two functions of the public call
         call = self._prepared.get(site.text) or self._prepare(site)
         submit = call.call if waits else call.start
         if not self._plain:
-            return self._start(call, submit, array, pointer, memory, what or self._call)
+            return self._start(call, submit, array, pointer, memory)
         number = lend(submit, pointer, pointer, memory)
-        return OneHandle(number, array, what or self._call, self._timeout)
+        return OneHandle(number, array, self._call, self._timeout) if number else array
 
     def _start(
         self,
@@ -181,8 +181,7 @@ class RepeatedCall:
         array: Any,
         pointer: Any,
         memory: object,
-        what: object,
-    ) -> Handle[Any] | None:
+    ) -> Any:
         kind, device = self._kind, self._device
         result, output = array, pointer
         if not self._in_place:
@@ -197,9 +196,9 @@ class RepeatedCall:
         if device is not None:
             stream = partial(kind.stream, array)
             number = call.submit_on(pointer, output, stream(), memory)
-            return GpuHandle([number], lambda _: result, what, self._timeout, stream)
+            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
         number = lend(submit, pointer, output, memory)
-        return OneHandle(number, result, what, self._timeout)
+        return OneHandle(number, result, self._call, self._timeout) if number else result
 
     def _prepare(self, site: Site) -> PreparedCall:
         with _preparing:  # another thread may be preparing it too

@@ -101,7 +101,8 @@ def waiting(
     op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
 ) -> Callable[[F], F]:
     """Decorates functions that make a collective's call, which tells its own errors, and return
-    wait_for() its handle. Arguments that do not fit the function's signature are told here."""
+    wait_for() its handle, or the result of a call that is done. Arguments that do not fit the
+    function's signature are told here."""
 
     def decorate(function: F) -> F:
         checks = _Checks(function, op, calls=calls)
@@ -109,7 +110,8 @@ def waiting(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return function(*args, **kwargs).wait()
+                made = function(*args, **kwargs)
+                return made.wait() if isinstance(made, Handle) else made
             except TypeError as reason:
                 if checks.unbound(args, kwargs) is None:
                     raise without_frames(reason)  # noqa: B904  # the same one

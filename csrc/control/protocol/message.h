@@ -63,7 +63,7 @@ inline bool spares_the_left(const Request& request) {
 // The part of a report that differs between ranks and calls.
 struct Contribution {
   bool has_input = false;
-  bool has_payload = false;     // the input is in the message: at most kTinyBytes
+  bool has_payload = false;     // the input is in the message: at most tiny_bytes(size of the job)
   int64_t rows = 0;             // this rank's first dimension, if CollectiveTraits::ragged()
   std::vector<int64_t> splits;  // rows for each member, if CollectiveTraits::splits()
   ByteView payload;             // points into the message
@@ -71,7 +71,11 @@ struct Contribution {
   // True for an input and nothing else, which is the same on every rank.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
-constexpr size_t kTinyBytes = 1024;
+// Largest input that travels in a report. The root receives those of all ranks, so large jobs have a lower limit.
+constexpr size_t kTinyBytes = 4096;
+constexpr size_t tiny_bytes(int ranks) {
+  return std::clamp(kTinyBytes * 64 / static_cast<size_t>(ranks), size_t{1024}, kTinyBytes);
+}
 
 // This rank is ready for a call, given by id or by request.
 struct Ready {

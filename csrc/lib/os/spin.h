@@ -25,10 +25,12 @@ class Spin {
   Spin(Who who, int64_t setting_us, int cores, int local_ranks)
       : backs_off_(who == Who::kBackground) {
     const bool crowded = cores < local_ranks;
-    const int wanted = who == Who::kCaller ? local_ranks : 2 * local_ranks;
-    waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? kLongest : 0);
-    moving_ns_ = crowded ? waiting_ns_ : std::max(kLongest, waiting_ns_);
-    if (crowded && who == Who::kCaller) {
+    const bool calls = who == Who::kCaller;
+    const int64_t longest = calls ? kLongestCall : kLongest;
+    const int wanted = calls ? local_ranks : 2 * local_ranks;
+    waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? longest : 0);
+    moving_ns_ = crowded ? waiting_ns_ : std::max(longest, waiting_ns_);
+    if (crowded && calls) {
       if (setting_us < 0) waiting_ns_ = moving_ns_ = kLongestCrowded;
       looks_ = 1;
       long_yield_ns_ = kLongYieldCrowded;
@@ -66,6 +68,8 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
+  // Ranks that compute for a few milliseconds arrive this far apart, and a caller has nothing else to do.
+  static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;

@@ -16,13 +16,13 @@ namespace {
 // True if inputs may travel in the reports: one round trip instead of two, but slower for many calls. All inputs of a
 // batch do or none, so that all ranks add in one order. `under_way` depends on timing: the caller passes 0 between
 // hosts, where buckets add in a different order.
-bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
+bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
-  auto small = [](const PreparedSubmission& one) {
+  auto small = [&](const PreparedSubmission& one) {
     const Submission& call = one.call->submission;
     uint64_t bytes = call.recorded.bytes;
     for (const Submission& other : call.more) bytes += other.recorded.bytes;
-    return bytes <= kTinyBytes;
+    return bytes <= most_bytes;
   };
   return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
@@ -121,7 +121,7 @@ void RankCalls::submit(std::span<PreparedSubmission> batch) {
   std::unique_lock lock(mutex_);
   for_each_set(batch, [&](SetId set) { direct_.clear(lock, set); });
   check_open();
-  const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
+  const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0, setup_.tiny_bytes);
   try {
     for (PreparedSubmission& one : batch) enter(one, rides);
   } catch (...) {
@@ -156,7 +156,7 @@ bool RankCalls::call(PreparedSubmission& prepared) {
       return false;
     }
   }
-  const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0);
+  const bool rides = rides_along({&prepared, 1}, setup_.one_host ? riders_ : 0, setup_.tiny_bytes);
   enter(request, std::move(mine), rides);
   DirectCalls::tell(sets_.find(request.set));
   reporter_.pass_batch();
@@ -200,17 +200,13 @@ void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
 
 // Creates the tensors' handles, and informs the recorder.
 void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
-  uint64_t sequence = 0;
-  if (request.signature.traits().paired()) {
-    sequence = posted_.next;
-  } else if (request.name.empty()) {
-    sequence = pending_.next_unnamed(request.set);
-  }
+  uint64_t sequence = request.name.empty() ? pending_.next_unnamed(request.set) : 0;
+  if (request.signature.traits().paired()) sequence = posted_.next;
   for (size_t i = 0; i < request.parts(); ++i) {
     Submission& mine = submission.part(i);
     if (!gets_result(request.part(i), setup_.own)) mine.output = nullptr;
-    made[i] = mine.handle = handles.create(mine.recorded.name, mine.device != kCpuDevice);
-    mine.recorded.call = mine.handle;
+    mine.handle = handles.create(mine.recorded.name, mine.device != kCpuDevice);
+    made[i] = mine.recorded.call = mine.handle;
     setup_.recorder.submitted(mine.recorded, sequence, mine.shape);
   }
 }
@@ -227,11 +223,12 @@ void RankCalls::enter(const Request& request, Submission submission, bool rides)
     its.join = submission.recorded;
     return reporter_.send(Join{request.set, std::exchange(its.join_failure, {})});
   }
-  Contribution given = contribution_of(request.signature, submission, setup_.own);
+  auto part = [&](size_t i) {
+    return contribution_of(request.part(i), submission.part(i), setup_.own, setup_.tiny_bytes);
+  };
+  Contribution given = part(0);
   std::vector<Contribution> more;
-  for (size_t i = 1; i < request.parts(); ++i) {
-    more.push_back(contribution_of(request.part(i), submission.part(i), setup_.own));
-  }
+  for (size_t i = 1; i < request.parts(); ++i) more.push_back(part(i));
   auto strays = [](const Contribution& one) { return one.has_input && !one.has_payload; };
   submission.rider = given.has_payload && !paired && std::ranges::none_of(more, strays);
   riders_ += submission.rider;

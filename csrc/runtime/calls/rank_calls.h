@@ -63,8 +63,9 @@ class RankCalls {
   struct Setup {
     Rank own;
     MemberChannel& channel;
-    bool gathered;  // see Reporter
-    bool one_host;  // the whole job
+    bool gathered;      // see Reporter
+    bool one_host;      // the whole job
+    size_t tiny_bytes;  // see tiny_bytes()
     Recorder& recorder;
     Wakeup driver;
   };

@@ -290,7 +290,8 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
                       : "input and output overlap; it needs two buffers that are apart");
 }
 
-Contribution contribution_of(const Signature& s, const Submission& mine, Rank own) {
+Contribution contribution_of(const Signature& s, const Submission& mine, Rank own,
+                             size_t most_payload) {
   Contribution given;
   given.has_input = mine.input && brings_input(s, own);
   if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
@@ -300,7 +301,7 @@ Contribution contribution_of(const Signature& s, const Submission& mine, Rank ow
   if (!s.traits().rides_along) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),
                                  [](size_t a, int64_t n) { return a * static_cast<size_t>(n); });
-  given.has_payload = bytes <= kTinyBytes;
+  given.has_payload = bytes <= most_payload;
   if (given.has_payload) given.payload = {mine.input, bytes};
   return given;
 }

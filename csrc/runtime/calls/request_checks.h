@@ -38,8 +38,9 @@ CheckedCall check_call(std::span<const farandole_request> raw, size_t count, con
 void check_buffers(const Request& request, size_t part, const Submission& mine,
                    const ProcessSet& set);
 
-// Content of the report: row counts and, if small, the input itself as a pointer into the user's buffer.
-Contribution contribution_of(const Signature& signature, const Submission& mine, Rank own);
+// Content of the report: row counts and, up to `most_payload` bytes, the input as a pointer into the user's buffer.
+Contribution contribution_of(const Signature& signature, const Submission& mine, Rank own,
+                             size_t most_payload);
 
 // FARANDOLE_CHECK_NUMERICS: the first NaN or infinity in a call's input. kOk: none, or this rank has no input.
 Failure numerics_of(const Request& request, size_t part, const Submission& mine, Rank own);

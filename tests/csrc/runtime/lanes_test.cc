@@ -34,7 +34,7 @@ TEST(a_lane_that_cannot_be_given_up_keeps_nobody_waiting) {
   memory.prepare();
   Recorder recorder(memory, 0, {});
   EventCount driver;
-  RankCalls calls({0, channel, false, true, recorder, driver});
+  RankCalls calls({0, channel, false, true, kTinyBytes, recorder, driver});
   Lanes lanes(calls);
   std::vector<Handle> handles;
   for (SetId set : {0, 1}) {

@@ -106,7 +106,7 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) {
     job.submit(0, with_op(tensor("x", {1}), Op::kReducescatter), payload<float>({1}));
   });
-  broken([](Job& job) { job.submit(0, tensor("x", {300}), payload(std::vector<float>(300))); });
+  broken([](Job& job) { job.submit(0, tensor("x", {1025}), payload(std::vector<float>(1025))); });
   broken([](Job& job) {
     job.submit(0, with_op(tensor("x"), Op::kAllgather), {true, false, -1, {}, {}});
   });

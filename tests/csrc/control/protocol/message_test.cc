@@ -123,6 +123,14 @@ TEST(a_payload_is_not_copied) {
   CHECK(data > bytes.data() && data + 100 <= bytes.data() + bytes.size());
 }
 
+TEST(large_jobs_send_smaller_inputs_in_reports) {
+  CHECK_EQ(tiny_bytes(1), kTinyBytes);
+  CHECK_EQ(tiny_bytes(64), kTinyBytes);
+  CHECK_EQ(tiny_bytes(128), kTinyBytes / 2);
+  CHECK_EQ(tiny_bytes(256), size_t{1024});
+  CHECK_EQ(tiny_bytes(100'000), size_t{1024});
+}
+
 TEST(a_message_cut_anywhere_is_refused) {
   for_messages(3, 20, [](Random&, ByteString bytes, bool is_report) {
     CHECK(decodes(bytes, is_report));
