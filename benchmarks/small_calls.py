@@ -4,11 +4,12 @@
     mpirun -np 2 --bind-to none python benchmarks/small_calls.py [--turns 300] [--compute 0 300]
                                                  [--sizes 4 4K 64K 1M] [--read MIB] [--json F]
 
-In its turn a contestant's rank alters the buffer, reads --read MiB of other memory, passes MPI's
-barrier, computes, and calls. A row shows the time from the last rank's call to its result: what the
-collective costs once all ranks are there. To compute means to repeat a matrix product for that many
-microseconds, and up to a tenth longer, which differs by rank and turn. All settings are the
-defaults. Every result is checked. "core" is farandole's C call without the adapter's Python.
+In its turn, a contestant's program alters the buffer, reads --read MiB of other memory, meets the
+other ranks in MPI's barrier, computes, and calls. A row shows seconds from the last rank's call
+until all ranks have the result: the cost of the collective once all ranks are there. A rank
+computes matrix products for --compute microseconds and up to a tenth longer, which differs by rank
+and turn. "core" is farandole's C call without the adapter's Python. All settings are the defaults.
+Every result is checked.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def bytes_of(text: str) -> int:
 
 
 def contestants(nbytes: int, group: Any) -> dict[str, tuple[torch.Tensor, Call]]:
-    """For each: the buffer that the program alters, and the call, which sums it in place."""
+    """For each contestant: the buffer that the program alters, and the call that sums it in
+    place."""
     by_core, by_torch, by_numpy, by_dist, by_gloo, by_mpi = (
         torch.zeros(max(1, nbytes // 4)) for _ in range(6)
     )
@@ -99,7 +101,7 @@ def compute(seconds: float) -> None:
 def turn(
     x: torch.Tensor, call: Call, number: int, seconds: float, others: torch.Tensor
 ) -> tuple[float, float, bool]:
-    """When this rank called and had its result, by the clock all ranks of a host share; whether the
+    """Times of this rank's call and its result, by a clock that the host's ranks share; True if the
     result is wrong. The rank reads `others` first."""
     ranks = farandole.size()
     x.fill_(farandole.rank() + number % 100)
@@ -116,7 +118,7 @@ def turn(
 def measure(
     nbytes: int, compute_us: int, turns: int, group: Any, others: torch.Tensor
 ) -> list[Row]:
-    """One table: each contestant in each turn, in an order that changes by turn; collective."""
+    """Measures each contestant in each turn, in an order that changes. Collective."""
     what = f"{size_text(nbytes)}, after {compute_us} us"
     made = contestants(nbytes, group)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in made}

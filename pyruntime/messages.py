@@ -177,8 +177,8 @@ def recv_async(
 
 
 def refuse_receive(reason: Exception, source: int | None, **terms: Any) -> Exception:
-    """Tells the sender why this rank cannot receive; returns the error. `terms`: further arguments
-    of recv_async(), for adapters that copy what arrives."""
+    """Reports to the sender why this rank cannot receive; returns the error. `terms`: further
+    arguments of recv_async(), for adapters that copy the message."""
     refuse_all(_known(Op.RECEIVE, "source")({"source": source, **terms}), reason)
     return told(reason)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on one array that are repeated in every step of a training loop: prepared once. For the
-calls on one array, on any thread."""
+"""Prepares calls on one array once, if a training loop repeats them in every step. Any thread may
+use it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from farandole.members import ProcessSet
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
 _MOST = 4096  # remembered calls; the oldest are dropped first
-# By a call's name or terms: its arguments, and how it was prepared.
+# Key: a call's name, or its arguments. Value: its arguments, and the prepared call.
 _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
-_all: list[_Known] = []  # of each function that repeats calls
+_all: list[_Known] = []  # the table of each decorated function
 _NONE: Any = None, None, None
 _preparing = threading.Lock()
 # Types of arguments that can't change; an array as a factor may hold another value next time.
@@ -35,7 +35,7 @@ _LASTING = (type(None), int, float, str, type, ProcessSet)
 
 
 class _Exactly:
-    """Equals only a number of the same type: True, which is not a rank, differs from 1."""
+    """Equals only numbers of the same type: 1 is a rank, and True is not."""
 
     __slots__ = ("_type", "_value")
     __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values
@@ -54,7 +54,7 @@ def _exactly(value: object) -> object:
 def remember(
     known: _Known, key: Hashable, args: Any, kwargs: dict[str, Any], prepared: RepeatedCall
 ) -> None:
-    """Remembers a call that has been made once."""
+    """Stores a call that has been made once, if its arguments cannot change."""
     if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
         return
     exactly = {name: _exactly(value) for name, value in kwargs.items()}
@@ -63,21 +63,21 @@ def remember(
     except TypeError:
         return
     if len(known) > _MOST:
-        for old in list(known)[: _MOST // 4]:  # a copy: other threads go on
+        for old in list(known)[: _MOST // 4]:  # a copy, because other threads may add calls
             known.pop(old, None)
 
 
 def clear() -> None:
-    """Forgets all: names and process set numbers may have another meaning from now on."""
+    """Forgets all calls: in a new world, names and process set numbers may mean other things."""
     for known in _all:
         known.clear()
 
 
 def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
-    """Decorates a call that returns a handle: repeated on equal terms, on an array of the same
-    form, it is submitted as it was prepared. `by_name`: a name stands for one call. `waits`: the
-    caller waits at once, so a call that completes at once returns its result, not a handle."""
-    place = list(signature(function).parameters).index("name") - 1  # among the others
+    """Decorates a call that returns a handle. If it is repeated with equal arguments, on an array
+    of the same form, the prepared call is submitted. `by_name`: looks up named calls by name.
+    `waits`: the caller waits at once; a repeated call that is done then returns its result."""
+    place = list(signature(function).parameters).index("name") - 1  # after the array
     known: _Known = {}
     _all.append(known)
 
@@ -90,7 +90,7 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             key = kwargs.get("name")
             if key is None and len(args) > place:
                 key = args[place]
-        if key is None:  # there are many of these: all terms and the array's form
+        if key is None:  # unnamed calls: keyed by all arguments and the array's form
             form = getattr(array, "dtype", None), getattr(array, "shape", None)
             key = args, *kwargs.values(), form
         try:
@@ -104,7 +104,7 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             except Exception as reason:
                 if is_from_core(reason):  # the core has reported a wrong submission to the peers
                     raise told(reason) from None
-                raise  # the core may have taken the call: never twice
+                raise  # the core may have taken the call: do not submit it twice
             except BaseException as reason:
                 part.end(reason)
                 raise
@@ -122,7 +122,7 @@ repeating_wait = partial(repeating, waits=True)
 
 
 class RepeatedCall:
-    """A call whose result has its input's form, for arrays of the same form as the first one."""
+    """A call for arrays of one form, whose result has this form too."""
 
     __slots__ = (
         "_buffer",
@@ -142,31 +142,31 @@ class RepeatedCall:
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
     ) -> None:
-        """`buffer` describes `array`; neither is kept alive."""
-        self._call = call  # as text, for errors
+        """`buffer` describes `array`. This object keeps neither alive."""
+        self._call = call  # its text appears in errors
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
         self._shape = buffer.shape
         # None: the CPU
         self._device = getattr(array, "device", None) if buffer.device >= 0 else None
-        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # the form
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # its form
         self._in_place = in_place
         self._timeout = timeout
-        self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
+        self._prepared: dict[str, PreparedCall] = {}  # keyed by the call site's text
         self._lent = self._kind.lent
-        # Whether it is a named call in place on the CPU, which needs nothing but its submission.
+        # True for a named call in place on the CPU: start() only submits it.
         self._plain = in_place and self._device is None and call.name is not None
 
     def start(self, array: Any, waits: bool = False) -> Any:
-        """Submits it for `array`, or returns None if that has another form. Returns the handle, or,
-        if the caller `waits` and the call is done, the result."""
+        """Submits the call on `array`; returns None if the array has a different form. Returns the
+        handle or, if the caller `waits` and the call is done, the result."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        site = here(4 if waits else 3)  # called by one or two functions of the public call
+        site = here(4 if waits else 3)  # skips here(), this and one or two decorators
         call = self._prepared.get(site.text) or self._prepare(site)
         submit = call.call if waits else call.start
         if not self._plain:
@@ -187,7 +187,7 @@ class RepeatedCall:
         if not self._in_place:
             try:
                 result = kind.empty(array)
-            except RuntimeError:  # a GPU lacks memory: peers must be told
+            except RuntimeError:  # out of GPU memory: the ordinary call reports it to the peers
                 return None
             output, written = kind.lent(result, self._dtype, self._shape, True, device)
             memory = memory, written

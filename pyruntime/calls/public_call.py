@@ -3,10 +3,10 @@
 on all.
 
 An error raised before the core takes the call is reported to the peers under the name by which they
-know the call, so that they fail too instead of waiting. `collective` decorates what makes a call,
-`waiting` what makes such a call and waits. Both look up each parameter in the table of arguments
-when the call is defined, so no parameter of a new call can stay unchecked. Neither changes a
-function's signature.
+know the call, so that they fail too instead of waiting. `collective` decorates functions that
+submit a call, `waiting` those that call such a function and wait. Both look up each parameter in
+the table of arguments when the function is defined, so a new call cannot have an unchecked
+parameter. Neither changes a function's signature.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Then(NamedTuple):
 
 
 def then(meet: Callable[[], R]) -> R:
-    """To be returned by a collective that makes several calls, or waits: its decorator calls `meet`
-    and returns the result. `meet` raises its errors on this rank alone, as its calls report theirs.
+    """Returned by a collective that makes several calls, or waits. Its decorator calls `meet` and
+    returns the result. It does not report errors of `meet`, because the calls in it report theirs.
     """
     return cast("R", _Then(meet))
 
@@ -47,14 +47,14 @@ def collective(
     tell: Callable[[list[Call], Exception], None] = refuse_all,
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
 ) -> Callable[[F], F]:
-    """Decorates functions whose errors are told to the peers: they submit one call, and do nothing
-    afterwards that could fail, or they submit none, and return then(...).
+    """Decorates a function so that its errors are reported to the peers. The function submits one
+    call and does nothing afterwards that could fail, or submits none and returns then(...).
 
-    `op` is the first operation that the peers submit; `first` its name, made from the user's
-    `name`; `unnamed` its name if the user gives none. None: matched by its place in the order.
-    `tell` reports errors to the peers; it gets several calls if it can't be known which one they
-    make. `calls`: if a name does not tell which calls the peers wait in, these, made from the
-    arguments.
+    `op` is the first operation that the peers submit. `first` makes its name from the user's
+    `name`; `unnamed` is its name if the user gives none; None: the call is matched by its order.
+    `tell` reports errors to the peers; it gets several calls if peers may be in any of these.
+    `calls` computes the calls in which peers wait from the arguments, if the name does not
+    determine them.
     """
 
     def decorate(function: F) -> F:
@@ -93,16 +93,16 @@ def collective(
 
 
 def wait_for(handle: Handle[R]) -> R:
-    """To be returned by a function that waits: its decorator returns the handle's result."""
+    """Returned by a function that waits; its decorator returns the handle's result."""
     return cast("R", handle)
 
 
 def waiting(
     op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
 ) -> Callable[[F], F]:
-    """Decorates functions that make a collective's call, which tells its own errors, and return
-    wait_for() its handle, or the result of a call that is done. Arguments that do not fit the
-    function's signature are told here."""
+    """Decorates functions that call a collective, which reports its own errors, and return
+    wait_for(handle), or the result of a call that is done. Only arguments that do not fit the
+    function's signature are reported here."""
 
     def decorate(function: F) -> F:
         checks = _Checks(function, op, calls=calls)
@@ -130,7 +130,7 @@ def waiting(
 
 @contextmanager
 def heard_by_all(process_set: Any, meeting: str) -> Iterator[None]:
-    """Within it an error is told to the ranks that meet in an allgather of this name, too."""
+    """Context: reports an error also to the ranks that wait in the allgather named `meeting`."""
     try:
         yield
     except Exception as reason:
@@ -139,12 +139,12 @@ def heard_by_all(process_set: Any, meeting: str) -> Iterator[None]:
 
 
 def is_collective(function: object) -> bool:
-    """Whether a public function, or one that it wraps, is checked here."""
+    """True if a public function, or one that it wraps, is checked here."""
     return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
 
 
 class _Checks:
-    """Checks the arguments of one function, and reports what was wrong."""
+    """Checks the arguments of one function, and reports errors to the peers."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Checks:
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
-        # The name for errors, whichever form of the call was used.
+        # Errors name the call without `_`, `_async` and `grouped_`.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
@@ -170,14 +170,15 @@ class _Checks:
             raise TypeError(
                 f"{self._name}: give {', '.join(unknown)} a row in farandole.calls.arguments"
             )
-        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # these are calls of the world
+        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # process set 0 makes these calls
         self._faults = {name: ARGUMENTS[name].fault for name in self._order}
         if self._about_sets:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises the error of the first wrong argument; what does not fit raises by itself."""
+        """Raises the error of the first wrong argument. If arguments do not fit the signature, the
+        call itself raises."""
         for i, value in enumerate(args):
             if i == len(self._in_order):
                 return
@@ -193,7 +194,7 @@ class _Checks:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
     def unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
-        """The error if they do not fit the signature."""
+        """The error for arguments that do not fit the signature; None if they fit."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as reason:
@@ -217,7 +218,7 @@ class _Checks:
         return told(reason)
 
     def _named(self, given: dict[str, Any]) -> list[Call]:
-        """The calls that peers may wait in, by name; none if their name of it is unknown."""
+        """The calls that peers may wait in. Empty if `name` is invalid: theirs is then unknown."""
         name = given.get("name")
         if isinstance(name, (bytes, bytearray)):
             name = name.decode(errors="replace")
