@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The C ABI of farandole, the only entry to the core. It holds only declarations, enums and `#define N literal`,
  * because cffi reads this file unchanged. Unless a function's comment says otherwise, any thread may call it, and an
- * int32_t result is FARANDOLE_OK or an error code. farandole_error() then returns the error's text to the same
- * thread. "-code" is a negated error code. */
+ * int32_t result is FARANDOLE_OK or an error code. farandole_error() then returns the text to the same thread. "-code"
+ * is a negated error code. */
 
 #define FARANDOLE_ABI_VERSION 18
 
@@ -31,9 +31,9 @@ enum farandole_op {
   FARANDOLE_JOIN = 6,
   FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending */
   FARANDOLE_REMOVE_SET = 8, /* root: the set's id; with by_members, shape: the set's ranks */
-  FARANDOLE_SCATTER = 9,    /* inputs of ranks but the root give only dtype and trailing shape */
-  /* A send and a receive match, first in, first out, if each names the other's rank as `root` and if set and tag are
-   * equal. Both must agree on dtype and number of elements. */
+  FARANDOLE_SCATTER = 9,    /* other ranks' inputs give only dtype and trailing shape */
+  /* A send and a receive match, first in, first out, if each names the other's rank as `root`, and set and tag are
+   * equal. They must agree on dtype and number of elements. */
   FARANDOLE_SEND = 10,
   FARANDOLE_RECEIVE = 11,
   FARANDOLE_REDUCE = 12 /* only the root's output is written */
@@ -121,9 +121,9 @@ typedef struct farandole_world {
   const int32_t* blob_bytes;
   /* Address of an MPI_Comm of these ranks in this order, valid until farandole_shutdown; NULL: no MPI between hosts. */
   const void* mpi_comm;
-  int32_t number; /* of this world; each restart of the job makes a world with the next number */
-  /* FARANDOLE_KEY_BYTES bytes derived from a secret and all blobs, equal on all ranks. Before two ranks use a socket,
-   * each proves to the other that it knows the key. */
+  int32_t number; /* of this world; each restart of the job makes the next one */
+  /* FARANDOLE_KEY_BYTES derived from a secret and all blobs, equal on all ranks. Both ends of a socket prove that they
+   * know it. */
   const char* key;
 } farandole_world;
 
@@ -153,14 +153,14 @@ typedef struct farandole_counter {
 /* ---- starting and leaving. The caller provides one allgather of opaque bytes, nothing else. */
 const char* farandole_version(void);
 const char* farandole_build_id(void);
-/* 1 if this process runs as this user. In a user namespace that does not map every user, 0 for the kernel's overflow
- * user (nobody), because all unmapped users appear as that one. */
+/* 1 if this process runs as this user. 0 for the kernel's overflow user (nobody) in a user namespace that does not map
+ * every user, because all unmapped users appear as that one. */
 int32_t farandole_is_own_user(uint32_t user);
 /* The signal for stack reports: FARANDOLE_STACK_SIGNAL, else a free one, else 0; or -code. */
 int32_t farandole_stack_signal(void);
-/* Prepares stack reports. Call once per process, before farandole_prepare. Arguments: the signal on which Python's
- * main thread writes its stacks (0: none), the non-blocking read end of the pipe to which it writes them, and folders,
- * separated by ':', whose frames are left out on top of a stack. Install Python's signal handler afterwards. */
+/* Prepares stack reports. Call once per process, before farandole_prepare. Arguments: the signal on which Python writes
+ * its stacks to a pipe (0: none), the pipe's non-blocking read end, and folders, separated by ':', whose frames are
+ * left out on top of a stack. Install Python's handler afterwards. */
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
 /* Texts about this process, one item a line, also before init(). farandole_mpi: file, binary interface and version of
  * the loaded MPI, or nothing. farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach.
@@ -171,9 +171,9 @@ int32_t farandole_addresses(char* text, int32_t capacity);
 int32_t farandole_sockets(char* text, int32_t capacity);
 /* Sets the folders, separated by ':', that are searched for libnccl and libnvrtc. Call before farandole_prepare. */
 void farandole_library_folders(const char* folders);
-/* Starts a watchdog for calls that have no time limit, such as MPI_Init. After `seconds` it prints `text` on stderr
- * and ends this process. If processes[i] ends, it does so at once, with texts[i]. The next call replaces the watchdog;
- * with negative `seconds` there is none. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
+/* Starts a watchdog for calls without a time limit, such as MPI_Init. After `seconds` it prints `text` on stderr and
+ * ends this process; if processes[i] ends, at once, with texts[i]. Replaces the previous watchdog; negative `seconds`:
+ * by none. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
 int32_t farandole_end_after(double seconds, const char* text, int32_t count,
                             const int32_t* processes, const char* const* texts);
 /* Step 1: reads the settings and opens this rank's sockets. Returns the blob's length, or -code. */
@@ -184,9 +184,9 @@ int32_t farandole_probe(const farandole_world* world);
 /* Step 3: connects to the others, in bounded time. After a failure on any rank, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
 /* Leaves the job. failed: 0 if this rank finished normally; otherwise text tells the peers why ("ValueError: ...").
- * Returns when all ranks have left. After FARANDOLE_SHUTDOWN_TIMEOUT (if failed, FARANDOLE_LEAVE_TIMEOUT) it returns
- * FARANDOLE_E_STALL, and the error's text names the ranks that have not left. Returns FARANDOLE_PENDING after
- * `seconds`: call it again. After any other result, the core neither accesses a request's buffer nor calls MPI. */
+ * Returns when all ranks have left. After FARANDOLE_SHUTDOWN_TIMEOUT (if failed, FARANDOLE_LEAVE_TIMEOUT) returns
+ * FARANDOLE_E_STALL; the error's text names the ranks that have not left. Returns FARANDOLE_PENDING after `seconds`:
+ * call again. After any other result, the core neither accesses a request's buffer nor calls MPI. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
 int32_t farandole_initialized(void);
 /* 1: the job has failed because ranks are dead or unreachable; they will never leave. */
@@ -197,33 +197,33 @@ int32_t farandole_where(farandole_topology* topology);
 void farandole_forked(void);
 
 /* ---- work */
-/* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. A failure is not
- * reported to peers; call farandole_refuse for that. Several tensors of one process set, all on the CPU or all on the
- * GPU, form a group: one call, reduced together or not at all, with the name, set and site of the first tensor.
- * `count` 0 prepares an empty group; tensors[0], a barrier, gives its name. */
+/* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. Does not report a
+ * failure to peers: call farandole_refuse. Several tensors of one process set, all on the CPU or all on the GPU, form a
+ * group: one call, reduced together or not at all, with the name, set and site of the first tensor. `count` 0 prepares
+ * an empty group; tensors[0], a barrier, gives its name. */
 int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count);
-/* Submits `count` prepared calls in order. At the first that fails it stops and returns that call's error code; the
- * calls before have their handles, and the peers of the failed one fail, too. inputs, outputs, streams and handles
- * have one element for each tensor of each call in turn; an empty group counts as one tensor. Inputs and outputs are
- * addresses (0: none). streams: the CUDA streams that produce the inputs; NULL: all tensors are on the CPU. */
+/* Submits prepared calls in order. Stops at the first that fails, and returns its error code; the calls before have
+ * their handles, and the peers' calls fail, too. inputs, outputs, streams and handles have an element for each tensor
+ * of each call in turn; an empty group counts as one tensor. Inputs and outputs are addresses (0: none). streams: the
+ * CUDA streams that produce the inputs; NULL: all tensors are on the CPU. */
 int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const uintptr_t* outputs,
                          const uint64_t* streams, int32_t count, int64_t* handles);
-/* Submits a call of one CPU tensor; returns a handle, or -code. For Python, where making arrays takes time. cffi
- * passes a pointer faster than its address, hence the second form. */
+/* Submits a call of one CPU tensor; returns a handle, or -code. For Python, where making arrays takes time. The second
+ * form is for cffi, which passes a pointer faster than an address. */
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
 /* Like farandole_submit_one, for a caller that only waits next: ranks of one host then complete a small call among
- * themselves. Returns 0 if the call is done; it has no handle. Returns a handle if the call has failed or is not done
- * within 20 ms, if it has no `input` or no `output`, or if a signal has come. */
+ * themselves. Returns 0 if the call is done; it has no handle. Returns a handle if it is not done within 20 ms, has
+ * failed, has no `input` or no `output`, or a signal has come. */
 int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
-/* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. If the
- * call is a join, the core reports this when this rank joins; then all joins fail, once every member has joined. */
+/* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. For a
+ * join, reports it with this rank's next join; when all members have joined, all joins fail. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
-/* Checks an array whose copy a caller passes to the core, which never sees the array's own address. Returns
- * FARANDOLE_E_ARGUMENT if an unfinished call writes to its elements or, with `writes`, reads them. `size`: bytes of an
- * element; strides in bytes. Always FARANDOLE_OK outside a job. */
+/* For callers that pass a copy of a user's array, whose own address the core never sees. Returns FARANDOLE_E_ARGUMENT
+ * if an unfinished call writes to these elements or, with `writes`, reads them. `size`: bytes of an element; strides in
+ * bytes. Always FARANDOLE_OK outside a job. */
 int32_t farandole_check_unused(uintptr_t address, uint64_t size, int32_t ndim, const int64_t* shape,
                                const int64_t* strides, int32_t writes);
 /* Number of unnamed calls that this rank has made in the set. It is equal on all members. */
@@ -236,8 +236,8 @@ int32_t farandole_poll(int64_t handle);
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
 /* Like farandole_wait for one handle; releases it if the result is FARANDOLE_OK. */
 int32_t farandole_finish(int64_t handle, double seconds);
-/* Makes later work in this CUDA stream wait for the GPU results of these handles. Call it after farandole_wait. Does
- * not block the caller. */
+/* Makes later work in this CUDA stream wait for the GPU results of these handles. Call after farandole_wait. Does not
+ * block. */
 int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t stream);
 /* 1: the core no longer uses the handle's buffers (on a GPU later than farandole_wait); 0: it does; -code: no such
  * handle. */
@@ -246,28 +246,28 @@ int32_t farandole_result_of(int64_t handle, farandole_result* result);
 /* Releases the handle, at once or when the call is done. Until then its buffers must stay valid. */
 void farandole_release(int64_t handle);
 void farandole_release_all(const int64_t* handles, int32_t count);
-/* Passes the memory of a result to the caller, who frees it with farandole_free (on a GPU: farandole_free_on). Returns
- * NULL if the core owns none: the call failed, its result was taken already or is in the caller's memory, or another
- * thread has shut down. farandole_error() says which. */
+/* Passes a result's memory to the caller, who frees it with farandole_free (on a GPU: farandole_free_on). Returns NULL
+ * if the core owns none; farandole_error() says if the call failed, its result was taken already or is in the caller's
+ * memory, or another thread has shut down. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
-/* Frees GPU memory after the work now in this CUDA stream, and returns 1. Returns 0 if a graph is being captured from
- * the stream: the caller keeps the memory and tries again later. */
+/* Frees GPU memory after the work now in this CUDA stream, and returns 1. Returns 0 if the stream is being captured
+ * into a graph: the caller keeps the memory, and tries again later. */
 int32_t farandole_free_on(void* memory, uint64_t stream);
 
 /* Allocates GPU memory, usable after the work now in this CUDA stream. Free it with farandole_free_on. */
 int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream, void** memory);
 /* Returns the CUDA device of this address, or this rank's device for address 0; or -code. */
 int32_t farandole_device_of(uintptr_t address);
-/* Makes later work in `stream` wait for the work now in `before`. Does not block the caller. */
+/* Makes later work in `stream` wait for the work now in `before`. Does not block. */
 int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream);
 
 /* Copies between GPU and host memory after the work now in this CUDA stream; returns when done. */
 int32_t farandole_copy(int32_t device, uintptr_t target, uintptr_t source, uint64_t bytes,
                        uint64_t stream);
 
-/* Writes for which ranks a call waits, and why. Waits at most `seconds` for the coordinator's answer. Returns the
- * length of the full text, of which at most `capacity` bytes are written, or -code. */
+/* Writes for which ranks a call waits, and why. Waits at most `seconds` for the coordinator. Returns the length of the
+ * full text, of which at most `capacity` bytes are written, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
 
 /* A handler of XLA's FFI (version 0.1) that makes a collective within a program compiled for the platform "cpu".
@@ -278,9 +278,9 @@ void* farandole_xla_collective(void* call_frame);
 void* farandole_xla_collective_on(void* call_frame);
 
 /* ---- zero copy */
-/* Allocates zeroed, page-aligned memory that the other ranks of this host can map, so that collectives need no copies.
- * May be called before, during and after a job. A forked child sees the parent's content until it writes there; the
- * parent never sees the child's writes. */
+/* Allocates zeroed, page-aligned memory that the other ranks of this host can map, so collectives need no copies. May
+ * be called before, during and after a job. A forked child sees the parent's content until it writes there; the parent
+ * never sees the child's writes. */
 int32_t farandole_allocate(uint64_t bytes, void** memory);
 /* No call on this memory may be in flight. */
 void farandole_deallocate(void* memory);

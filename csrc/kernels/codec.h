@@ -142,7 +142,7 @@ struct Float8 : Float16<Cpu> {
   static constexpr int kDropped = 23 - kMantissa;  // mantissa bits of a float32 that store() drops
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // As an IEEE half (exponent bias 15), the shifted bits represent the number divided by a power of two.
+  // Interpreted as an IEEE half (exponent bias 15), the shifted bits are the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);

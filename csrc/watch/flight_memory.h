@@ -64,7 +64,7 @@ static_assert(sizeof(FlightEvent) == 120);  // Stamped<FlightEvent> fills two ca
 
 // A call that is submitted and neither done nor failed.
 struct OpenCall {
-  uint64_t position = 0;  // in the log; 0: not there yet, and then so are the next three
+  uint64_t position = 0;  // in the log; 0: not there yet, and the next three are 0, too
   uint64_t bucket = 0;
   int64_t negotiated_ns = 0;
   int64_t lane = 0;  // the process set of the bucket

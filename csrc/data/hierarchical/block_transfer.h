@@ -60,12 +60,12 @@ bool host_has(const Part& part, const HostMap& hosts, int host);
 struct BlockTransfer {
   // This member's tasks for one chunk.
   struct ChunkTask {
-    uint32_t chunk;         // index in the block
-    bool reduces = false;   // as the reducer: makes this host's partial result
-    bool combines = false;  // as a combiner: makes the result from partials, or receives it
-    bool relays = false;    // as a relay: receives the result
-    size_t partial = 0;     // offset in `arena`
-    size_t result = 0;      // offset in `arena`
+    uint32_t chunk;                    // index in the block
+    bool reduces = false;              // reducer: makes this host's partial result
+    bool combines = false;             // combiner: makes the result from partials, or receives it
+    bool relays = false;               // relay: receives the result
+    size_t partial = 0;                // offset in `arena`
+    size_t result = 0;                 // offset in `arena`
     size_t first_in = 0, last_in = 0;  // the chunk's messages in partials_in
   };
 

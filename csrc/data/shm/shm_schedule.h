@@ -80,7 +80,7 @@ struct Block {
 
 class ShmSchedule {
  public:
-  // Stripes start at cache lines, which also cuts no element.
+  // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
   // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an allreduce

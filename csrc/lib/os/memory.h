@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory is available, and allocation of shared memory such that no later access raises SIGBUS.
+// Available memory, and allocation of shared memory such that no later access raises SIGBUS.
 #pragma once
 
 #include <cstddef>
