@@ -28,7 +28,7 @@ std::string variable_or(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-// Path in $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
+// Path of the tuning file in $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
 std::string usual_path() {
   std::string home = variable_or("HOME", "");
   std::string folder = variable_or("XDG_CONFIG_HOME", home.empty() ? "" : home + "/.config");
@@ -247,13 +247,13 @@ double parse_seconds(const Variable& variable, const std::string& text) {
   return value;
 }
 
-// The settings file that `farandole tune` writes. Lines are `NAME = VALUE`; `#` opens a comment.
+// The file of settings that `farandole tune` writes: lines `NAME = VALUE`, and comments after `#`.
 struct TuningFile {
   std::string path;  // empty: there is none
   std::map<std::string, std::string> values;
 };
 
-// `path`: "none" for no file, or "" for the file in the user's configuration directory, if there is one.
+// `path`: "none" for no file; "" for the file at usual_path(), if it exists.
 TuningFile read_tuning_file(const std::string& path) {
   if (path == "none") return {};
   TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
@@ -261,7 +261,7 @@ TuningFile read_tuning_file(const std::string& path) {
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
     if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
-    // If HOME is /tmp, another user can put a file there. It must not keep this user's jobs from starting.
+    // Another user can put a file there if HOME is /tmp. This user's jobs must start all the same.
     if (!why.empty())
       log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides whether and how long a thread polls before it sleeps. No other code decides that.
+// Decides whether and how long a thread polls before it sleeps. No other code does.
 #pragma once
 
 #include <sched.h>
@@ -11,17 +11,17 @@
 
 namespace farandole {
 
-// A thread polls and yields in turns while it is alone on its core. A yield that lasts shows that somebody else wants
-// the core: the thread then sleeps, this time and the next times. Each polling thread has its own object. If ranks
-// share cores, a caller yields after each look: the awaited peer may need this core, and a yield costs less than
-// sleeping and waking. Only a yield much longer than a peer's part in a small call is then too long.
+// A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
+// core: this thread then sleeps, now and the next few times. Each polling thread has its own object. If ranks share
+// cores, a caller yields after each look: the peer for which it waits may need this core, and yielding costs less than
+// sleeping and waking. A yield is then too long only if it lasts much longer than a peer's part in a small call.
 class Spin {
  public:
-  // A caller can only wait. The background thread takes a core that the program may need, so it requires more cores,
-  // and polls ever less often while it finds nothing.
+  // A caller has nothing else to do. The background thread takes a core that the program may need: it polls only if
+  // there are more cores, and less and less often while it finds no work.
   enum class Who { kCaller, kBackground };
 
-  // `setting_us`: FARANDOLE_SPIN_US; -1 decides by the number of cores that the host's ranks may use together.
+  // `setting_us`: FARANDOLE_SPIN_US; -1: depends on `cores`, the number that the host's ranks may use together.
   Spin(Who who, int64_t setting_us, int cores, int local_ranks)
       : backs_off_(who == Who::kBackground) {
     const bool crowded = cores < local_ranks;
@@ -37,7 +37,7 @@ class Spin {
     }
   }
 
-  // Polls; returns true as soon as has_work() does. `moving`: a bucket is in flight, so peers will answer soon.
+  // Polls; returns true as soon as has_work() does, else false after a while. `moving`: a bucket is in flight.
   template <class Predicate>
   bool operator()(bool moving, Predicate&& has_work) {
     const int64_t limit = moving ? moving_ns_ : waiting_ns_;
@@ -68,13 +68,13 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  // Ranks that compute for a few milliseconds arrive this far apart, and a caller has nothing else to do.
+  // After a few milliseconds of computing, ranks make their calls this far apart. A caller has nothing else to do.
   static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;
   int looks_ = 16;                  // between two yields
-  int64_t long_yield_ns_ = 20'000;  // a yield that returns at once takes 1 us
+  int64_t long_yield_ns_ = 20'000;  // a yield to no other thread takes 1 us
   bool backs_off_;
   int64_t waiting_ns_;
   int64_t moving_ns_;
