@@ -26,7 +26,7 @@ using Buffers = std::vector<const xla::Buffer*>;
               "this version of XLA calls in a way that farandole can't read: " + what);
 }
 
-// Returns all buffers except tokens, which have no bytes.
+// All buffers except tokens, which have no bytes.
 Buffers buffers_of(const xla::Values& values) {
   Buffers found;
   if (!has(values)) unreadable("it passes no buffers");

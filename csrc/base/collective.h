@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// The C ABI (FARANDOLE_* in farandole.h) and messages between ranks contain these values: append only.
+// The C ABI (farandole.h) and messages between ranks contain these values: append only.
 enum class Op : int32_t {
   kAllreduce = 0,
   kBroadcast = 1,

@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-// The C ABI (FARANDOLE_* in farandole.h) and messages between ranks contain these values: append only.
+// The C ABI (farandole.h) and messages between ranks contain these values: append only.
 enum class DType : int32_t {
   kUInt8,
   kInt8,

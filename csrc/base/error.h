@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-// The C ABI (FARANDOLE_E_* in farandole.h) and messages between ranks contain these values: append only.
+// The C ABI (farandole.h) and messages between ranks contain these values: append only.
 enum class ErrorCode : int32_t {
   kOk = 0,
   kInternal = 1,         // FarandoleError: a bug in farandole

@@ -10,8 +10,7 @@
 
 namespace farandole {
 
-// True for the user that this process runs as. In a user namespace that does not map every user, false for the
-// kernel's overflow user (65534, nobody), because all unmapped users appear as that one.
+// See farandole_is_own_user().
 bool is_own_user(uid_t user);
 
 // True if only this user and root can have written the file or folder.

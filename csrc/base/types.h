@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-// Lengths of a tensor's dimensions. Allocates only above 5 dimensions, because calls copy it several times.
+// Lengths of a tensor's dimensions. Calls copy it several times, so it allocates memory only above 5 dimensions.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -84,9 +84,8 @@ struct Signature {
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
-  Rank target() const {
-    return traits().to_root() ? root : -1;
-  }  // the only rank with a result; -1: every rank
+  // The only rank that gets a result; -1: every rank does.
+  Rank target() const { return traits().to_root() ? root : -1; }
   bool operator==(const Signature&) const = default;
 };
 

@@ -17,19 +17,20 @@ HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
   return HostMap(host);
 }
 
-// Number of a set's wire: equal on all members, and different from other wires.
+// Number of a set's wire: equal on all members, and different from that of every other wire.
 uint64_t wire_number(SetId id, Feeds feeds) {
   const int64_t set = is_pair(id) ? -2 * int64_t{id} - 1 : 2 * int64_t{id};
   return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
 }
 
-// A block's size before it is fitted to the members. For messages small blocks are as fast, and take less memory.
+// Size of a block before it is adapted to the number of members. For messages, small blocks are as fast, and need less
+// memory.
 size_t usual_block_bytes(size_t wanted, SetId id) {
   constexpr size_t kMostOfPair = 256 << 10;
   return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;
 }
 
-// The configured size, or the next one that the schedule can cut for this number of members.
+// The configured size of a block, or the next one that the schedule can cut for this number of members.
 size_t shm_block_bytes(const Config& config, SetId id, int members) {
   const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
   const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes), id);
@@ -41,8 +42,8 @@ struct HierarchicalBlocks {
   int slots;
 };
 
-// Blocks are smaller than inside a host, and more are in flight: links carry some while others are reduced. With many
-// hosts they are larger again, so that a host's chunk of a stripe does not become tiny.
+// Blocks are smaller than inside a host, and more are in flight: some are sent while others are reduced. With many
+// hosts they are larger again, so that a host's chunk of a stripe is not tiny.
 HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const HostMap& hosts) {
   constexpr size_t kSmaller = 2, kMore = 4;
   constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
@@ -55,7 +56,7 @@ HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const Hos
   blocks.sizes.block_bytes = std::min(round_up(wanted, HierarchicalSchedule::kAlignment),
                                       HierarchicalSchedule::kMostBlockBytes);
   const auto slots = static_cast<size_t>(config.staging_slots);
-  const size_t staged = kMore * slots * usual;  // in bytes, independent of the block size
+  const size_t staged = kMore * slots * usual;  // bytes of all slots, whatever the block size
   blocks.slots = static_cast<int>(std::max(slots, staged / blocks.sizes.block_bytes));
   return blocks;
 }
@@ -75,7 +76,7 @@ SegmentSize BackendFactory::staging_size(SetId id, const std::vector<Rank>& rank
                                            blocks.sizes.block_bytes, blocks.slots);
 }
 
-// Host names for error texts.
+// Ranks with their hosts, for error texts.
 std::vector<std::string> BackendFactory::names_of(const ProcessSet& set) const {
   std::vector<std::string> names;
   for (const Rank rank : set.ranks) {
@@ -108,7 +109,7 @@ std::unique_ptr<Backend> BackendFactory::open_backend(SetId id, const ProcessSet
   return std::make_unique<ShmBackend>(setup);
 }
 
-// Uses the end of the memory.
+// The cell is at the end of the staging memory.
 std::shared_ptr<Cell> BackendFactory::open_cell(SetId id, const ProcessSet& set,
                                                 const std::shared_ptr<Segment>& staging,
                                                 Spin spin) const {

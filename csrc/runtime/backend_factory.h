@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the host-memory backend of a process set: shared-memory or hierarchical.
+// Creates the backend of a process set for host memory: ShmBackend or HierarchicalBackend.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,17 @@ namespace farandole {
 
 class BackendFactory {
  public:
-  // `phases_of` returns the recorder for the phases of a set's backend.
+  // `phases_of` returns the PhaseWatch for a set's backend.
   BackendFactory(const Config& config, const Topology& topology, const Fabric& fabric,
                  std::function<PhaseWatch(SetId)> phases_of)
       : config_(config), topology_(topology), fabric_(fabric), phases_of_(std::move(phases_of)) {}
 
-  // Shared memory that a set of these ranks needs on this host. A pair's is allocated on use.
+  // Size of the shared memory that a set of these ranks needs on this host. A pair's memory is allocated on use.
   SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
-  // For a set with this rank. `staging`: memory that its members share.
+  // `set`: contains this rank. `staging`: memory that its members share.
   std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
                                         Feeds feeds) const;
-  // Returns null if the members are not all on this host.
+  // nullptr: the set's members are not all on this host.
   std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
                                   const std::shared_ptr<Segment>& staging, Spin spin) const;
 

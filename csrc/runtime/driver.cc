@@ -23,7 +23,7 @@ struct RecordedWait {
   ~RecordedWait() { recorder.wait_ends(over); }
 };
 
-// With FARANDOLE_GPU_ORDER=program, GPU buckets are launched only while somebody waits for them.
+// Registers the handles for which a user waits: with FARANDOLE_GPU_ORDER=program, only their buckets are launched.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;
@@ -36,8 +36,8 @@ struct Wanted {
 
 }  // namespace
 
-// Held by the driving thread. The destructor gives the role back and wakes whoever should drive now, for remaining work
-// or for a tick before the background thread's wake-up.
+// The driving thread holds it. The destructor stops driving, and wakes the thread that should drive now if work is
+// left, or if the background thread would sleep past the next tick.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
@@ -46,7 +46,8 @@ struct Driver::Role {
   }
 };
 
-// Others wake the leader to read their reports. A leader reads its own at once, which often saves a wake-up.
+// Wakes the leader to read this rank's reports. A leader tries to read them itself at once, which often saves a
+// wake-up.
 void Driver::after_submit() {
   if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();
@@ -55,15 +56,15 @@ void Driver::after_submit() {
   guarded([this] { return setup_.engine.control_step(); });
 }
 
-// For threads that do not drive; the driver itself calls has_work().
+// For threads that do not drive. The driver calls has_work().
 bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
 
-// True if nobody drives, and the background thread would sleep past the engine's next tick.
+// True if no thread drives, and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
   return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
-// An exception of the engine ends the job; all ranks learn why.
+// Calls `step`. If it throws, ends the job with that error on all ranks.
 template <class Step>
 bool Driver::guarded(Step&& step) {
   Failure failure;
@@ -84,7 +85,7 @@ bool Driver::step() {
   return guarded([this] { return setup_.engine.step(); });
 }
 
-// Drives until done() or the deadline. False: a signal came. The caller holds the role.
+// Drives until done() or the deadline. False: a signal came. The caller holds the Role.
 template <class Predicate>
 bool Driver::drive(Predicate&& done, Deadline deadline) {
   auto has_work = [this] { return setup_.engine.has_work(); };

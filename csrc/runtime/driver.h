@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the engine, on the background thread or on a user thread that waits. The role is a lock on which nobody blocks.
+// Runs the engine, on the background thread or on a user's thread that waits. One thread at a time drives, and none
+// blocks to become the driver.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ namespace farandole {
 enum class WaitEnd {
   kDone,
   kFailed,    // one call failed; see `failure`
-  kTimeIsUp,  // or a signal came: run signal handlers, then wait again
+  kTimeIsUp,  // a timeout or a signal: run signal handlers, then wait again
 };
 
 class Driver {
@@ -35,7 +36,7 @@ class Driver {
     Engine& engine;
     RankCalls& calls;
     RankWatch& watch;
-    Wakeup wakeup;  // this rank's
+    Wakeup wakeup;  // of this rank
     MemberChannel& channel;
     bool leads;  // this rank is its host's leader
     Spin caller_spin;
@@ -45,9 +46,9 @@ class Driver {
   explicit Driver(Setup setup) : setup_(std::move(setup)) {}
   ~Driver() { stop(); }
 
-  // Returns once the background thread runs with its scheduling settings.
+  // Starts the background thread; returns when its scheduling settings are made.
   void start();
-  // Ends the background thread; then sends the reports that are still queued.
+  // Ends the background thread, then sends reports that are still queued.
   void stop();
 
   // ---- Any thread
@@ -87,7 +88,7 @@ class Driver {
     bool warned = false;
     std::vector<Done> under_way;  // buckets of this rank
   } probe_;
-  std::atomic<int64_t> sleeps_until_ns_{0};  // wake-up time of the background thread; max: never
+  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
   Thread thread_;
 };

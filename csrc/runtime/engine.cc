@@ -54,7 +54,7 @@ bool Engine::say_last() {
   return moved;
 }
 
-// Sends reports that found the ring full, and lets the leader work.
+// Sends reports that did not fit into the ring, and lets the leader work.
 bool Engine::say() {
   bool moved = setup_.channel.can_flush() && calls_.flush();
   if (setup_.leader && setup_.leader->step()) {
@@ -64,7 +64,7 @@ bool Engine::say() {
   return moved;
 }
 
-// Rank 0: reports ranks for which others wait.
+// On rank 0: warns of ranks for which others wait, and records late ranks.
 void Engine::tell_of_ranks() {
   for (const std::string& notice : setup_.leader->take_notices()) {
     log(LogLevel::kWarning, notice);
@@ -75,7 +75,7 @@ void Engine::tell_of_ranks() {
   }
 }
 
-// Applies the log before local failures: it may give a better cause, or say that all have stopped.
+// Reads the log before it acts on local failures, because the log may have a better cause, or say that all have left.
 bool Engine::control() {
   if (setup_.poller) setup_.poller->collect();
   bool moved = say();
@@ -194,7 +194,7 @@ void Engine::on(const Notice& notice) {
   setup_.watch.recorder().tell_finding(notice.text);
 }
 
-// The main thread is blocked in a call if it waits for the same one before and after its stack is taken.
+// Reports stacks. The main thread counts as blocked if it waits for the same call before and after its stack is taken.
 void Engine::report_stacks() {
   const Handle before = main_waits_for;
   const bool waits = calls_.key_of(before).has_value();
@@ -214,15 +214,15 @@ void Engine::give_up(const Failure& failure) {
   act_on(failure);
 }
 
-// The peers learn why, unless all have left.
+// Ends the job with this failure. Reports it to the peers, unless all have left.
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
   found = calls_.job.verdict(std::move(found));
-  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // rank 0 logs it
+  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // then rank 0 logs it
   if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
   if (calls_.job.stopped()) return break_down(found);
-  // New calls get this failure first, then the peers learn it, then the lanes close their connections, which takes
-  // seconds on GPUs. Otherwise peers would blame the network.
+  // First makes new calls fail, then tells the peers, then lets lanes close connections, which takes seconds on GPUs.
+  // If connections closed first, peers would blame the network.
   calls_.break_down(found);
   attempt("telling the other ranks", [&] {
     calls_.report(Leave{true, found.text});
@@ -231,7 +231,7 @@ void Engine::act_on(Failure found) {
   release(found);
 }
 
-// Refuses new calls; then the lanes release all buffers; then everything that waits fails.
+// Makes new calls fail; then releases the lanes' buffers; then fails everything that waits.
 void Engine::break_down(const Failure& failure) {
   if (calls_.job.broken()) return;
   calls_.break_down(failure);

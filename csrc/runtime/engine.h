@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's work in steps that never block: reads the log, moves blocks, ends calls. The Driver calls step().
+// One rank's work, in steps that never block: reads the log, moves blocks, ends calls. The Driver calls step().
 #pragma once
 
 #include <atomic>
@@ -29,24 +29,24 @@ class Engine {
   Engine(Setup setup, Segment world_staging);
 
   // ---- Driver only
-  // Handles control messages, then moves one block per lane. False: nothing to do until somebody wakes the driver.
+  // Handles control messages, then moves one block per lane. False: nothing to do until a wake-up.
   bool step();
-  // Handles reports and the log only.
+  // Handles only control messages.
   bool control_step();
   // Ends the job, because this rank cannot go on.
   void give_up(const Failure& failure);
-  // After the background thread has ended: sends the last reports, such as why this rank left.
+  // Call after the background thread has ended: sends the last reports, such as why this rank has left.
   bool say_last();
 
   // ---- Any thread
-  // True if step() would do something. Whoever makes it true has to call notify().
+  // True if step() would do something. A thread that makes it true must call Wakeup::notify().
   bool has_work() const;
   bool moving() const;  // true while a bucket is in flight
-  // Time at which step() has work without being woken; see Driver::sleeps_past_tick().
+  // Time at which step() has work even without a wake-up.
   Deadline next_tick() const;
   void use_gpu(RankGpu& gpu);
   GpuBuckets& gpu() { return gpu_; }
-  // Number of log entries that this rank has read. If it grows, rank 0 and the leaders in between are alive.
+  // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
   uint64_t log_position() const { return log_position_; }
   std::vector<Done> under_way() const;  // see Lanes
   // Last call for which the main thread started to wait without a limit. It may be over.
@@ -67,12 +67,12 @@ class Engine {
   void report_stacks();
   void act_on(Failure found);
   void break_down(const Failure& failure);
-  void release(const Failure& failure);  // buffers first, then everything that waits
-  Segment take_staging(SetId id);        // memory from the leader, for a set being opened
+  void release(const Failure& failure);  // releases buffers, then fails everything that waits
+  Segment take_staging(SetId id);        // receives the leader's memory for a new set
 
   const Setup setup_;
   RankCalls& calls_;
-  // Taken before RankCalls::mutex_. The driver holds it during a step, other threads while they check for work.
+  // Lock it before RankCalls::mutex_. The driver holds it during a step, other threads while they check for work.
   mutable std::mutex work_mutex_;
   std::atomic<uint64_t> log_position_{0};
   Lanes lanes_;

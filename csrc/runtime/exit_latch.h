@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets threads wait for the end of a runtime whose last reference another thread may hold.
+// Lets threads wait until a runtime is destroyed. Another thread may hold the last reference to it.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class ExitLatch {
     gone_ = 1;
     futex_wake(gone_, std::numeric_limits<int>::max(), kFutexAnyBit);
   }
-  // Returns false if the deadline has passed.
+  // False: the deadline has passed.
   bool await(Deadline deadline) const {
     while (gone_ == 0) {
       if (deadline.expired()) return false;
@@ -27,7 +27,7 @@ class ExitLatch {
     return true;
   }
 
-  Failure failure;  // result of leaving; farandole_shutdown() writes and reads it
+  Failure failure;  // result of Runtime::leave(), for farandole_shutdown()
 
  private:
   mutable std::atomic<uint32_t> gone_{0};

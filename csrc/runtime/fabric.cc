@@ -51,7 +51,7 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
-  // The others use it only after share_arena().
+  // The other ranks use this memory only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
 }
 
@@ -67,7 +67,7 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-// Collective on the host.
+// All ranks of the host call it.
 void Fabric::share_bells(Deadline deadline) {
   poller_ = std::make_unique<Poller>();
   bells_.resize(static_cast<size_t>(topology_.local_size()));
@@ -83,7 +83,7 @@ void Fabric::share_bells(Deadline deadline) {
   bells_[static_cast<size_t>(topology_.local_rank)].poller = poller_.get();
 }
 
-// "auto" prefers MPI if the job has one, because MPI also uses networks faster than TCP.
+// "auto" prefers MPI if the job has it, because MPI can use faster networks than TCP.
 void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;

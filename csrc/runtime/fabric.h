@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's connections: sockets and memory on its host, event counts, links between hosts.
+// This rank's connections: sockets and shared memory on its host, event counts, links to other hosts.
 #pragma once
 
 #include <array>
@@ -22,24 +22,23 @@
 
 namespace farandole {
 
-// Opens a wire between these ranks. `number`: equal on all members, never used for another wire of the job.
+// Opens a wire between these ranks. `number`: equal on all of them, and that of no other wire of the job.
 using OpenWire =
     std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 
 class Fabric {
  public:
-  // Stores what the links between hosts will need. All ranks of a host must call the next three functions, in this
-  // order.
+  // Opens nothing. All ranks of a host must then call the next three functions, in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
-  // `staging`: for the world's set. Closes the listener once the host's ranks are connected.
+  // `staging`: size of the memory for the world. Closes the listener when the host's ranks are connected.
   void share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const PeerInfo> peer_infos, SegmentSize staging, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
-  // Links each host's leader with its parent and children in the tree; afterwards all ranks can open wires. Throws
+  // Links each leader with its parent and children in the HostTree; afterwards all ranks can open wires. Throws
   // Error(kLibrary) if the transport in FARANDOLE_WIRE is not available.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
-  // Passed to use(), which replaces the three calls above.
+  // For simulations: the argument of use(), which replaces the three functions above.
   struct Parts {
     Segment control, staging, flight;
     std::unique_ptr<HostLinks> links;
@@ -48,7 +47,7 @@ class Fabric {
     OpenWire open_wire;
   };
   void use(Parts parts);
-  // Sends what is queued for other hosts, until the deadline.
+  // Sends messages that are queued for other hosts, until the deadline.
   void finish(Deadline deadline);
 
   bool leads() const { return topology_.local_rank == 0; }
@@ -64,7 +63,7 @@ class Fabric {
   Wakeup wakeup() const { return control().wakeup(topology_.local_rank); }
   Poller* poller() const { return poller_.get(); }  // null: no other host can send to this rank
   Segment& flight() { return flight_; }
-  Segment take_staging() { return std::move(staging_); }  // the world's
+  Segment take_staging() { return std::move(staging_); }  // for the world
 
  private:
   void share_bells(Deadline deadline);
@@ -77,7 +76,7 @@ class Fabric {
 
   const Config& config_;
   const Topology& topology_;
-  const JobKey key_;  // the world's
+  const JobKey key_;  // the world's key
   std::vector<std::string> host_names_;
   SocketLinks sockets_;
   std::unique_ptr<HostLinks> given_;  // null: sockets_ is used
@@ -88,8 +87,8 @@ class Fabric {
   Segment arena_directory_;
   std::unique_ptr<HostArenas> arenas_;
   std::unique_ptr<Poller> poller_;
-  std::array<std::vector<Fd>, Poller::kBells> rung_;  // the bells of the other local ranks
-  std::vector<Bells> bells_;                          // by local rank; none: one host
+  std::array<std::vector<Fd>, Poller::kBells> rung_;  // bells of the other ranks, by local rank
+  std::vector<Bells> bells_;                          // by local rank; empty: one host
   HostTree tree_;
   std::unique_ptr<HostChannel> hosts_;
   OpenWire open_wire_;  // empty: one host

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU, for submitting threads. Its first tensor opens it, because scripts choose devices after init().
+// This rank's GPU, for submitting threads. The first GPU tensor opens it, because scripts choose devices after init().
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace farandole {
 
 class GpuAccess {
  public:
-  // `ring` wakes the driver. `announce` is called once, when the rank opens its GPU.
+  // `ring` wakes the driver. open() calls `announce` once, when it opens the GPU.
   GpuAccess(const Config& config, Handles& handles, std::function<void()> ring,
             std::function<void(RankGpu&)> announce)
       : config_(config),
@@ -24,16 +24,15 @@ class GpuAccess {
         ring_(std::move(ring)),
         announce_(std::move(announce)) {}
 
-  // Throws kInvalidArgument for a second GPU, kLibrary if the GPU cannot be opened.
+  // Throws Error(kInvalidArgument) for a second GPU, Error(kLibrary) if the GPU cannot be opened.
   std::shared_ptr<GpuDevice> open(int ordinal);
   // Opens the GPU that the requests name, if any.
   void open(std::span<const farandole_request> requests);
   int device_of(uint64_t address);
-  // Makes `stream` wait for the results of these launched calls.
+  // See farandole_join_stream().
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
-  // ---- For requests whose GPU is open
-  // Returns an event per stream (one for equal streams): work that waits for it follows all that is queued now.
+  // Call when the GPU is open. Returns an event per stream, after the work now in the stream; equal streams share one.
   std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:

@@ -26,7 +26,7 @@ void Lanes::use_pair(Lane& lane) {
   free_pairs();
 }
 
-// Frees the memory of the least recently used pairs. What peers still read is freed in a later step.
+// Frees memory of the least recently used pairs. Memory that peers still read is freed in a later step.
 void Lanes::free_pairs() {
   size_t held = 0;
   still_read_ = false;
@@ -110,7 +110,7 @@ void Lanes::drop_closed() {
   closing_ = std::ranges::any_of(lanes_, [](const auto& one) { return one.second.closing; });
 }
 
-// ---- The GPU
+// ---- GpuBuckets
 
 std::shared_ptr<GpuDevice> GpuBuckets::device() const {
   RankGpu* gpu = gpu_;
@@ -145,8 +145,8 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
   }
 }
 
-// In program order, launches only while the program waits for an unlaunched bucket. NCCL work of the program before and
-// after that wait then has the same place relative to ours on all ranks.
+// In program order, launches only while the program waits for a bucket that is not launched. Then farandole's NCCL work
+// has the same place in the program's other NCCL work on all ranks.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(wanted_mutex_);
@@ -196,7 +196,7 @@ void GpuBuckets::close(SetId set, const Failure& failure) {
   staging_.erase(set);
 }
 
-// On a normal shutdown, waits for launched buckets: their results may still be on their way.
+// At a normal shutdown, first waits for launched buckets, because their results are still valid.
 void GpuBuckets::abort(const Failure& failure, bool together) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;

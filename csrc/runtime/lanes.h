@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets that this rank has begun, in log order: a lane for each set, and one for the GPU. Driver only, unless marked.
+// The buckets that this rank has begun, in log order: a lane for each set, and one for the GPU. Driver only, unless
+// marked.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ class Lanes {
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);
-  // No buckets follow. Those under way still end, because some members have ended them already.
+  // No more buckets follow. Buckets under way still end, because other members may have ended them already.
   void close(SetId id);
   // Moves one block of each lane. False: all lanes wait.
   bool step();
@@ -42,10 +43,10 @@ class Lanes {
     std::shared_ptr<Segment> staging;  // must outlive the backend
     std::unique_ptr<Backend> backend;
     std::deque<BegunRun> runs = {};
-    bool begun = false;    // the first of runs
+    bool begun = false;    // the first of runs has begun
     bool closing = false;  // remove the lane after the last of runs
   };
-  // Limit for the staging memory that this rank's pairs keep between messages.
+  // Bytes of staging memory that this rank's pairs may keep between messages.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   bool step(Lane& lane);
   void drop_closed();
@@ -55,8 +56,8 @@ class Lanes {
   RankCalls& calls_;
   std::map<SetId, Lane> lanes_;
   std::vector<Lane*> pairs_;  // least recently used first
-  bool still_read_ = false;   // a peer still reads what free_pairs() would free
-  bool closing_ = false;      // some lane may be closing
+  bool still_read_ = false;   // a peer still reads memory that free_pairs() would free
+  bool closing_ = false;      // a lane may be closing
 };
 
 // Buckets of this rank's GPU, in one lane for all sets. Decides when to launch them.
@@ -66,15 +67,15 @@ class GpuBuckets {
 
   // ---- Any thread
   void use(RankGpu& gpu) { gpu_ = &gpu; }
-  // A user waits for these handles; FARANDOLE_GPU_ORDER=program launches buckets only then. A wait that started before
-  // the GPU was opened calls this after its next interruption.
+  // A user waits for these handles. With FARANDOLE_GPU_ORDER=program, buckets are launched only then. A wait that
+  // started before the GPU was opened calls this after its next interruption.
   void want(std::span<const Handle> handles);
   void unwant(std::span<const Handle> handles);
 
   // ---- Driver only
   std::shared_ptr<GpuDevice> device() const;  // nullptr: no GPU is in use yet
   RankGpu& gpu() const { return *gpu_.load(); }
-  // Host memory of a set whose GPU tensors travel through it.
+  // Host memory for a set whose GPU tensors travel through host memory.
   Segment& staging(SetId set) { return staging_[set]; }
   void push(BegunRun run);
   bool step();
@@ -93,8 +94,8 @@ class GpuBuckets {
   std::atomic<RankGpu*> gpu_{nullptr};
   std::map<SetId, Segment> staging_;
   std::deque<BegunRun> runs_;
-  size_t launched_ = 0;   // at the front of runs_
-  uint64_t settled_ = 0;  // total
+  size_t launched_ = 0;   // buckets at the front of runs_
+  uint64_t settled_ = 0;  // buckets so far
   mutable std::mutex wanted_mutex_;
   std::multiset<Handle> wanted_;
 };

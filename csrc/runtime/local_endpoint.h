@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's settings, listening sockets and arena, opened before the bootstrap, and the world's key, set after it.
+// A rank's settings, listening sockets and arena, opened before the bootstrap, and the world's key, set after the
+// bootstrap.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,7 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's, set before probe(); callers of both listeners must prove it
+  JobKey key{};  // the world's key, set before probe(); callers of both listeners must know it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;
@@ -30,7 +31,8 @@ struct LocalEndpoint {
   std::unique_ptr<UnixSocket> to_leader;
   explicit LocalEndpoint(Config its_config, StackSource its_stacks = {},
                          std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
-  // Returns the leader of this rank's host: the lowest rank whose socket it can reach. `node`: lowest ranks, by MPI.
+  // Returns this rank's leader: the lowest rank whose socket it can reach. `node`: lowest rank on each rank's host, as
+  // MPI says.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
   ByteString peer_info() const { return own_peer_info(config, listener, hosts.address()).encode(); }
 };

@@ -42,7 +42,7 @@ RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fab
 }
 
 void RankWatch::start(std::span<const PeerInfo> peer_infos, OnDeath on_death) {
-  // FARANDOLE_TIMELINE names a file, or is "DYNAMIC", which leaves it to start_timeline().
+  // With FARANDOLE_TIMELINE=DYNAMIC only start_timeline() starts a timeline.
   if (!config_.timeline.empty() && config_.timeline != "DYNAMIC") {
     start_timeline(config_.timeline, config_.timeline_mark_cycles != 0);
   }
@@ -84,7 +84,7 @@ std::string RankWatch::why_silent() const {
   return why.empty() ? "rank 0, which leads the job, does not answer" : why;
 }
 
-// A process number of another PID namespace may mean another process here, so it counts as 0.
+// Uses 0 for ranks in other PID namespaces, whose numbers may belong to different processes here.
 std::vector<pid_t> RankWatch::pids_in_sight(std::span<const PeerInfo> peer_infos) const {
   std::vector<pid_t> pids(peer_infos.size());
   for (Rank rank : topology_.local) {
@@ -117,7 +117,7 @@ std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const PeerInfo> peer
   return peers;
 }
 
-// Only the leader knows whether this rank may end now; the log informs all ranks.
+// Calls `on_death`. The coordinator knows if that rank may end now, and informs all ranks by the log.
 void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death) {
   recorder_->peer_died(peer.rank, index_in(topology_.local, peer.rank));
   on_death(peer.rank,

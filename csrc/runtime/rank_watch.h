@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watches one rank: flight recorder, timeline, deaths of its host's ranks, stopped leaders, stack reporter.
+// A rank's parts of watch/: flight recorder, timeline, death watch and stack reporter; and why rank 0 does not answer.
 #pragma once
 
 #include <functional>
@@ -28,23 +28,23 @@ class RankWatch {
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  // Time for which rank 0 may leave a waiting rank's question unanswered; 0: without limit.
+  // Times after which a rank whose question rank 0 does not answer warns or fails; 0: never.
   struct Patience {
     int64_t warn_ns, abort_ns;
     int64_t pause_ns;  // between two questions; 0: no questions
   };
   const Patience& patience() const { return patience_; }
-  // The reason why rank 0 does not answer: it, or a leader on the path, is stopped or not visible. Empty: all run.
+  // Why rank 0 does not answer: it, or a leader on the path, is stopped or not visible. Empty: all are running.
   std::string why_standing() const;
   std::string why_silent() const;  // like why_standing(), but never empty
-  // Process ids by rank; 0: on another host, or not visible.
+  // Process ids by rank; 0: on another host, or in another PID namespace.
   const std::vector<pid_t>& pids() const { return pids_; }
   void ask_for_stacks(bool with_loops, std::function<void(StackReporter::Stacks)> tell) {
     stack_reporter_->ask(with_loops, std::move(tell));
   }
   PhaseWatch phases_of(SetId set);
   int flight_fd() const { return fabric_.flight().fd(); }
-  // Writes to this rank's own file next to `path`. Throws like Timeline::start().
+  // Writes to timeline_path(path). Throws like Timeline::start().
   void start_timeline(const std::string& path, bool mark_cycles);
 
  private:

@@ -14,8 +14,8 @@
 namespace farandole {
 namespace {
 
-// call() waits for so long before its caller handles signals and checks its own time-out. Most calls end within it.
-// While a caller ran other code between submission and wait, the background thread would take the work over.
+// Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier. If
+// the caller ran other code between submission and wait, the background thread would take the work over.
 constexpr std::chrono::milliseconds kCallPatience{20};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
@@ -35,7 +35,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   return settings;
 }
 
-// Number of cores that the host's ranks share. Skips other containers: their process numbers mean nothing here.
+// Number of cores that the host's ranks share. Skips ranks in other PID namespaces.
 int cores_of_host(const Topology& topology, std::span<const PeerInfo> peer_infos) {
   const PeerInfo& own = peer_infos[static_cast<size_t>(topology.rank)];
   std::vector<pid_t> ranks{0};
@@ -71,12 +71,12 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   open_engine(cores_of_host(topology_, peer_infos));
   fabric_->sockets().barrier(deadline);
-  // Directly after the barrier, because a peer may end from then on
+  // Directly after the barrier, because from then on a peer may end.
   watch_->start(peer_infos, [this](Rank rank, Failure failure) { lose(rank, std::move(failure)); });
   try {
     driver_->start();
   } catch (...) {
-    watch_->stop();  // before the objects that its callback uses
+    watch_->stop();  // before the objects are destroyed that its callback uses
     throw;
   }
 }
@@ -129,7 +129,7 @@ void Runtime::lose(Rank rank, Failure failure) {
 void Runtime::open_engine(int cores) {
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
-  // Rank 0's host has no relay that batches reports.
+  // On rank 0's host no relay batches reports.
   calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
       topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
       tiny_bytes(topology_.size), watch_->recorder(), fabric_->wakeup()});
@@ -173,12 +173,12 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
-    // The coordinator's failure names the ranks that stay. Without one, rank 0 does not answer.
+    // The coordinator's failure names the ranks that stay. If there is none, rank 0 does not answer.
     gave_up = job.broken() ? job.failure()
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
   job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  // The driver fails everything that still waits. Signals do not interrupt this wait.
+  // Waits, also after signals, until the driver has failed everything that waits.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
   return gave_up;
@@ -193,7 +193,7 @@ CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t 
   return call;
 }
 
-// Returns a fault of the call's inputs. Records events for when they are produced.
+// Returns a fault of the inputs, or kOk. On GPUs, records events after which the inputs exist.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
@@ -212,7 +212,7 @@ Failure Runtime::fault_of(PreparedSubmission& prepared) {
   }
 }
 
-// Peers' calls fail with the text of an argument error, or of a NaN before it can spread.
+// After an argument error, or a NaN (FARANDOLE_CHECK_NUMERICS), the peers' calls fail with the same text.
 void Runtime::submit(std::span<PreparedSubmission> batch) {
   size_t sound = 0;
   Failure fault;
@@ -249,7 +249,7 @@ bool Runtime::call(PreparedSubmission& prepared) {
   Handle& handle = prepared.handles.front();
   Failure failure;
   const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
-  // The handle keeps a result that has no place of its caller's, and says whether anybody had an input.
+  // Without an output, the handle holds the result; without an input, it says if any rank had one.
   const bool needs_handle = prepared.inputs.front() == 0 || prepared.outputs.front() == 0;
   if (end != WaitEnd::kDone || needs_handle) return false;
   handles().release(std::exchange(handle, 0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank between init and shutdown, used by csrc/api. It has no globals, so a process may create several in turn.
+// One rank between init and shutdown, for csrc/api. Uses no globals, so a process may create several in turn.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ namespace farandole {
 
 class Runtime {
  public:
-  // Collective, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
+  // All ranks call it, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
   // For simulations: `fabric` already connects this rank, and its owner reports deaths.
@@ -34,18 +34,17 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // ---- Any thread
-  // Checks a call once, for any number of submissions; see check_call(). Peers do not learn of an error.
+  // See farandole_prepare_call() and check_call().
   CheckedCall prepare(std::span<const farandole_request> tensors, size_t count);
-  // Submits in order, up to the first that fails, and throws its error. Sets the handles of those before.
+  // See farandole_submit(). Throws the first error.
   void submit(std::span<PreparedSubmission> batch);
-  // Makes one call whose caller only waits. True: it is done, and has no handle. False: it is under way, or has failed.
+  // See farandole_call_one(). True: the call is done, and has no handle.
   bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
-  // Leaves: reports it, waits for the others as long as the settings allow, and fails this rank's calls in flight.
-  // Returns nullopt at `deadline`: call it again. Otherwise the runtime may be destroyed; a failure says why this rank,
-  // after a normal leave, did not wait for all others. A failed leave may follow a normal one.
+  // See farandole_shutdown(). nullopt: `deadline` has come; call again. Otherwise the runtime may be destroyed; a
+  // failure says why this rank has not waited for all others. A failed leave may follow a normal one.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
@@ -55,7 +54,7 @@ class Runtime {
   const Config& config() const { return config_; }
   GpuAccess& gpus() { return *gpus_; }
   RankWatch& watch() { return *watch_; }
-  // Bytes of this rank that peers have accessed in place (zero copy).
+  // Number of bytes of this rank that peers have accessed in place (zero copy).
   uint64_t mapped_bytes() const {
     return fabric_->arenas() ? fabric_->arenas()->mapped_bytes() : 0;
   }
@@ -76,7 +75,7 @@ class Runtime {
   std::unique_ptr<RankCalls> calls_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GpuAccess>
-      gpus_;  // destroyed before the engine, because its lane ends the engine's calls
+      gpus_;  // destroyed before the engine, because the GPU's lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends the process with a line on stderr at a deadline, or when one of some processes ends, unless destroyed before.
-// Guards calls that may block for ever and cannot be interrupted.
+// The watchdog of farandole_end_after(): ends this process at a deadline, unless it is destroyed before.
 #pragma once
 
 #include <unistd.h>
@@ -21,7 +20,7 @@ class Watchdog {
  public:
   struct Awaited {
     PidFd process;
-    std::string text;  // printed if it ends
+    std::string text;  // the line if this process ends
   };
 
   Watchdog(Deadline deadline, std::string text, std::vector<Awaited> awaited)
@@ -37,7 +36,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  static constexpr std::chrono::milliseconds kPause{250};  // between two checks of the processes
+  static constexpr std::chrono::milliseconds kPause{250};  // between two checks
 
   void watch(Deadline deadline, const std::string& text) const {
     while (!deadline.expired()) {

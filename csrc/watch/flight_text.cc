@@ -116,7 +116,7 @@ FlightMemory attached(const Segment& segment) {
               "installation that the job uses");
 }
 
-// Returns nullopt if the memory holds no plausible identity.
+// nullopt: the memory holds no plausible identity.
 std::optional<FlightPage::Identity> identity_of(const FlightMemory& memory, int local) {
   const auto seen = memory.page(local).identity.read();
   if (!seen || seen->value.rank < 0 || seen->value.rank >= memory.ranks()) return std::nullopt;

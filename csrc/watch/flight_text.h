@@ -30,9 +30,9 @@ class FlightView {
   explicit FlightView(int fd);
 
   int local_ranks() const { return memory_.local_ranks(); }
-  // Returns JSON. Throws Error(kInvalidArgument) if there is no such local rank.
+  // Throws Error(kInvalidArgument) if there is no such local rank.
   std::string text(int local, size_t events) const;
-  // Writes the files of all ranks. Throws Error(kLibrary).
+  // See dump_flights().
   void dump(const std::string& folder, const std::string& reason) const;
 
  private:

@@ -13,11 +13,11 @@
 
 namespace farandole {
 
-// Source of Python's stacks: on `signal`, Python writes them to a pipe whose non-blocking read end is `pipe`.
+// The arguments of farandole_stacks().
 struct StackSource {
-  int signal = 0;  // 0: none
+  int signal = 0;
   int pipe = -1;
-  std::vector<std::string> own_folders;  // frames of files in these are left out on top of a stack
+  std::vector<std::string> own_folders;
 };
 
 // Returns the highest real-time signal without a handler; 0: all have one.

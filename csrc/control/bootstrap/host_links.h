@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sockets between the ranks of a host, made at init. They carry memory (file descriptors).
+// The links between the ranks of a host, made at init. They carry shared memory, as file descriptors.
 #pragma once
 
 #include <memory>
@@ -14,23 +14,23 @@
 
 namespace farandole {
 
-// A host's leader gives memory to the other ranks. The thread of init() uses it first, later the driver.
+// Lets a host's leader give memory to the other ranks. The thread in init() calls it first, later the driver.
 class HostLinks {
  public:
   virtual ~HostLinks() = default;
-  // Leader only. Creates a segment for this set and sends it to these local ranks; after a failure some may have it.
+  // Leader only. Creates a segment for this set and sends it to these local ranks. If it throws, some may have got it.
   virtual Segment give(SetId set, const char* label, SegmentSize size,
                        std::span<const int> locals) = 0;
-  // Other ranks only. Blocks until `deadline` for the set's next segment; drops those of sets that never opened.
+  // Other ranks only. Waits until `deadline` for the set's next segment; drops segments of sets that never opened.
   virtual Segment receive(SetId set, Deadline deadline) = 0;
 };
 
-// Links over sockets between a host's leader and its other ranks. A closed socket also reports a death.
+// Links over Unix sockets between a host's leader and its other ranks. A closed socket shows that a rank has died.
 class SocketLinks final : public HostLinks {
  public:
   SocketLinks() = default;
-  // Collective over the ranks of this host. Returns within the deadline, when every rank has its link. `to_leader`:
-  // an earlier connection, or null to connect here.
+  // All ranks of the host call it. Returns when every rank has its link; throws at the deadline. `to_leader`: a
+  // connection that exists already; null: connects.
   SocketLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
               UnixListener& listener, const JobKey& key, std::unique_ptr<UnixSocket> to_leader,
               Deadline deadline);
@@ -38,19 +38,19 @@ class SocketLinks final : public HostLinks {
   Segment give(SetId set, const char* label, SegmentSize size,
                std::span<const int> locals) override;
   Segment receive(SetId set, Deadline deadline) override;
-  // Collective. Exchanges one descriptor of each local rank; returns them by local rank.
+  // All ranks of the host call it, each with one descriptor. Returns all descriptors, by local rank.
   std::vector<Fd> share(int fd, Deadline deadline);
-  // Collective. Returns when all local ranks have called it.
+  // Returns when all ranks of the host have called it.
   void barrier(Deadline deadline);
 
   bool leads() const { return leads_; }
-  // Leader only: its link to a local rank.
+  // Leader only. Returns the link to a local rank.
   const UnixSocket& member(int local) const { return *members_.at(static_cast<size_t>(local)); }
   const UnixSocket& leader() const { return *leader_; }
 
  private:
   bool leads_ = true;
-  std::vector<std::unique_ptr<UnixSocket>> members_;  // by local rank; null for itself
+  std::vector<std::unique_ptr<UnixSocket>> members_;  // by local rank; null for this rank
   std::unique_ptr<UnixSocket> leader_;
 };
 

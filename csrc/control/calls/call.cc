@@ -17,7 +17,7 @@ std::string number(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-// Fields on which ranks may disagree, the most informative first.
+// The fields on which ranks may disagree, the most informative first.
 struct Field {
   const char* name;
   std::string (*text)(const Signature&);
@@ -183,7 +183,7 @@ RanksByValue Terms::opinions(const Text& text, const std::vector<Rank>& ranks) c
     if (found == values.end()) found = values.insert(found, {std::move(value), {}});
     for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
   }
-  for (auto& [value, who] : values) std::ranges::sort(who);  // were in order of arrival
+  for (auto& [value, who] : values) std::ranges::sort(who);  // ranks were in order of arrival
   std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
   return values;
 }
@@ -328,7 +328,7 @@ void Call::put_off(Rank from, const Report& report) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  // Other members may not count this one.
+  // In a by_members() call, this rank may not be one of the others' members.
   if (!by_members(request())) take(member);
   arrived_.insert(member);
   terms_.refuse(member, std::move(failure));

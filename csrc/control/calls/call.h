@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call in flight, as the coordinator sees it: who has reported, which inputs they have, and whether they agree.
+// One call in flight, as the coordinator knows it: which members have reported, their inputs, and whether they agree.
 #pragma once
 
 #include <optional>
@@ -12,20 +12,20 @@
 
 namespace farandole {
 
-// Inputs of one call: members that have one, their rows, and payloads that came with reports.
+// The inputs of one tensor of a call: which members have one, their rows, and payloads that came with reports.
 class Inputs {
  public:
   void begin(int members);
-  void end();  // frees memory, because thousands of calls may be idle
+  void end();  // frees memory, because thousands of definitions may be idle
 
-  // True if a member's contribution is valid. Repeats the rank's own checks; no later code validates these sizes.
+  // True if a member's contribution is valid. Repeats the rank's checks, because no later code checks these sizes.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
     if (given.has_input) add_plain(member);
     if (signature.traits().ragged()) add_rows(member, signature, given);
     if (given.has_payload) add_payload(member, given.payload);
   }
-  // Adds a member with an input and nothing else.
+  // Adds a member with a plain contribution.
   void add_plain(int member) {
     with_input_.insert(member);
     ++count_;
@@ -43,7 +43,7 @@ class Inputs {
   // Payload of a member; empty: none.
   ByteView payload(int member) const;
   const ByteString& payloads() const { return payloads_; }  // in order of arrival
-  size_t bytes(const Signature& signature) const;  // bytes the call moves; they count for fusion
+  size_t bytes(const Signature& signature) const;           // bytes to move; they fill a bucket
 
  private:
   struct Extent {
@@ -62,58 +62,58 @@ class Inputs {
   int rode_along_ = 0;
   std::vector<int64_t> rows_;
   ByteString payloads_;          // concatenated
-  std::vector<Extent> extents_;  // by member, in payloads_; empty before the first
+  std::vector<Extent> extents_;  // place of each member's payload in payloads_; empty: no payloads
 };
 
 // Name of a call, or of one tensor of a group, in error messages: "'grad.w' (allreduce)".
 std::string text_of(const CallKey& key, const Request& request, size_t part = 0);
 
-// Values and the ranks that gave each, ordered by their lowest rank.
+// Values with the ranks that gave each, ordered by lowest rank.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
 // "(3, 4) on rank 0, (4, 3) on ranks 1-2"
 std::string text_of(const RanksByValue& opinions);
 
-// Requests of a call's members, and whether they agree.
+// The requests of a call's members, and whether they agree.
 class Terms {
  public:
-  // The first report sets the terms. `defined`: the request of its id, which outlives the call; null: copies `request`.
+  // Starts with the first report's request. `defined`: the request of the report's id, which must outlive the call;
+  // null: copies `request`.
   void begin(const Request* defined, const Request& request);
 
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   bool redefines() const { return defined_ == nullptr; }
-  bool agreed() const {
-    return versions_.empty();
-  }  // true while all reports agree, also about the site
-  // `same`: the request has this call's id.
+  // True while all reports agree, also about the site.
+  bool agreed() const { return versions_.empty(); }
+  // True if the request is this call's. `same`: the report has this call's id.
   bool match(const Request& request, bool same) const {
     return same || same_terms(request, this->request());
   }
-  // Like match(), but compares the site, too.
+  // Like match(), but compares sites, too.
   bool equal(const Request& request, bool same) const {
     return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
-  // Adds a report that differs from the first, or follows one that did. `arrived`: the members before it.
+  // Adds a report, if it or an earlier one differs from the first. `arrived`: the members that had reported before.
   void add(int member, const Request& request, const MemberMask& arrived);
   // Adds a joined member, which has no terms.
   void add_joined(int member);
-  // Adds a refusal; the call will fail.
+  // Adds a refusal: the call will fail.
   void refuse(int member, Failure failure);
-  const Failure& refused() const { return refused_; }  // the first one; code kOk: none
+  const Failure& refused() const { return refused_; }  // the first refusal; kOk: none
   bool joined(int member) const { return std::ranges::count(joined_, member) > 0; }
 
-  // Members that have reported terms: neither joined nor refused.
+  // Members that have reported terms: those that have neither joined nor refused.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
-  // The reason why the call fails, once all have reported. ranks[m]: world rank of member m.
+  // Once all have reported: why the call fails, or nullopt. ranks[m]: world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
-  // The call's sites with their ranks, if there is more than one.
+  // The sites of the call with the ranks of each; empty if there is only one.
   RanksByValue sites(const std::vector<Rank>& ranks) const;
-  // Members' requests that differ from request() in the site only.
+  // Requests of members that differ from request() only in the site.
   std::vector<Request> of_other_sites() const;
 
  private:
-  struct Version {  // a version of the request, site included, and its senders
+  struct Version {  // a version of the request (including the site), and the members that sent it
     Request request;
     std::vector<int32_t> members;
   };
@@ -127,8 +127,8 @@ class Terms {
   Failure refused_;
 };
 
-// A call's states: closed -> open (first report) -> queued (all have reported and agree) -> closed (published). It may
-// also fail while it is open. An unnamed call that is given up stays open until all have reported.
+// A call's states: closed -> open (first report) -> queued (all have reported and agree) -> closed (published). An open
+// call may also fail, and is then closed. An unnamed call that has failed early stays open until all have reported.
 class Call {
  public:
   // `defined`: see Terms::begin().
@@ -136,7 +136,7 @@ class Call {
             int64_t now_ns);
   void close();
   bool is_open() const { return open_; }
-  // Marks the call as complete and agreed; it waits to be published.
+  // Call when all have reported and agree: the call then waits to be published.
   void queue() { queued_ = true; }
   bool is_queued() const { return queued_; }
   // Fails an unnamed call before all members have reported. Late reports fail at once.
@@ -157,23 +157,24 @@ class Call {
   bool absent() const;      // no member has a buffer
   bool rode_along() const;  // every input came with its report
 
-  // Takes a member's report; `same`: under this call's id. Throws Error(kInternal) if it is the second one, or invalid.
+  // Takes a member's report. `same`: it has this call's id. Throws Error(kInternal) if it is invalid, or the member has
+  // reported before.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Take plain contributions under the call's id, of one member or several. False: nothing has changed.
+  // Take plain contributions with the call's id, of one member or of several. False: not taken.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
-  // Records different terms of a member that this call does not need (by_members). The call will fail.
+  // Records different terms of a member that this by_members() call does not need. The call will fail.
   void contradict(int member, const Request& request) {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Takes a member without a buffer: it has joined or left, or does not take part.
+  // Counts in a member that has joined or left, or does not take part.
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all have reported.
   void refuse(int member, Failure failure);
-  // True if the member itself has reported. Its further reports under the name are about the next call.
+  // True if the member itself has reported. If it reports the name again, it means the next call of that name.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
-  // Keeps such a report until this call has ended.
+  // A report of the next call, kept until this call has ended.
   struct Later {
     Rank from;
     ByteString report;
@@ -190,10 +191,10 @@ class Call {
   void take(int member);
   Inputs& part(size_t i) { return i == 0 ? inputs_ : more_[i - 1]; }
 
-  // A plain contribution touches only the fields from here to inputs_, so they come first, in few cache lines.
+  // A plain contribution uses only the fields from here to inputs_, so these lie together, in few cache lines.
   bool open_ = false;
   bool queued_ = false;
-  // True while all agree with the definition: a plain contribution under the id then only adds an input.
+  // True while all agree with the definition, so that a plain contribution with the id only adds an input.
   bool takes_plain_ = false;
   SetId set_ = kWorldSet;
   uint32_t id_ = 0;

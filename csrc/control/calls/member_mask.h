@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of member indices (positions in a process set) as bit masks, and groups of ranks as parts of such masks.
+// Sets of members (indices in a process set) as bit masks, and groups of ranks as parts of such masks.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds a mask of `count` members that starts at `first_word`. False: some were there already, and nothing changed.
+  // Adds `count` members: `words` holds their bits from `first_word` on. False: none added, as some were there already.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -58,7 +58,7 @@ class MemberMask {
     for (size_t w = 0; w < size(); ++w) {
       for (uint64_t bits = words()[w] ^ flip; bits != 0; bits &= bits - 1) {
         auto member = static_cast<int32_t>(w * 64) + std::countr_zero(bits);
-        if (member >= members_) break;  // padding bits that `flip` has set
+        if (member >= members_) break;  // `flip` has set the bits after the last member, too
         found.push_back(member);
       }
     }
@@ -71,8 +71,8 @@ class MemberMask {
 
   int members_;
   int count_ = 0;
-  std::array<uint64_t, kFew> few_{};  // enough for most sets, and in the same cache line
-  std::vector<uint64_t> many_;        // replaces few_ for more
+  std::array<uint64_t, kFew> few_{};  // large enough for most sets, and needs no pointer
+  std::vector<uint64_t> many_;        // replaces few_ in larger sets
 };
 
 // Some members of a set, as words of its MemberMask.
@@ -82,7 +82,8 @@ struct MemberSlice {
   int count = 0;
 };
 
-// Ranks that report together (of a host and below it), as members of each set. Their report costs few operations.
+// Ranks that report together (of a host and of the hosts below), as members of each set: taking their report needs few
+// operations.
 struct RankGroup {
   std::vector<Rank> ranks;              // ascending
   std::map<SetId, MemberSlice> slices;  // made on first use; set ids are never reused

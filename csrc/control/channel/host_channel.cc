@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // per message
 
-// A frame holds this header, its MAC, the message, and the MAC of all three. The header has its own MAC, so the
-// reader trusts the length before it waits for that many bytes.
+// A frame holds this header, the header's MAC, the message, and the MAC of these three. The reader checks the first MAC
+// before it waits for as many bytes as the header says.
 struct FrameHeader {
   uint64_t bytes;   // message length
   uint64_t number;  // counts the frames of its direction, from 0
@@ -33,7 +33,7 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
                                     "repeated or left out what that rank sent");
 }
 
-// Makes the kernel give up a silent peer, both while data is unacknowledged and, by probes, while idle.
+// Makes the kernel end a connection to a silent peer: if data is not acknowledged, or, when idle, if probes are not.
 void limit_silence(int fd, std::chrono::milliseconds timeout) {
   const auto set = [&](int option, int value) {
     setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -95,7 +95,7 @@ TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::millisec
   }
 }
 
-// Discards what comes: nobody of this rank hears it any more.
+// Drops messages that arrive, because this rank has ended.
 void TcpHostChannel::finish(Deadline deadline) {
   while (!say_last() && !deadline.expired()) {
     wait(deadline);
@@ -121,7 +121,7 @@ bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   for (auto& [rank, link] : links_) {
     if (!std::exchange(link.changed, false)) continue;
     any = true;
-    read(link, hear, lose);  // first: it finds why a connection has ended
+    read(link, hear, lose);  // first, because it finds out why a connection ended
     write(link);
   }
   return any;
@@ -144,7 +144,7 @@ void TcpHostChannel::write(Link& link) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
     if (n < 0) {
-      link.broken = true;  // reading will notice the end, too
+      link.broken = true;  // read() will report the end
       link.out.clear();
       return;
     }
@@ -155,7 +155,7 @@ void TcpHostChannel::write(Link& link) {
   }
 }
 
-// Until nothing is left: the poller reports a socket again only after that.
+// Reads until EAGAIN, because the poller reports the socket again only after that.
 void TcpHostChannel::read(Link& link, const OnMessage& hear, const OnEnd& lose) {
   while (link.open) {
     const ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
@@ -181,7 +181,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
-  // Also if hear() throws: the next call then continues behind that message.
+  // Removes handled messages even if hear() throws, so that the next call goes on after them.
   struct Rest {
     Link& link;
     size_t& at;
@@ -198,11 +198,11 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
   }
   rest.complete = true;
   if (altered.empty()) return;
-  link.open = false;  // nothing behind it counts
+  link.open = false;  // ignores everything after the altered frame
   lose(link.rank, "is lost: " + altered);
 }
 
-// ECONNRESET and EPIPE count as the peer's own end: they come when a process with unread messages is killed.
+// Treats ECONNRESET and EPIPE as the peer's end, because they occur if a process with unread messages is killed.
 std::string TcpHostChannel::end_by(int error_number) const {
   if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
     return "has ended: that rank died; see its own output for the reason (killed, out of memory, "

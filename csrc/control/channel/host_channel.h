@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between leaders of hosts, over one TCP connection per peer. Only finish() blocks.
+// Carries messages between leaders of hosts, over one TCP connection per peer.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@
 
 namespace farandole {
 
-// Frames carry messages between hosts, each with its number and MACs under the connection's own key. Whoever relays a
-// connection can end it, but cannot change, repeat, reorder, drop or add a message unnoticed.
+// A frame is a message with a number and MACs under the connection's key. A process that relays a connection can end
+// it, but cannot change, repeat, reorder, drop or add a message without being noticed.
 
 class FrameWriter {
  public:
@@ -44,8 +44,8 @@ class FrameReader {
   };
 
   explicit FrameReader(const Key128& key = {}) : key_(key) {}
-  // Returns the frame at the start of `arrived`, or none if it is incomplete. Throws Error(kPeer) if it is not the
-  // writer's next one; the connection is then unusable.
+  // Returns the frame at the start of `arrived`, or nullopt if it is incomplete. Throws Error(kPeer) if it is not the
+  // writer's next frame; the connection is then unusable.
   std::optional<Frame> next(ByteView arrived);
 
  private:
@@ -53,31 +53,31 @@ class FrameReader {
   uint64_t number_ = 0;
 };
 
-// Links between hosts, used by a leader and its tree. Messages of one peer keep their order. The driver only, except
-// has_message().
+// The links of a leader to its parent and children in the HostTree. Messages of one peer keep their order. Driver only,
+// except has_message().
 class HostChannel {
  public:
   virtual ~HostChannel() = default;
-  // Never blocks: queues what cannot be sent at once. Drops messages to a peer that is gone.
+  // Never blocks: queues bytes that cannot be sent at once. Drops a message to a peer that is gone.
   virtual void send(Rank peer, ByteView message) = 0;
-  // Ends the channel, once: sends the queue, then receives until all peers have ended, or until `deadline`. Blocks, as
-  // no other method does. Nothing that comes meanwhile is reported.
+  // Ends the channel: sends the queue, then drops received messages until all peers have ended too, or until
+  // `deadline`. The only method that blocks. Call it once.
   virtual void finish(Deadline deadline) = 0;
 
   using OnMessage = std::function<void(Rank, ByteView)>;
   // `how` completes the connection's name: "is lost: ...".
   using OnEnd = std::function<void(Rank, const std::string& how)>;
-  // Sends what was queued and reports all that has come, in order; the end of a peer's connection is its last event.
-  // False: nothing.
+  // Sends queued bytes, and reports all messages that have arrived, in order; a connection's end comes after its last
+  // message. False: nothing to do.
   virtual bool drain(const OnMessage& hear, const OnEnd& lose) = 0;
   // Any thread: true if drain() has something to report.
   virtual bool has_message() const = 0;
 };
 
-// The driver only; finish() after it has ended.
+// HostChannel over TCP.
 class TcpHostChannel final : public HostChannel {
  public:
-  // `timeout`: the kernel gives up a peer that acknowledges neither data nor probes for this long.
+  // `timeout`: the kernel ends a connection whose peer acknowledges neither data nor probes for this long.
   TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout, Poller& poller);
 
   void send(Rank peer, ByteView message) override;
@@ -89,15 +89,15 @@ class TcpHostChannel final : public HostChannel {
   struct Link {
     Rank rank = 0;
     Fd fd;
-    bool changed = true;  // since drain() used it
+    bool changed = true;  // the socket has changed since drain() used it
     bool open = true;     // for receiving
     bool broken = false;  // for sending
     bool ended = false;   // shut down for writing
-    ByteString arrived;   // start of a frame
+    ByteString arrived;   // received bytes of incomplete frames
     FrameReader reader;
     FrameWriter writer;
     std::deque<ByteString> out;
-    size_t out_done = 0;  // bytes sent of the first one
+    size_t out_done = 0;  // bytes of out.front() that were sent
   };
 
   void read(Link& link, const OnMessage& hear, const OnEnd& lose);
@@ -106,7 +106,7 @@ class TcpHostChannel final : public HostChannel {
   // Ends the sending side of links with an empty queue. True if all receiving sides have ended, too.
   bool say_last();
   void wait(Deadline deadline) const;
-  std::string end_by(int error_number) const;  // 0: the peer has closed it
+  std::string end_by(int error_number) const;  // 0: the peer has closed the connection
 
   std::map<Rank, Link> links_;
   const std::chrono::milliseconds timeout_;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::byte kLast{0};
 constexpr std::byte kMore{1};
-constexpr size_t kMaxMessage = size_t{256} << 20;  // a longer one is a protocol error
+constexpr size_t kMaxMessage = size_t{256} << 20;  // a longer message is a protocol error
 
 constexpr size_t ring_area() { return (RingMemory::bytes(ShmLayout::kRingBytes) + 63) / 64 * 64; }
 
@@ -56,12 +56,12 @@ void MessageWriter::flush() {
   bool left = !move_queue();
   if (left) {
     ring_.want_room();
-    left = !move_queue();  // the reader may have made room before it saw the request
+    left = !move_queue();  // again, because the reader may have made room before it saw the request
   }
   waiting_ = left;
 }
 
-// Moves what fits into the ring. True: nothing is left.
+// Moves queued pieces into the ring. True: the queue is empty.
 bool MessageWriter::move_queue() {
   while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
   return queue_.empty();
@@ -74,7 +74,7 @@ std::optional<ByteView> MessageReader::next(bool& room) {
   assembled_.clear();
   for (;;) {
     ByteView record = ring_.front();
-    if (record.empty()) return std::nullopt;  // keeps the pieces that came
+    if (record.empty()) return std::nullopt;  // keeps pieces_ for the next call
     ByteView body = record.subspan(1);
     if (record.front() == kLast && pieces_.empty()) {
       held_ = true;
@@ -110,7 +110,7 @@ LeaderChannel::LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& r
   }
 }
 
-// Contains errors of one member's corrupt rings, so the leader keeps serving the others.
+// Catches errors of a member's corrupt ring, so that the leader goes on for the other members.
 template <class Work>
 void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
   if (broken) return;

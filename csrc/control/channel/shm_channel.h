@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries reports to the host's leader and log entries to its ranks over rings in a shared segment, two per rank. It
-// has no locks, so a rank may die at any point. Nothing blocks, not even a full ring.
+// Carries reports to the host's leader, and log entries to the host's ranks, over rings in shared memory, two per rank.
+// There are no locks, so a rank may die at any point. Nothing blocks, not even a full ring.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace farandole {
 // Layout of a host's control segment.
 class ShmLayout {
  public:
-  // `bells`: by local rank; none: no rank sleeps in a Poller.
+  // `bells`: by local rank; empty: no rank sleeps in a Poller.
   ShmLayout(std::byte* memory, int ranks, std::span<const Bells> bells = {})
       : memory_(memory), ranks_(ranks), bells_(bells) {}
   static size_t bytes_needed(int ranks);
@@ -42,13 +42,13 @@ class ShmLayout {
   std::span<const Bells> bells_;
 };
 
-// Sends messages of any length over a ring; cuts long ones into pieces. Pieces without room wait in private memory.
+// Sends messages of any length over a ring. Cuts long messages into pieces; pieces that do not fit wait in a queue.
 class MessageWriter {
  public:
   explicit MessageWriter(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
   void push(ByteView message);
   void flush();
-  // True if something is queued and may fit now. Any thread.
+  // True if a queued piece may fit now. Any thread.
   bool can_flush() const { return waiting_.load() && ring_.room_granted(); }
 
  private:
@@ -57,20 +57,20 @@ class MessageWriter {
 
   RingWriter ring_;
   std::deque<ByteString> queue_;
-  std::atomic<bool> waiting_{false};  // something is queued
+  std::atomic<bool> waiting_{false};  // true: the queue is not empty
 };
 
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // Returns the next message, valid until the next call, or nullopt. `room`: the writer waits for room, so wake it.
+  // Returns the next message, valid until the next call, or nullopt. Sets `room` if the writer waits for room: wake it.
   std::optional<ByteView> next(bool& room);
   bool empty() const { return ring_.empty(); }
 
  private:
   RingReader ring_;
-  ByteString pieces_;     // an incomplete long message
-  ByteString assembled_;  // a long message
+  ByteString pieces_;     // of a long message that is not complete
+  ByteString assembled_;  // the last message, if it was long
   bool held_ = false;     // the last message is still in the ring
 };
 
@@ -78,13 +78,13 @@ class MessageReader {
 class MemberChannel {
  public:
   MemberChannel(const ShmLayout& layout, int local);
-  // Sends one report, under RankCalls::mutex_. Call wake_leader() afterwards.
+  // Sends one report; then call wake_leader(). The caller holds RankCalls::mutex_.
   void report(ByteView message) { up_.push(message); }
   void wake_leader() { leader_wakeup_.notify(); }
-  // Sends reports that found no room before. Under RankCalls::mutex_.
+  // Sends reports that did not fit before. The caller holds RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
-  // Driver only. Returns the next log entry, valid until the next call, or nullopt.
+  // Returns the next log entry, valid until the next call, or nullopt. Driver only.
   std::optional<ByteView> next_entry();
   bool has_entry() const { return !down_.empty(); }
 
@@ -101,10 +101,11 @@ class LeaderChannel {
   using OnBroken = std::function<void(Rank, const Error&)>;
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
-  // Reports all that has come, and ranks whose memory is corrupt and no longer accessed. Returns false for nothing.
+  // Passes on all reports that have arrived, and ranks whose rings are corrupt; those are not accessed again. False:
+  // nothing.
   bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
-  // Wakes members with entries to read or room to write. Call it after a batch.
+  // Wakes members that have entries to read or room to write. Call after a batch.
   void wake_members();
   bool has_report() const;
 
@@ -116,8 +117,8 @@ class LeaderChannel {
     Wakeup wakeup;
     MessageReader up;
     MessageWriter down;
-    bool ring = false;  // wake it: it has something to read, or room to write
-    // Corrupt rings are not accessed again.
+    bool ring = false;  // wake_members() must wake it
+    // True: the ring is corrupt.
     std::atomic<bool> up_broken{false};
     std::atomic<bool> down_broken{false};
   };

@@ -22,7 +22,7 @@ bool is_sound(const Signature& s) {
   return !ragged || (!s.shape.empty() && s.shape[0] == -1);
 }
 
-// Repeats checks that every rank makes before it reports. A failure is a bug of that rank.
+// Repeats the checks that every rank makes before it reports. A failure is a bug in the reporting rank.
 void check_request(const Request& request) {
   const Signature& first = request.signature;
   const bool one = request.more.empty();
@@ -51,15 +51,15 @@ Ready plain_ready(const Definition* known, uint32_t id, uint64_t sequence) {
   return {id, {}, sequence, plain, std::vector<Contribution>(more, plain)};
 }
 
-// Prefetches a definition. A batch's definitions are rarely cached; this saves a quarter of a report's time.
+// Prefetches a definition. Definitions are rarely in a cache, and this saves a quarter of the time of a report.
 void fetch(const Definition* definition) {
   constexpr size_t kLine = 64, kRead = 256;  // bytes
   const auto* at = reinterpret_cast<const std::byte*>(definition);
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report comes too late: its set was removed (`set` is null), or ranks of the set have left. A call that
-// spares these is in time, and so is a contradicting call under its name.
+// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Not too late:
+// a call that succeeds without them, or one that contradicts such a call of the same name.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -68,12 +68,12 @@ bool is_too_late(const SetState* set, const Request& request, Registry& registry
   return !call.is_open() || !spares_the_left(call.request());
 }
 
-// True if the rank has left: then nobody waits for its deferred report.
+// True if the rank has left, so that its deferred report no longer matters.
 bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call counts members as joined that will go on and may report it: the first leave ends joins.
+// True if the call counts in members as joined that may still report it, because the first leave has ended their joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -91,7 +91,7 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Blames the ranks that stay, for a rank that has left normally and no longer waits for them.
+// The failure if `from` has waited too long, at its normal end, for the ranks that stay: it names these.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall,
           "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
@@ -107,7 +107,7 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   take_due(now_ns);
 }
 
-// Takes a deferred report that is now due. False: there is none.
+// Takes the deferred reports that are due. False: there are none.
 bool Coordinator::take_due(int64_t now_ns) {
   const std::vector<Call::Later> due = shared_.calls.take_due();
   for (const auto& [from, report] : due) receive(from, decode_report(report), now_ns);
@@ -146,7 +146,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                    if (SetState* set = shared_.sets.of(r.set, from))
                      publisher_.backends().connect(*set, from, r);
                  },
-                 [](const Expedite&) {},  // only leaders on the way use it
+                 [](const Expedite&) {},  // is for leaders that forward reports
                  [&](const Post& r) { messages_.post(from, r, now_ns); },
              },
              report);
@@ -157,7 +157,7 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// A call costs a few word operations for a whole host.
+// Takes a call of a whole host in a few operations on words.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
@@ -200,7 +200,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   return true;
 }
 
-// Irregular reports take the general path.
+// Takes a plain contribution on a short path if possible, else as a Ready.
 void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(id);
   Call* call = known && !known->forgetting ? &known->call : nullptr;
@@ -248,7 +248,7 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   if (const Failure* past = shared_.sets.barred(request)) {
     return shared_.outbox.fail_late(from, {request.set, request.name, 0}, *past);
   }
-  // The name of an id that is being forgotten may already have another id.
+  // While an id is being forgotten, its name may already have a new id.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
@@ -301,11 +301,11 @@ void Coordinator::join(Rank from, const Join& join) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   for (Call* call : shared_.calls.all(*set)) {
-    if (call->puts_off(from)) return call->put_off(from, join);  // it joins after that call
+    if (call->puts_off(from)) return call->put_off(from, join);  // joins after its deferred call
   }
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
-  // Once a rank has left, joins end early, and a rank may join again before it has read that.
+  // Once a rank has left, joins end early, and a rank may join again before it reads that its join has ended.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   if (!set->join_failure) set->join_failure = join.failure;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what is reduced, and in which order. Runs on rank 0, called by RootController. A pure state machine:
-// reports and the time go in, log entries come out; it has no threads, sockets, clocks or environment. Negotiating
-// readiness by name is Horovod's idea (Sergeev and Del Balso, 2018).
+// Decides which calls are carried out, and in which order. RootController calls it on rank 0. A pure state machine:
+// reports and the time go in, log entries come out; it has no threads, sockets or clocks. That ranks negotiate by name
+// which tensors are ready is Horovod's idea (Sergeev and Del Balso, 2018).
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@
 namespace farandole {
 
 // Driver only. Order: receive(), receive_all(), lose() and tick() in any order, then publish() once per batch. After an
-// Abort it only reads Leave, Lost and Forgot; after Stop it writes nothing.
+// Abort it ignores all reports but Leave, Lost and Forgot; after Stop it writes nothing.
 class Coordinator {
  public:
   using Settings = CoordinatorSettings;
@@ -29,15 +29,15 @@ class Coordinator {
         publisher_(shared_),
         messages_(shared_, publisher_, stalls_) {}
 
-  // Takes a report of one rank. Throws Error(kInternal) on one that a correct rank would not send.
+  // Takes a report of one rank. Throws Error(kInternal) if a correct rank would not send it.
   void receive(Rank from, const Report& report, int64_t now_ns);
-  // Registers ranks that may report together, those of a host and below. Returns the group's number.
+  // Registers ranks that may report together: those of a host and of the hosts below. Returns the group's number.
   int add_group(std::vector<Rank> ranks);
-  // Takes a ReadyMany, or a Ready with an id and a plain contribution, from all ranks of the group in the call's set.
+  // Takes a ReadyMany, or a plain Ready with an id, from all ranks of the group that are members of the call's set.
   void receive_all(int group, const Report& report, int64_t now_ns);
-  // A rank has died or cannot go on: the job fails with this.
+  // A rank has died or cannot go on: the job fails with this failure.
   void lose(Rank rank, Failure failure);
-  // The caller has published an Abort: nothing may follow it.
+  // The caller has published an Abort: no entry may follow.
   void stop_deciding() { broken_ = true; }
   // Checks for stalls. Call it when next_tick() has come.
   void tick(int64_t now_ns);
@@ -46,11 +46,11 @@ class Coordinator {
   // Replaces the content of `log` by the new entries, in order. Call it after a batch of reports, so that calls which
   // became ready in the batch can share a bucket.
   void publish(std::vector<Entry>& log);
-  // Undoes a process set that publish() has just opened, if there is no memory for it.
+  // Removes a process set that publish() has just opened, because there is no memory for it.
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
-  // Messages about stalls for users, since the last call.
+  // Returns messages to users about stalls since the last call.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // The last rank of a set to be ready, for each call since the last one.
+  // For each call since the last take_late_ranks(), the rank that was ready last.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
@@ -61,7 +61,7 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions, of one rank or of a group. False: the group's ranks have to be taken one by one.
+  // Take plain contributions, of one rank or of a group. ready_at_once() is false if ranks must be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);

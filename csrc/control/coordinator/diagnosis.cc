@@ -10,11 +10,11 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxNames = 3;  // calls named per group; the rest is counted
+constexpr size_t kMaxNames = 3;  // a larger group is counted instead of named
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
-// Name part before the last dot that all calls share, "optimizer.0"; empty: none.
+// The longest prefix, up to a dot, that all the calls' names share: "optimizer.0"; empty: none.
 std::string scope_of(const CallGroup& group) {
   std::string scope = group.front()->key.name + ".";
   for (const WaitingCall* call : group) {
@@ -27,7 +27,7 @@ std::string scope_of(const CallGroup& group) {
   return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
 }
 
-// Optimizer to which a scope belongs: "optimizer.0" for "optimizer.0.group[0]". Empty: none.
+// The optimizer to which a scope belongs: "optimizer.0" for "optimizer.0.group[0]"; empty: none.
 std::string optimizer_of(const std::string& scope) {
   const size_t dot = scope.find('.');
   if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};
@@ -51,13 +51,13 @@ std::string text_of(const CallGroup& group) {
   return std::to_string(gradients) + " gradients of " + optimizer;
 }
 
-// Place of a rank, from the frames of its main thread.
+// The place where ranks wait, from the frames of their main threads.
 struct WaitingPlace {
   std::vector<Rank> ranks = {};
   std::string line = {};             // "train.py:9"; empty: unknown
-  std::string call = {};             // the call it waits in; empty: in backward
-  bool backward = false;             // torch's backward
-  std::set<std::string> loops = {};  // "train.py:7": the loops that it is in
+  std::string call = {};             // the call in which they wait; empty: in backward
+  bool backward = false;             // they are in torch's backward
+  std::set<std::string> loops = {};  // the loops around the line, as "train.py:7"
 
   bool same(const WaitingPlace& other) const {
     return std::tie(line, call, backward) == std::tie(other.line, other.call, other.backward);
@@ -70,14 +70,14 @@ bool is_of_a_library(const std::string& path) {
          path.find("/lib/python3") != std::string::npos || path.starts_with("<frozen");
 }
 
-// Parses the report of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
+// Parses the text of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
 WaitingPlace place_of(const BlockedRank& blocked) {
   WaitingPlace place{.ranks = {blocked.rank}, .call = blocked.call->what};
   std::istringstream lines(blocked.stack);
   bool in_main = false;
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  File \"")) {
-      if (in_main) break;  // the main thread is first
+      if (in_main) break;  // the main thread's frames end here
       in_main = line.starts_with("Current thread");
       continue;
     }
@@ -104,7 +104,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   return place;
 }
 
-// True if `from` has left a loop in which `other` still is, and is in no loop that `other` has not entered.
+// True if `other` is in all loops of `from` and in at least one more, which `from` has left.
 bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);

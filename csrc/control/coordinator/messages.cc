@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-// Repeats checks that every rank makes before it reports. A failure is a bug of that rank.
+// Repeats the checks that every rank makes before it reports. A failure is a bug in the reporting rank.
 void check(const SetState& set, Rank from, const Post& post) {
   const Request& request = post.request;
   const Signature& s = request.signature;
@@ -33,7 +33,7 @@ std::string size_text(const Signature& signature) {
          (signature.device == kCpuDevice ? "CPU" : "GPU");
 }
 
-// The reason why two ends do not fit; code kOk: they do.
+// Returns why two ends do not fit; kOk: they fit.
 Failure mismatch(const Posted& sent, const Posted& received) {
   const Signature &a = sent.request().signature, &b = received.request().signature;
   if (a.dtype == b.dtype && a.shape == b.shape && a.device == b.device) return {};
@@ -44,7 +44,7 @@ Failure mismatch(const Posted& sent, const Posted& received) {
                                     "device, or different tags to different messages"};
 }
 
-// The reason why nobody can match this post any more, or kOk. Once a rank has left, joins end at once.
+// Returns why no rank can match this post any more, or kOk. Once a rank has left, joins end at once.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between two ranks: a send and its receive become one call of their pair, a process set of the two that is
-// made at their first message. From there on it is a call like any other.
+// Messages between two ranks. A send and its receive become one call of their pair: a process set of the two ranks,
+// made at their first message.
 #pragma once
 
 #include "control/coordinator/open_calls.h"
@@ -14,11 +14,11 @@ class Messages {
   Messages(Shared& shared, Publisher& publisher, StallMonitor& stalls)
       : shared_(shared), publisher_(publisher), stalls_(stalls) {}
 
-  // Throws Error(kInternal) on a post that a correct rank would not send.
+  // Throws Error(kInternal) if a correct rank would not send the post.
   void post(Rank from, const Post& post, int64_t now_ns);
-  // A member has joined: fails the set's posts that nobody can match any more.
+  // A member has joined: fails posts in the set that no rank can match any more.
   void join(const SetState& set);
-  // A member has left: also fails its own posts in the set.
+  // A member has left: does the same, and fails the member's posts in the set.
   void leave(const SetState& set, Rank from);
 
  private:

@@ -9,11 +9,11 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // lead of a rank over the slowest, in calls
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls by which a rank may be ahead of the slowest
 
-// True if a call does not wait for this member: it has joined or left, or others make the call alone.
+// True if the call does not wait for this member, as the member has joined or left, or does not take part.
 bool goes_without(const SetState& set, const Request& request, int member) {
-  if (set.joined.contains(member) && set.left.empty()) return true;  // otherwise its join ends now
+  if (set.joined.contains(member) && set.left.empty()) return true;  // after a leave, joins end
   if (set.left.contains(member)) return spares_the_left(request);
   return by_members(request) && std::ranges::count(request.signature.shape, member) == 0;
 }

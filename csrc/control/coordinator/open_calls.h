@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls in flight, by name or by order in a set, from the first report until they are published or fail.
+// The coordinator's calls in flight, from the first report until they are published or fail.
 #pragma once
 
 #include <cstdint>
@@ -35,20 +35,20 @@ struct Posted {
   ByteString payload;
   Post post;  // its payload points into `payload`
   int64_t since_ns;
-  uint64_t arrival = 0;  // in the order in which posts came
+  uint64_t arrival = 0;  // counts posts in the order in which they came
 };
 // Name of a post in error messages: "send 'x' of rank 0 to rank 1 with tag 7".
 std::string text_of(const Posted& posted);
 
-// Matches sends and receives, first in, first out for each set, sender, receiver and tag. Pure, like the coordinator.
+// Matches sends and receives, first in, first out for each set, sender, receiver and tag.
 class PostTable {
  public:
   explicit PostTable(Outbox& outbox) : outbox_(outbox) {}
 
-  // Removes and returns the earliest post that matches this one, or nullopt. A receive may match sends of any rank.
+  // Removes and returns the earliest post that matches this one, or nullopt.
   std::optional<Posted> take_match(const Posted& posted);
   void add(Posted posted);
-  // Reports a failure to the post's rank, unless that has refused the call itself.
+  // Reports a failure to the post's rank, unless that rank has refused the call.
   void fail(const Posted& posted, const Failure& failure);
   // Fails and removes the posts for which `fault` returns a failure.
   void fail_if(const std::function<Failure(const Posted&)>& fault);
@@ -68,20 +68,21 @@ class PostTable {
   }
 
   Outbox& outbox_;
-  Queues queues_;  // no queue is empty
+  Queues queues_;  // without empty queues
   uint64_t arrivals_ = 0;
 };
 
-// A request that has a (small) id. The least recently used one is evicted; its id is free when all have dropped it.
+// A request that has an id. If there are too many, the least recently used is evicted; its id is free when all ranks
+// have dropped it.
 struct Definition {
   uint32_t id = 0;
   int uses = 0;            // calls in flight
   bool published = false;  // its Define is in the log
   bool forgetting = false;
   Call
-      call;  // the call in flight, for named requests; stored here because most reports need no more
+      call;  // of a named request: the call in flight; kept here, as most reports need nothing else
   Request request;
-  MemberMask forgotten;  // ranks that have dropped it, while forgetting
+  MemberMask forgotten;  // while forgetting: ranks that have dropped it
   std::list<uint32_t>::iterator recency;
 };
 
@@ -89,14 +90,14 @@ class Registry {
  public:
   Registry(int world_size, size_t capacity) : world_size_(world_size), capacity_(capacity) {}
 
-  // Definition of an id; nullptr: not in use.
+  // nullptr: the id is not in use.
   Definition* at(uint32_t id);
-  // Definition of a request, created if missing. Key: (set, name), whatever the signature; unnamed: (set, signature).
+  // Finds or creates a definition. Key: (set, name), whatever the signature; unnamed: (set, signature).
   Definition& intern(const Request& request);
   void touch(Definition& definition);
-  // Ids to forget while more than `capacity` are in use: the oldest without a call. Examines few; call it repeatedly.
+  // Returns ids to forget if more than `capacity` are in use: the oldest without a call. Examines few; call it often.
   std::vector<uint32_t> evict();
-  // `rank` has dropped this id. The id is free once all have.
+  // `rank` has dropped this id. The id is free when all ranks have.
   void forgot(uint32_t id, Rank rank);
 
   // For stall checks.
@@ -116,7 +117,7 @@ class Registry {
   std::vector<std::unique_ptr<Definition>> table_{1};  // by id; 0 means "no id"
   std::vector<uint32_t> free_;
   std::unordered_map<std::string, uint32_t> by_key_;
-  std::list<uint32_t> recency_;  // oldest first; without those being forgotten
+  std::list<uint32_t> recency_;  // ids, oldest first, except those being forgotten
 };
 
 class OpenCalls {
@@ -127,26 +128,26 @@ class OpenCalls {
   Registry& registry() { return registry_; }
   const Registry& registry() const { return registry_; }
 
-  // Slot of a request's call, which may not be open yet.
+  // Returns the slot of a request's call. The call may not be open yet.
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report. Joined members count as arrived.
+  // Opens a call at its first report. Counts in joined members.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
-  // Ends a call. An unnamed one stays in its slot until drop_finished().
+  // Ends a call. An unnamed call stays in its slot until drop_finished().
   void retire(Call& call);
   void fail(Call& call, const Failure& failure);
-  // Fails a call before all members have reported. A named call can start again; an unnamed one keeps its place in
-  // the order until the others have reported it.
+  // Fails a call before all members have reported. A named call can start again; an unnamed call keeps its place in the
+  // order until all have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
-  // Reports that waited for the end of a call and may be taken now.
+  // Returns deferred reports whose call has ended.
   std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
-  // Both lists are unordered.
+  // Open calls of the set, in any order.
   std::vector<Call*> all(SetState& set);
-  std::vector<Call*> waiting(SetState& set);  // for the report of some rank
+  std::vector<Call*> waiting(SetState& set);  // only those that wait for a report
 
  private:
   static Call& unnamed_slot(SetState& set, uint64_t sequence);
@@ -156,7 +157,7 @@ class OpenCalls {
   std::vector<Call::Later> due_;
 };
 
-// State shared by the coordinator's parts.
+// The state that the coordinator's parts share.
 struct Shared {
   explicit Shared(CoordinatorSettings its_settings)
       : settings(std::move(its_settings)),

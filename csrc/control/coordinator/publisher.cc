@@ -11,13 +11,13 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostNoticed = 64;  // each may write a flight dump, and nobody reads more
+constexpr size_t kMostNoticed = 64;  // notices, because each may write a flight dump
 
-constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits
-constexpr size_t kMaxTensors = 1024;          // per bucket; bounds its log entry
-constexpr size_t kMaxResultBytes = 16 << 10;  // carried by the log
+constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane: one moves, one waits
+constexpr size_t kMaxTensors = 1024;          // per bucket; limits its log entry
+constexpr size_t kMaxResultBytes = 16 << 10;  // of a result in the log
 
-// Sums payloads in member order: the result's bits equal those of the shared-memory backend.
+// Reduces payloads in member order, so that the result has the same bits as from the shared-memory backend.
 ByteString reduce_payloads(const Signature& s, const Inputs& given, int members) {
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
@@ -41,7 +41,7 @@ ByteString in_member_order(const Inputs& given, int members) {
   return whole;
 }
 
-// Result of a tensor whose inputs came with the reports.
+// Returns the result of a tensor whose inputs came with the reports.
 ByteString result_of(const Signature& s, const Inputs& given, const SetState& set) {
   switch (s.traits().pattern) {
     case Pattern::kReduceToAll: return reduce_payloads(s, given, set.members());
@@ -63,7 +63,7 @@ void append(std::vector<T>& all, std::vector<T> one) {
   }
 }
 
-// True if the log entry completes the call: there is nothing to move, or the entry carries it.
+// True if the log entry completes the call: there is nothing to move, or the entry has the result.
 bool finishes_at_once(const Call& call) {
   if (!call.signature().traits().moves_bytes() || call.absent()) return true;
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
@@ -98,7 +98,7 @@ void add(Run& run, const Call& call) {
 
 }  // namespace
 
-// The first two members of one host that use the same GPU.
+// Returns the first two members on one host that use the same GPU.
 std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set) const {
   for (auto a = set.ranks.begin(); a != set.ranks.end(); ++a) {
     for (auto b = set.ranks.begin(); b != a; ++b) {
@@ -196,7 +196,7 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
               "make the call after join(), which returns the rank that joined last"};
 }
 
-// Finds errors that only show when all have reported.
+// Finds errors that can be seen only when all have reported.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   for (size_t i = 0; i < call.request().parts(); ++i) {
@@ -251,13 +251,13 @@ bool Publisher::flush(SetState& set, int64_t now_ns) {
   return moves;
 }
 
-// Keeps few buckets in flight. Once all ranks have left, the rest goes out, because Stop must be last.
+// Limits the buckets in flight. Once all ranks have left, publishes all, because Stop must be the last entry.
 bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
-// Writes a Define if the request is new to the ranks or has changed. Also defines unnamed requests of other sites:
-// otherwise ranks that always come later would never get an id for theirs.
+// Writes a Define if the request is new to the ranks or has changed. Defines also unnamed requests of other sites:
+// otherwise, ranks that never report first would never get ids for their requests.
 void Publisher::define(Call& call) {
   Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
@@ -323,7 +323,7 @@ void Publisher::remove_set(const CallKey& key, SetId id) {
   shared_.outbox.write(CloseSet{id, key});
 }
 
-// False: the set's next GPU call has failed instead.
+// Opens the set's GPU backend. False: the set's next GPU call has failed.
 bool Publisher::open_gpu(SetState& set) {
   if (backends_.is_open(set.id)) return true;
   try {
@@ -366,7 +366,7 @@ bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
 void Publisher::end_join(SetState& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
   if (!over || set.waits_for_lanes()) return;
-  // Joined ranks have made fewer unnamed calls, so all ranks continue with this number.
+  // Joined ranks have made fewer unnamed calls, so all ranks go on from this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
   shared_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();

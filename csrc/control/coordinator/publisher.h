@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides calls that all ranks have reported: they fail, or become log entries (results, process sets, buckets).
+// Turns calls that all ranks have reported into log entries: failures, results, process sets or buckets.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// Decides how a set's GPU tensors travel, once, before its first GPU bucket; then logs the members' connection key.
+// Chooses a set's GPU backend, once, before its first GPU bucket; then logs the key with which the members connect.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
@@ -36,19 +36,19 @@ class BackendPolicy {
   std::set<SetId> open_;
 };
 
-// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order: if a rank swaps or
-// skips one, it may match another tensor's call of the same form, and the result is wrong without any failure.
+// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order: if a rank skips one,
+// its next call may match a call on another tensor of the same form, and results are wrong without any failure.
 class CallSites {
  public:
   explicit CallSites(Shared& shared) : shared_(shared) {}
 
-  // Call it once for each call that is complete and agreed. Returns a failure if check_sites is set; otherwise the
-  // set's ranks get one notice for all calls that match from the same lines.
+  // Call it once for each call that is complete and agreed. If lines differ, returns a failure if check_sites is set;
+  // otherwise sends the set's ranks a notice, once for each combination of lines.
   Failure judge(const SetState& set, const Call& call);
 
  private:
   Shared& shared_;
-  std::set<std::string> noticed_;  // pairs of lines
+  std::set<std::string> noticed_;  // lines of calls for which a notice was sent
 };
 
 class Publisher {

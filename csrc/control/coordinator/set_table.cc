@@ -57,7 +57,7 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
   for (Rank rank : ranks) {
     if (has_left(rank)) gone.push_back(rank);
     const bool waits =
-        world.left.empty() && world.joined.contains(rank);  // otherwise its join ends now
+        world.left.empty() && world.joined.contains(rank);  // after a leave, joins end
     if (waits) joined.push_back(rank);
   }
   if (!gone.empty()) {
@@ -90,7 +90,7 @@ SetState& SetTable::add(SetId id, std::vector<Rank> ranks) {
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
-  for (int m = 0; m < members; ++m) {  // somebody may have left while the set was requested
+  for (int m = 0; m < members; ++m) {  // a rank may have left while the set was requested
     if (left_.contains(set->rank_of(m))) set->left.insert(m);
   }
   return *(sets_[id] = std::move(set));

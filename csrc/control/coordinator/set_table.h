@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's process sets: members, joined and left ranks, and the calls waiting in each.
+// The coordinator's process sets: members, ranks that have joined or left, and waiting calls.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +20,22 @@
 
 namespace farandole {
 
-// The coordinator's output since it was last taken: log entries, messages for users, late ranks.
+// The coordinator's output until it is taken: log entries, messages to users, late ranks.
 class Outbox {
  public:
-  // The last rank to be ready for a call, and its delay after the first.
+  // The last rank to be ready for a call, and its delay after the first rank.
   struct LateRank {
     Rank rank;
     int64_t after_ns;
   };
 
   void write(Entry entry) { log_.push_back(std::move(entry)); }
-  // Writes an entry if there is none, as a sign of life.
+  // Writes an entry as a sign of life, if there is none.
   void write_something() {
     if (log_.empty()) write(Answer{});
   }
-  // Fails a call that a rank reports too late. All ranks read an entry, and it answers one late report of each. So a
-  // batch needs as many entries as the largest number of late reports of any one rank.
+  // Fails a call that a rank reports too late. Every rank reads the entry, which answers one late report of each rank.
+  // So a batch needs only as many entries as the largest number of late reports from one rank.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
     LateCall& call = late_calls_[{key.set, key.name, key.sequence}];
     if (++call.reports[from] <= call.entries) return;
@@ -45,7 +45,7 @@ class Outbox {
   void notice(std::string text) { notices_.push_back(std::move(text)); }
   void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
 
-  // Replaces the content of `log` by the entries, in order, and ends the batch.
+  // Moves the entries to `log`, in order, in place of its content, and ends the batch.
   void take(std::vector<Entry>& log) {
     log.clear();
     log.swap(log_);
@@ -72,18 +72,18 @@ struct CoordinatorSettings {
   int size = 1;                              // ranks of the world
   size_t fusion_bytes = 32 << 20;            // per bucket
   size_t gpu_fusion_bytes = 64 << 20;        // per GPU bucket
-  std::string gpu_backend = "auto";          // or nccl, host
+  std::string gpu_backend = "auto";          // auto, nccl or host
   std::string shared_gpu = "error";          // if two ranks use one GPU: error, host or nccl
-  std::string gpu_order = "background";      // or program
-  size_t capacity = 8192;                    // ids alive at once
-  bool check_sites = false;                  // fail calls that match by order from different lines
-  int max_sets = 64;                         // process sets alive at once, the world included
+  std::string gpu_order = "background";      // background or program
+  size_t capacity = 8192;                    // ids in use at once
+  bool check_sites = false;                  // fail unnamed calls that match from different lines
+  int max_sets = 64;                         // process sets at once, with the world
   int64_t stall_warn_ns = 10'000'000'000;    // 0: never
   int64_t stall_abort_ns = 300'000'000'000;  // 0: never
   std::vector<Rank> above = {};              // HostTree::above(); empty: one host
 };
 
-// A set's calls on one kind of memory. The members' lanes move them in buckets.
+// A set's calls on one kind of memory, which the members' lanes move in buckets.
 struct LaneQueue {
   std::deque<Call*> ready;      // complete and agreed, not published
   uint64_t published = 0;       // buckets
@@ -101,7 +101,7 @@ struct SetState {
   Failure join_failure;                       // the first one in a Join
   std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
   uint64_t first_unnamed = 0;
-  std::vector<Call*> at_once;  // complete and agreed; their log entry completes them
+  std::vector<Call*> at_once;  // complete and agreed calls that need no bucket
   LaneQueue host;
   LaneQueue gpu;
 
@@ -118,29 +118,30 @@ class SetTable {
  public:
   SetTable(int world_size, int max_sets);
 
-  // Finds a report's set. nullptr: it was removed; the rank may not know yet. Throws Error(kInternal) for non-members.
+  // Finds a report's set. nullptr: it was removed, which `from` may not know yet. Throws Error(kInternal) if `from` is
+  // not a member.
   SetState* of(SetId id, Rank from);
   SetState* find(SetId id);
   SetState& at(SetId id) { return *sets_.at(id); }
   SetState& world() { return at(kWorldSet); }
-  // The reason why a set of these ranks cannot be opened, or kOk. `alike_allowed`: another may have the same ranks.
+  // Returns why a set of these ranks cannot be opened, or kOk. `alike_allowed`: another set may have the same ranks.
   Failure fault_of(std::span<const int64_t> wanted, bool alike_allowed) const;
-  // Opens a set under a number that was never used before.
+  // Opens a set with a new number.
   SetId open(std::vector<Rank> ranks);
-  // Returns the pair of these ranks. The log opens it when they first meet.
+  // Returns the pair of these ranks. If there is none yet, opens it in the log.
   SetState& pair(Rank a, Rank b, Outbox& outbox);
   void erase(SetId id) { sets_.erase(id); }
 
-  // Keeps the failure of a by_members() call under its name. Ranks that report the name later mean different members.
-  // It is kept for good, because a rank may be arbitrarily late.
+  // Stores the failure of a by_members() call under its name, for ranks that report the name later. Stores it for good,
+  // because a rank may be arbitrarily late.
   void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
-  // Returns nullptr if no failure was kept, or if the request is not by_members().
+  // nullptr: no failure is stored, or the request is not by_members().
   const Failure* barred(const Request& request) const {
     auto found = by_members(request) ? barred_.find(request.name) : barred_.end();
     return found == barred_.end() ? nullptr : &found->second;
   }
 
-  // Counts the rank as gone in all sets, also in later ones. Allowed in any state of the job.
+  // The rank has left: counts it as gone in sets that are opened later. Allowed in any state of the job.
   void leave(Rank rank) { left_.insert(rank); }
   bool has_left(Rank rank) const { return left_.contains(rank); }
   std::vector<Rank> staying() const { return left_.missing(); }

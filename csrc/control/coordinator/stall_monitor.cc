@@ -14,8 +14,8 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxCalls = 20;  // per report
-constexpr size_t kMaxRanks = 8;   // stacks per report
+constexpr size_t kMaxCalls = 20;  // in a warning
+constexpr size_t kMaxRanks = 8;   // ranks in a warning whose stacks are shown
 
 std::string tenths(int64_t ns) {
   const int64_t tenth = ns / 100'000'000;
@@ -76,7 +76,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// The part that stays equal while a rank stands still: its facts without numbers, and its frames.
+// The part of a warning that stays equal while a rank makes no progress: the facts without numbers, and the frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -151,7 +151,7 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  if (!heard_since && answered_ns < call.since_ns) return {};  // cells are invisible here
+  if (!heard_since && answered_ns < call.since_ns) return {};  // may have made calls in cells
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
@@ -184,7 +184,7 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age of a call at which its missing ranks are asked: at the warning, or shortly before the call is given up.
+// Age of a call at which the missing ranks are asked: that of the warning, or shortly before the call fails.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -287,7 +287,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Calls in which ranks wait, also recently failed ones: of calls that block each other, one fails first.
+// Calls in which ranks wait, and calls that failed recently: of calls that block each other, one fails first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -345,7 +345,7 @@ Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Also asks those for whom the asked ones wait, whatever the age: all may wait for each other.
+  // Asks also the ranks for which these wait, whatever the age of the call, because all may wait for each other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -377,7 +377,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    // The rank was asked before it looked at its clock, so this is no later than its call.
+    // The rank was asked before it read its clock, so this time is not later than its call.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
   }
   if (question_open_ && all_answered()) conclude(now_ns);
@@ -395,7 +395,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
     });
     if (call != all.end()) waits[rank] = &*call;
   }
-  // A rank that waits for none of the others may go on, and so may one that waits for it.
+  // A rank that waits for none of the others may go on, and then ranks that wait for it may, too.
   while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
          0) {
   }
@@ -405,7 +405,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
   return blocked;
 }
 
-// Fails the calls in which these ranks wait for each other, on all ranks that have submitted them.
+// Fails the calls of a deadlock on all ranks that have submitted them.
 void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
                                     const std::string& diagnosis, int64_t now_ns) {
   std::string text = "no progress: " + diagnosis;
@@ -425,7 +425,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
       [&](const Posted& posted) { return concerned(posted.key()) ? failure : Failure{}; });
 }
 
-// Repeats only parts that have changed.
+// Warns users. Leaves out parts that have not changed since the last warning.
 void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
                         const std::string& diagnosis, int64_t now_ns) {
   std::vector<WarningPart> parts;
@@ -452,7 +452,7 @@ void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<Wa
       (text.empty() ? "; nothing else has changed" : "; this has changed:" + text));
 }
 
-// All have answered, or the time is up: warns if calls still wait.
+// Call when all have answered, or after kAnswerNs. Warns if calls still wait.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
   const int64_t patience = shared_.settings.stall_warn_ns;

@@ -23,16 +23,16 @@ class StallMonitor {
   explicit StallMonitor(Shared& shared)
       : shared_(shared), ranks_(static_cast<size_t>(shared.settings.size)), stuck_(ranks_.size()) {}
 
-  // Called when a rank makes a call.
+  // Call when a rank makes a call.
   void heard(Rank rank, int64_t now_ns) { ranks_[static_cast<size_t>(rank)].heard_ns = now_ns; }
-  // Something started at `since_ns`: schedules ticks for its limits that lie ahead.
+  // A call or bucket has started at `since_ns`: schedules ticks at its next limits.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
   // This bucket has not ended on `from`, although it may have on the set's lowest rank. A rank repeats this.
   void stands_still(Rank from, const SetState& set, uint64_t bucket, int64_t now_ns);
   // A rank's own limit (timeout=) has passed: says whom its call waits for. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
-  // Fails overdue calls, asks ranks, warns. A returned failure ends the job, because a bucket cannot be withdrawn.
+  // Fails overdue calls, asks ranks for stacks, warns users. A returned failure ends the job.
   Failure tick(int64_t now_ns);
   int64_t next_tick() const { return next_tick_ns_; }  // INT64_MAX: nothing waits
 
@@ -54,11 +54,11 @@ class StallMonitor {
   const RankState& state_of(Rank rank) const { return ranks_[static_cast<size_t>(rank)]; }
   bool is_silent(Rank rank, int64_t now_ns) const;
   bool is_stopped(Rank rank) const;  // by a signal or a debugger
-  Rank above(Rank rank) const;       // the rank that forwards its reports; 0: none, or rank 0
-  // `rank` does not answer: returns the silent rank on its path that is nearest to rank 0.
+  Rank above(Rank rank) const;       // the rank that forwards its reports; 0: none, or rank 0 does
+  // For a rank that does not answer: the silent rank on its path to rank 0 that is nearest to rank 0.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
-  SetId joined_by(Rank rank) const;  // the set whose join() it waits in; -1: none
+  SetId joined_by(Rank rank) const;  // the set in whose join() it waits; -1: none
 
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
@@ -69,18 +69,18 @@ class StallMonitor {
   WaitingCall view_of_bucket(const SetState& set, const Bucket& bucket, int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
-  // Facts about one rank that `call` lacks. (`farandole explain` looks for causes.)
+  // Facts about one rank that is missing in `call`.
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
-  // Facts and stack for each rank that `calls` lack, as indented lines, each after a newline.
+  // Facts and stack of a rank that is missing in calls: indented lines, each after a newline.
   struct WarningPart {
     std::string text;
-    std::string kept;  // the part that is constant while nothing happens
+    std::string kept;  // see kept_of(): equal while nothing happens
   };
   static std::string text_from(const std::vector<WarningPart>& parts);
   std::vector<WarningPart> missing_from(std::span<const WaitingCall> calls,
                                         const std::vector<WaitingCall>& all, int64_t now_ns) const;
-  // `all` may be empty: then without facts and stacks.
+  // If `all` is empty, the failure has no facts and stacks.
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
   void give_up_stalled(SetState& set, int64_t now_ns);
@@ -90,7 +90,7 @@ class StallMonitor {
   void conclude(int64_t now_ns);
   void warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
             const std::string& diagnosis, int64_t now_ns);
-  // Ranks that each wait, blocked, in a call that another of them has not made. No wait ends that.
+  // Ranks in a deadlock: each is blocked in a call that another of them has not made.
   std::vector<BlockedRank> blocked_for_good(const std::vector<WaitingCall>& all) const;
   void end_disagreement(std::span<const WaitingCall> calls, const std::string& diagnosis,
                         int64_t now_ns);

@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// True if a report's meaning does not depend on the rank's earlier reports.
+// True if a report means the same, whatever the rank has reported before.
 bool free_of_order(const Report& report) {
   return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
@@ -101,7 +101,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
   record(who, bytes);
 }
 
-// Returns nullptr if the call has no id, or one that the log has not defined yet.
+// nullptr: the call has no id, or this host has not read the id's Define yet.
 const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
   auto found = ids_.find(id);
   return found == ids_.end() ? nullptr : &found->second;
@@ -122,13 +122,13 @@ const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall*
   return who;
 }
 
-// These ranks have made another call, so their users wait no longer.
+// Call it if these ranks have made another call: their users no longer wait.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
   for (Rank rank : ranks) expediting_.erase(rank);
 }
 
-// True if reports of the call wait for those of the other members below.
+// True if reports of the call wait here for those of the other members below.
 bool Aggregator::holds(const KnownCall* call) const {
   return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
 }
@@ -164,7 +164,7 @@ void Aggregator::release_all() {
   for (auto& [key, pending] : std::exchange(pending_, {})) release(key, pending, nullptr);
 }
 
-// Records of ready calls may be reordered among themselves, but no other record overtakes them.
+// Records that these calls are ready. Such records may change their order, but no other record overtakes them.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
   expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];
@@ -196,7 +196,7 @@ void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-// Follows the ranks' Ready reports, because a Ready tells the host above that its rank no longer waits.
+// Sends Expedite after the ranks' Ready reports, because a Ready tells the host above that its rank does not wait.
 void Aggregator::tell_expedite() {
   if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_sent_, true)) return;
   ByteString expedite;
@@ -224,7 +224,7 @@ void Aggregator::read(const Entry& entry) {
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  // Late reports of a closed set are forwarded at once.
+  // Late reports of a closed set go up at once.
   if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;

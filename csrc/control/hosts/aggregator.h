@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the reports of a host's ranks, and of the hosts below, for the host above: equal reports become one record,
-// and those of several calls one record of ids. A pure state machine: reports, log entries and the time go in, records
-// come out. To save messages, reports of one call leave together, and calls leave in batches during a step. The first
-// report after a pause, and those for which a user waits, leave at once.
+// Combines the reports of a host's ranks and of the hosts below into records for the host above: equal reports become
+// one record, and several calls one record of ids. A pure state machine: reports, log entries and the time go in,
+// records come out. To save messages, it sends the reports of a call together, and calls in batches. It sends at once
+// the first report after a pause, and reports for which a user waits.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,27 @@
 
 namespace farandole {
 
-// Visits the records of a message. Empty `ranks`: all members below of the set concerned. Throws Error(kInternal) on
-// a rank that is not in `below` (ascending).
+// Calls `visit` for each record of a message. Empty `ranks`: all ranks below that are members of the call's set. Throws
+// Error(kInternal) if a rank is not in `below` (ascending).
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
 void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
 // Driver only. Order: receive() and read() in any order, then take().
 class Aggregator {
  public:
-  // Longest wait of an incomplete report. It only helps to name missing ranks, and single reports cost the root more.
+  // Longest time for which reports of a call wait here for the other ranks' reports. Separate reports cost the root
+  // more, and only help to name missing ranks.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
-  // Time between two batches. It doubles from the shortest to the longest; a pause of twice the longest resets it.
+  // Limits of the time between two batches. It doubles; a pause of twice the longest time resets it.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 
-  // `size`: of the world. `below`: ranks of this host and below, ascending. `gathers_above`: the host above batches.
+  // `size`: of the world. `below`: ranks of this host and of hosts below, ascending. `gathers_above`: the host above
+  // has an Aggregator.
   Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
-  // `ranks`: the reporting ranks. Empty: all members in `child`, the ranks below a child (see HostTree).
+  // `ranks`: the reporting ranks. Empty: all members of the call's set in `child`, the branch of a child (HostTree).
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
                int64_t now_ns);
   void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }
@@ -46,7 +48,7 @@ class Aggregator {
   ByteString take(int64_t now_ns);
 
  private:
-  // Key of a call: id and 0 if named; 0 and sequence if unnamed, because ranks may report those by different ids.
+  // Key of a call. Named: id and 0. Unnamed: 0 and sequence, because ranks may report such a call by different ids.
   struct Key {
     SetId set;
     uint32_t id;
@@ -62,9 +64,9 @@ class Aggregator {
   };
   struct SetBelow {
     std::vector<Rank> ranks;  // members below, ascending
-    bool straight = false;    // forward at once: a member has joined, or the set is closed
+    bool straight = false;    // forward reports at once: a member has joined, or the set is closed
   };
-  // Keeps `gone` ids: hosts below that have not read the log yet may still report them for all.
+  // `gone` ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
   struct KnownCall {
     SetId set;
     bool named;
@@ -76,7 +78,7 @@ class Aggregator {
   struct Source {
     const std::vector<Rank>& ranks;
     const std::vector<Rank>& child;
-    // Last set that was looked up, and its members.
+    // Cache: the last set, and its members in `child`.
     const SetBelow* set = nullptr;
     std::vector<Rank> members = {};
   };
@@ -105,13 +107,13 @@ class Aggregator {
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Pending> pending_;
   ByteString out_;                             // records
-  std::map<std::vector<Rank>, IdRuns> ready_;  // further records, one per row
+  std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
 
   const bool gathers_above_;
-  bool asked_ = false;         // rank 0 was asked for a sign of life, and no entry has come since
-  bool urgent_ = false;        // out_ holds more than readiness
+  bool asked_ = false;         // has asked rank 0 for a sign of life; no entry has come since
+  bool urgent_ = false;        // out_ has records other than of ready calls
   std::set<Rank> expediting_;  // ranks whose users wait
-  bool expedite_sent_ = true;  // the host above knows (if it batches)
+  bool expedite_sent_ = true;  // the host above knows them
   int64_t gather_ns_ = kShortestGatherNs;
   int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };

@@ -85,7 +85,7 @@ Failure HostController::host_is_gone(Rank leader, const std::string& how) const 
                                 text_of_ranks(branch_of(leader).ranks) + ", " + how};
 }
 
-// ---- On rank 0
+// ---- RootController
 
 RootController::RootController(Coordinator::Settings settings, Setup setup)
     : HostController(std::move(setup)), coordinator_(std::move(settings)) {
@@ -138,13 +138,13 @@ void RootController::publish_all() {
     encoded_.clear();
     encode(entry, encoded_);
     publish(encoded_);
-    if (!goes_on) break;  // the rest belongs to a failed job
+    if (!goes_on) break;  // the job has failed
   }
   entries_.clear();
   send_down();
 }
 
-// An invalid report ends the job with an error that names its rank.
+// Decodes a report. If it is invalid, ends the job with an error that names the rank.
 template <class Receive>
 void RootController::receive(Rank from, ByteView message, Receive&& receive) {
   try {
@@ -168,8 +168,8 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Turns the opening of a set into a failure if there is no memory. For a pair it ends the job instead, because calls
-// follow the opening at once: returns false, and the entry is the Abort.
+// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. For a pair it ends the
+// job, because the pair's calls follow at once: replaces the entry by an Abort, and returns false.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
@@ -187,7 +187,7 @@ bool RootController::prepare(Entry& entry) {
   return true;
 }
 
-// ---- On the leaders of other hosts
+// ---- HostRelay
 
 HostRelay::HostRelay(Setup setup)
     : HostController(std::move(setup)),
@@ -208,7 +208,7 @@ bool HostRelay::step() {
         }
       },
       lose);
-  // Before the links: a death here may be why the host above ends.
+  // Before the links, because a death here may be why the host above has ended.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});
@@ -247,7 +247,7 @@ void HostRelay::read_log(ByteView entries) {
     aggregator_.read(entry);
     try {
       read(entry);
-    } catch (const Error& error) {  // no memory for a set: nobody here or below can read on
+    } catch (const Error& error) {  // no memory for a set: this host and those below cannot go on
       const Failure why{error.code(), rank_on_host(setup_.topology.rank) + ": " + error.what()};
       log(LogLevel::kError, why.text);
       abort_below(why);
@@ -272,8 +272,8 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// Aborts the hosts below if the host above was lost. If a rank of this host had died before, that is the cause: rank 0
-// ends the job for it, and its Abort may be lost with the connection.
+// Reports a lost host below. If the host above was lost, aborts the hosts below. If a rank of this host had died
+// before, that is the cause: rank 0 has ended the job, and its Abort may be lost with the connection.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -284,7 +284,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);
-  // If only the path from above is lost, the hosts above learn why from here. Otherwise nobody reads this.
+  // If the connection still works upwards, the hosts above learn the reason. Otherwise this has no effect.
   report(setup_.topology.rank, Lost{std::move(why)});
 }
 
@@ -295,7 +295,7 @@ void HostRelay::abort_below(const Failure& why) {
   publish(encoded_);
 }
 
-// An explanation from rank 0 would come too late for the hosts below.
+// Informs the hosts below, because this leader will not pass on rank 0's Abort.
 void HostRelay::leave(const Failure& why) {
   if (over_) return;
   abort_below({ErrorCode::kPeer, why.code == ErrorCode::kPeer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of a host's leader: reads its ranks' reports and distributes the log. On rank 0 it uses the coordinator;
+// The work of a host's leader: takes its ranks' reports and distributes the log. On rank 0 it runs the coordinator;
 // other leaders pass reports up and the log down.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace farandole {
 
 class HostController {
  public:
-  // Size of the shared memory on this host for a set's lane.
+  // Returns the size of the shared memory for a set's lane on this host.
   using StagingSize = std::function<SegmentSize(SetId, const std::vector<Rank>&)>;
   struct Setup {
     LeaderChannel channel;         // inside the host
@@ -34,7 +34,7 @@ class HostController {
     const Topology& topology;
     std::vector<std::string> host_names;  // by rank
     StagingSize staging_size;
-    std::vector<pid_t> pids;  // by rank; 0: on another host, or not visible
+    std::vector<pid_t> pids;  // by rank; 0: on another host, or in another PID namespace
   };
   explicit HostController(Setup setup) : setup_(std::move(setup)) {}
   virtual ~HostController() = default;
@@ -42,11 +42,11 @@ class HostController {
   // ---- Driver only. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // Called by a leader whose job has failed: ranks that get the log only from this leader learn `why`.
+  // A leader whose job has failed calls it. Ranks that get the log only from this leader learn `why`.
   virtual void leave(const Failure& why) = 0;
   // Returns the leader's own mapping of a set's memory, after share_staging().
   Segment take_staging(SetId set);
-  // Results of a step on rank 0: warnings about stalls, and the last ranks to be ready.
+  // On rank 0, after step(): warnings about stalls, and ranks that were the last to be ready.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   const std::vector<Coordinator::LateRank>& late_ranks() const { return late_; }
 
@@ -59,10 +59,11 @@ class HostController {
   void lose(Rank rank, Failure failure);
 
  protected:
-  // Publishes to this host's ranks, and adds the entry to the next message to the hosts below.
+  // Sends the entry to this host's ranks, and adds it to the next message for the hosts below.
   void publish(ByteView entry);
   void send_down();
-  // Sends the memory that a log entry needs before the entry. Throws Error(kLibrary) if memory is short.
+  // Sends the memory that a log entry needs; call it before the entry is sent. Throws Error(kLibrary) if memory is
+  // short.
   void share_memory(const Entry& entry);
   std::vector<std::pair<Rank, Failure>> take_lost();
   // "rank 3 on node7"
@@ -70,9 +71,9 @@ class HostController {
   // `how`: from HostChannel::drain().
   Failure host_is_gone(Rank leader, const std::string& how) const;
   const HostTree::Branch& branch_of(Rank leader) const;
-  // The job ends: names the sender of an invalid message.
+  // Failure that ends the job if `rank` has sent an invalid message.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host and so cannot answer.
+  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host, and so cannot answer itself.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {
@@ -90,21 +91,21 @@ class HostController {
  private:
   void share_staging(SetId set, const std::vector<Rank>& ranks);
 
-  std::multimap<SetId, Segment> staging_;  // a pair's CPU and GPU memory may come together
+  std::multimap<SetId, Segment> staging_;  // a pair may have one for CPU and one for GPU buckets
   ByteString down_;                        // entries for the hosts below
   std::mutex lost_mutex_;
   std::vector<std::pair<Rank, Failure>> lost_;
   std::atomic<bool> has_lost_{false};
 };
 
-// Rank 0: feeds reports to the coordinator and publishes its log.
+// On rank 0: passes reports to the coordinator and publishes the coordinator's log.
 class RootController final : public HostController {
  public:
   RootController(Coordinator::Settings settings, Setup setup);
 
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
-  void leave(const Failure&) override {}  // step() has published it
+  void leave(const Failure&) override {}  // step() has published the Abort
 
  private:
   template <class Receive>
@@ -119,7 +120,7 @@ class RootController final : public HostController {
   ByteString encoded_;
 };
 
-// Other leaders: pass reports up and the log down.
+// On other leaders: passes reports up and the log down.
 class HostRelay final : public HostController {
  public:
   explicit HostRelay(Setup setup);
@@ -138,7 +139,7 @@ class HostRelay final : public HostController {
   Aggregator aggregator_;
   ByteString encoded_;
   Failure lost_;       // the first death on this host
-  bool over_ = false;  // an Abort or Stop was read, or the link above was lost
+  bool over_ = false;  // has read an Abort or Stop, or has lost the link to the host above
 };
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree of links between hosts' leaders: up to kFanOut link to rank 0, the root, and more in further levels.
+// The tree of links between hosts' leaders. Each leader has at most kFanOut children; rank 0 is the root.
 #pragma once
 
 #include <vector>
@@ -12,14 +12,14 @@ struct HostTree {
   static constexpr int kFanOut = 32;
   struct Branch {
     Rank leader = 0;
-    std::vector<Rank> ranks;  // those of its host and of all hosts below, ascending
+    std::vector<Rank> ranks;  // ranks of the leader's host and of all hosts below, ascending
   };
   Rank parent = -1;  // leader of the host above; -1: this is the root, or not a leader
   std::vector<Branch> children;
 
-  // By rank, the rank that forwards its reports: its leader; for a leader, the leader above; for rank 0, -1.
+  // For each rank, the rank that forwards its reports: its leader; for a leader, the leader above; for rank 0, -1.
   static std::vector<Rank> above(const std::vector<Rank>& node, int fan_out = kFanOut);
-  // `node`: by rank, the lowest rank of its host. `own`: a leader.
+  // Returns the tree as the leader `own` sees it. `node`: for each rank, the lowest rank on its host.
   static HostTree of(Rank own, const std::vector<Rank>& node, int fan_out = kFanOut);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes control messages as little-endian bytes. The decoder throws Error(kInternal) on short or malformed ones.
+// Encodes control messages as little-endian bytes. The decoder throws Error(kInternal) if a message is malformed.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace farandole {
 
-// Ids of requests, in order. Runs of consecutive ids are compressed: the log numbers calls in the order of their
-// first reports, so the ids of a batch usually follow each other.
+// A list of request ids, in order. It stores runs of consecutive ids, because the log numbers calls in the order of
+// their first reports, so a batch usually has consecutive ids.
 class IdRuns {
  public:
-  static constexpr size_t kMost = size_t{1} << 16;  // ids of one message
+  static constexpr size_t kMost = size_t{1} << 16;  // number of ids in one message
   struct Run {
     uint32_t first = 0;
     uint32_t count = 0;
@@ -64,7 +64,7 @@ class IdRuns {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
-// Appends to `out`. Nobody may read `out` before the Encoder is destroyed.
+// Appends to `out`, which is valid after the Encoder's destructor.
 class Encoder {
  public:
   explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
@@ -100,7 +100,7 @@ class Encoder {
     if (size > 0) std::memcpy(out_.data() + used_, data, size);
     used_ += size;
   }
-  static constexpr size_t kAhead = 128;  // fits most messages, so they allocate once
+  static constexpr size_t kAhead = 128;  // bytes allocated first; most messages fit
   ByteString& out_;
   size_t used_;
 };
@@ -140,7 +140,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a count of items of at least `least` bytes each. Bounds loops and allocations.
+  // Reads a count of items, and fails if so many of at least `least` bytes cannot follow. This bounds allocations.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

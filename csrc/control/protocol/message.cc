@@ -8,7 +8,7 @@ namespace farandole {
 namespace {
 
 constexpr int32_t kErrorCodeCount = 9;
-// Minimum bytes of a message.
+// Least number of bytes of an encoded T.
 template <class T>
 constexpr size_t kLeast = 0;
 template <>
@@ -20,7 +20,7 @@ constexpr size_t kLeast<Signature> = 40;
 template <>
 constexpr size_t kLeast<Contribution> = 18;
 
-// visit() lists each type's fields once, for encoding and decoding, so that the order cannot differ.
+// visit() lists each type's fields once, for encoding and decoding, so that their order is the same.
 struct Writing {
   Encoder out;
   template <class T>
@@ -69,7 +69,7 @@ struct Reading {
                          run.count <= IdRuns::kMost - value.size() &&
                          run.first + run.count > run.count;
       if (sound) value.add(run);
-      // An invalid run, or one that the sender should have merged into the previous run.
+      // The run is invalid, or the sender should have merged it into the previous run.
       if (value.runs().size() == before) malformed();
     }
   }

@@ -28,7 +28,7 @@ class GpuBackend : public Backend {
   // Returns, once, on the lowest member, the key that all members pass to connect(). nullopt: the backend needs none.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
-  // Returns the bucket's work. Call it once, after step() has returned kFinished.
+  // Returns the bucket's work. Call once, after step() has returned kFinished.
   GpuWork take_work() { return std::move(work_); }
   // Throws Error(kLibrary) if launched work may never end: NCCL has found an error, or a deadline has passed.
   virtual void check() const = 0;

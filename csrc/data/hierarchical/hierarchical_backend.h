@@ -120,7 +120,7 @@ class HierarchicalBackend final : public Backend {
   WirePatience patience_;
   const PhaseWatch watch_;
   std::vector<Wakeup> wakeups_;
-  HostProgressTable progress_;  // of the members on this host
+  HostProgressTable progress_;
   const std::unique_ptr<Wire> wire_;
   HierarchicalSchedule plan_;
   HierarchicalWorker worker_;

@@ -61,9 +61,8 @@ class TcpWire final : public Wire {
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // numbers of messages
   };
-  size_t callers() const {
-    return ranks_.size() * kChannels * kStreams;
-  }  // connections that peers open
+  // Number of connections that peers open.
+  size_t callers() const { return ranks_.size() * kChannels * kStreams; }
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
   bool open(Connection& connection);
   void move(Connection& connection);

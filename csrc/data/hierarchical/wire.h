@@ -53,7 +53,7 @@ class Wire {
   // Start a message. done() says when it is complete, and reports a lost peer.
   virtual Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) = 0;
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
-  // Makes progress on all messages. Call it before done().
+  // Makes progress on all messages. Call before done().
   virtual void move() = 0;
   // True if the rank's Poller wakes the driver when move() can make progress. False: the driver must poll move().
   virtual bool wakes() const { return false; }

@@ -67,7 +67,7 @@ class Exchange {
   void abandon(std::span<const Part> parts);
   // Bytes of my slots and tables that give_back() frees; 0 if all memory is permanent.
   size_t held() const { return held_; }
-  // Frees held() bytes. Call it only when no peer reads them any more.
+  // Frees held() bytes. Call only when no peer reads them any more.
   void give_back();
 
  private:
@@ -171,9 +171,9 @@ class ShmBackend final : public Backend {
   std::span<const Part> parts_;
   std::vector<Block> blocks_;  // those in flight, and the next one to stage
   struct {
-    std::vector<const std::byte*> inputs;  // inputs of reduce_range()
+    std::vector<const std::byte*> inputs;  // of reduce_range()
     std::vector<std::byte*> targets;       // outputs of reduce_range(), which reduces to the first
-    std::vector<const void*> chunk;        // inputs of the current chunk
+    std::vector<const void*> chunk;        // inputs at the current chunk
   } scratch_;
   bool has_next_ = false;  // block(at_.staged) is scheduled
   bool aborted_ = false;

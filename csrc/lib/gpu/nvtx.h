@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks named ranges on Nsight Systems' timeline by NVIDIA's NVTX library. Without a profiler they have no effect.
+// Marks named ranges of time on Nsight Systems' timeline, through NVIDIA's NVTX library. Without a profiler, ranges
+// have no effect.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,8 @@ namespace farandole::nvtx {
 struct Api {
   std::string path;
 
-  int (*push)(const char* name);  // for the calling thread
-  int (*pop)();
+  int (*push)(const char* name);  // starts a range of the calling thread
+  int (*pop)();                   // ends it
 };
 
 // Loads the library. Throws Error(kLibrary) with a remedy.

@@ -44,14 +44,13 @@ class Arena {
   bool has_retired() const;
   bool empty() const;
   bool in_use() const { return in_use_; }  // true after the first allocation
-  // Frees the old pages that retire() left to peers. Call it when all peers have ended or left.
+  // Frees the old pages that retire() left to peers. Call when all peers have ended or left.
   void forget_peers();
 
   int fd() const { return fd_.get(); }  // to send to peers; the arena owns it
   size_t bytes() const { return bytes_; }
 
-  // Call around fork(). The child then has consistent tables. It sees the parent's content of a page until it writes
-  // there; the parent never sees the child's writes.
+  // Call around fork(), so the child has consistent tables. See farandole_allocate().
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
   void after_fork_in_child();

@@ -64,7 +64,7 @@ End give_up(State& state, uint32_t round) {
   return end_of(round, word);
 }
 
-// Dissolves the current round if a member has arrived. Call it after reporting a call that does not use the cell.
+// Dissolves the current round if a member has arrived. Call after reporting a call that does not use the cell.
 template <class State>
 void disturb(State& state) {
   uint32_t word = state.load();
@@ -73,7 +73,7 @@ void disturb(State& state) {
   }
 }
 
-// Counts this member in. Call it after writing this member's data. `agree()`: true if all members make the same call.
+// Counts this member in. Call after writing this member's data. `agree()`: true if all members make the same call.
 // Sets `round`.
 template <class State, class Agree>
 End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {

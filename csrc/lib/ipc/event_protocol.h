@@ -32,7 +32,7 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call it after publishing work. It takes the flag before it bumps the word. The other way round, it could take the
+// Call after publishing work. It takes the flag before it bumps the word. The other way round, it could take the
 // flag of a sleeper that has read the new word already; that one would then sleep for ever.
 template <class State>
 void notify(State& state, uint32_t kinds) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the addresses at which other hosts reach this one, on all network interfaces or on those that the user wants.
+// Finds the addresses at which other hosts reach this one, on the network interfaces that the user wants.
 #pragma once
 
 #include <string>

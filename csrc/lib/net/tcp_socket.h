@@ -26,8 +26,8 @@ struct TcpAddress {
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// Keys that authenticate the messages after the handshake. They derive from the job's key and both nonces, so they
-// differ between connections, and a process that relays the handshake does not know them.
+// Keys that authenticate messages after the handshake. They derive from the job's key and both nonces, so each
+// connection has its own, and a process that relays the handshake does not know them.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};

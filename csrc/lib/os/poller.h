@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// Two threads may sleep here: the driver, and one that is woken in order to drive. Each has a bell: an eventfd that
+// Two threads may sleep here: the driver, and one that is woken to drive. Each has a bell: an eventfd that
 // wakes it. epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before
 // sleeping.
 class Poller {
@@ -49,7 +49,7 @@ class Poller {
   bool news_ = false;
 };
 
-// Rings a bell of this or a different process.
+// The bell may be of another process.
 void ring_bell(int fd);
 
 }  // namespace farandole

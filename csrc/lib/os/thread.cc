@@ -93,7 +93,7 @@ void ask_for_short_slice() {
     uint64_t period_ns = 0;
   } attributes;
   static_assert(sizeof(attributes) == 48);
-  // Reads the attributes first, in order to keep the user's policy and nice value.
+  // Reads the attributes first, to keep the user's policy and nice value.
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;
   attributes.runtime_ns = 100'000;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that a rank completes with its peers in cells, each in the calling thread. Part of RankCalls.
 //
-// Threads: all methods but meet() are called under RankCalls::mutex_. From enter() to leave(), one thread of this rank
-// occupies the set's cell. In meet() it holds no mutex, and touches only its visit, request and submission. Other calls
-// of the set wait in clear(). That wait is short: clear() dissolves the round, and a thread that is just entering gives
-// up after the cell's patience.
-// patience.
+// The caller holds RankCalls::mutex_, except in meet(). From enter() to leave(), one thread of this rank occupies the
+// set's cell. In meet() it uses only its Visit, request and submission. Other threads that make calls in the set wait
+// in clear(), but not for long: clear() dissolves the round, and a thread that is just entering leaves after
+// kCellPatience.
 #pragma once
 
 #include <atomic>
@@ -42,23 +41,23 @@ class DirectCalls {
     ProcessSet set;
   };
 
-  // Writes into the set's cell how many calls of this rank the coordinator settles. null: no such set.
+  // Calls Cell::tell() for the set. null: there is no such set.
   static void tell(const ProcessSet* set);
 
-  // Occupies the cell in which this call may complete. nullopt: it goes through the coordinator.
+  // Occupies the cell in which this call may complete. nullopt: make the call through the coordinator.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
   // True: all members have met, and this rank's output is written. The submission has its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
     kEnded,   // completed, or fails with the job
-    kReport,  // goes through the coordinator
-    kFails,   // its set was removed; the caller of leave() fails it, without the mutex
+    kReport,  // make the call through the coordinator
+    kFails,   // the set was removed: fail the call, without the mutex
   };
   Next leave(const Request& request, const Submission& mine, bool met);
-  // Waits until no thread is in the set's cell. That thread reports first, because it came first.
+  // Waits until no thread of this rank is in the set's cell, so that a thread that came earlier reports first.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
   void clear(std::unique_lock<std::mutex>& lock);
-  // Any thread. Age of the last call that completed here; -1: none. It started before peers could start their next one.
+  // Time since this rank's last call in a cell started; -1: none yet. Any thread.
   int64_t ago_ns() const {
     const int64_t last = last_ns_;
     return last < 0 ? -1 : now_ns() - last;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles, which callers hold while their calls are in flight, and the outcomes stored there.
+// Handles, which callers hold while their calls are in flight, and the outcomes of these calls.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class GpuEvent;
 
 using Handle = int64_t;  // positive; never reused
 
-// Frees host memory, or GPU memory in the order of the core's stream.
+// Frees host memory, or GPU memory after the work now in the core's stream.
 struct FreeMemory {
   std::shared_ptr<GpuDevice> device;
   void operator()(std::byte* memory) const;
@@ -40,28 +40,30 @@ struct Outcome {
   Dimensions shape;
   std::vector<int64_t> received;  // see farandole_result
   int64_t value = 0;
-  std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
+  std::shared_ptr<GpuEvent> past;  // of a launched GPU call: its result is complete after it
 };
 
-// A call's Part::rows, from the rows in its log entry.
+// Returns a call's Part::rows, from the rows in the log entry.
 std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members);
 
-// Shape and memory of one member's result. `rows`: from rows_of(). `shape`: the input's. `output`: null: allocate it.
+// Makes one member's outcome: shape and memory. `rows`: from rows_of(). `shape`: that of the input. `output`: null:
+// allocates memory.
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
                    int members, Dimensions shape, std::byte* output,
                    const std::shared_ptr<GpuDevice>& device);
 
-// The table of handles. Any thread. Unknown handles throw Error(kInvalidArgument).
+// The table of handles. Any thread. Throws Error(kInvalidArgument) for unknown handles.
 //
-// States of a handle: free -> under way (create) -> done (finish_all, fail_all) -> free (release). On a GPU it is
-// launched (launch) before it is done: waiters go on, but the buffers stay in use.
+// States of a handle: free -> under way (create) -> done (finish_all, fail_all) -> free (release). A GPU call is
+// launched (launch) before it is done: then waiters go on, but the buffers stay in use.
 class Handles {
  public:
-  // `label`: name to show while somebody waits for the call.
+  // `label`: the call's name in the flight recorder.
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
-  // Completes calls that waiters see finish together: each(end) must call end(handle, outcome) for every one.
+  // Completes calls such that waiters see them finish together: each(end) must call end(handle, outcome) for every
+  // call.
   template <class Each>
   void finish_all(Each&& each) {
     {
@@ -70,13 +72,13 @@ class Handles {
     }
     announce();
   }
-  // Marks a call as launched. Finishing it later keeps this outcome, unless it fails.
+  // Marks a call as launched. It keeps this outcome when it is done, unless it fails.
   void launch(Handle handle, Outcome outcome);
   void fail_all(const Failure& failure);
   bool done(Handle handle);        // done or launched
-  bool settled(Handle handle);     // its buffers are no longer in use
-  bool unlaunched(Handle handle);  // a GPU call in flight, not yet launched
-  // True if all are done, or one failed (sets `failure`). `ready`: calls known to be done from the front; it grows.
+  bool settled(Handle handle);     // the call's buffers are no longer in use
+  bool unlaunched(Handle handle);  // a GPU call in flight that is not launched
+  // True if all are done, or one has failed (sets `failure`). `ready`: calls at the front known to be done; it grows.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
   // Calls visit(const Outcome&) under the lock. Throws if the call is neither done nor launched.
   template <class Visitor>
@@ -84,20 +86,20 @@ class Handles {
     std::lock_guard lock(mutex_);
     visit(outcome_of(handle));
   }
-  // Throws the call's failure, or kInvalidArgument if the core holds no memory for it.
+  // Throws the call's failure, or Error(kInvalidArgument) if the core holds no memory of the result.
   OwnedMemory take(Handle handle);
-  // A call in flight keeps its handle until it is done.
+  // The handle of a call in flight stays until the call is done.
   void release(Handle handle);
-  // Ends a handle that no caller knows, whatever its call's state.
+  // Ends a handle that no caller knows, in any state.
   void cancel(Handle handle);
   // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);
 
-  // For callers that wait while another thread drives: wait() sleeps until a handle has finished since prepare(), a
-  // signal comes (then returns false), or the deadline passes.
+  // For callers that wait while another thread drives. wait() sleeps until a handle has finished since prepare(), or
+  // until the deadline. False: a signal came.
   uint32_t prepare() const { return finished_count_.load(); }
   bool wait(uint32_t ticket, Deadline deadline);
-  // Wakes waiters for another reason than a finished handle.
+  // Wakes waiters, also if no handle has finished.
   void announce();
 
  private:

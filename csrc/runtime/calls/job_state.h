@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only owner of the job's end on this rank.
+// The job's state on this rank. No other object decides how the job ends.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-// Phases: running -> leaving or failing (this rank leaves, normally or not) -> stopped (all have left) -> ended.
-// Running, leaving and failing may also become broken: the job has failed.
+// Phases: running -> leaving or failing (this rank leaves, normally or not) -> stopped (all ranks have left) -> ended.
+// Running, leaving and failing may become broken instead: the job has failed.
 class JobState {
  public:
   explicit JobState(Wakeup driver) : driver_(driver) {}
@@ -25,7 +25,7 @@ class JobState {
   bool broken() const { return phase_ == Phase::kBroken || phase_ == Phase::kEnded; }
   bool over() const { return phase_ >= Phase::kBroken; }
   const Failure& failure() const { return failure_; }  // valid once broken
-  // Returns true if this is news for the coordinator. A failed leave may follow a normal one.
+  // True if the coordinator must be told. A failed leave may follow a normal one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;
@@ -35,12 +35,12 @@ class JobState {
     limit_ = limit;
     return true;
   }
-  // Latest time at which this rank, once it leaves, stops waiting for the others.
+  // When this rank, after leave(), stops waiting for the others.
   Deadline limit() const {
     std::lock_guard lock(mutex_);
     return limit_;
   }
-  // Makes the driver end the job with this failure, unless the log gives an earlier one.
+  // Makes the driver end the job with this failure, unless the log has another one before.
   void fail(Failure failure) {
     {
       std::lock_guard lock(mutex_);
@@ -59,7 +59,7 @@ class JobState {
     failure = found_;
     return true;
   }
-  // Failure with which the job ends. Once all have left, a peer's death only means that it ended first.
+  // Failure with which the job ends. Once all have left, a peer's death is not one: that peer has only ended first.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

@@ -61,7 +61,7 @@ Elements::Elements(uintptr_t address, size_t size, std::span<const int64_t> shap
 bool Elements::meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const {
   if (depth == dimensions_.size()) return own < end && own + size_ > begin;
   const auto [step, count, extent] = dimensions_[depth];
-  // The first step that ends after `begin`.
+  // The first index whose elements end after `begin`.
   uintptr_t i = own + extent > begin ? 0 : (begin - own - extent) / step + 1;
   for (; i < count && own + i * step < end; ++i) {
     if (meet(own + i * step, depth + 1, begin, end)) return true;
@@ -74,7 +74,7 @@ MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const S
   Buffers found{};
   if (mine.device != kCpuDevice || !signature.traits().moves_bytes()) return found;
   const BufferSizes sizes = sizes_of(signature, mine, set);
-  // The root of a broadcast in place writes nothing new.
+  // The root of a broadcast in place only reads.
   const bool only_reads =
       mine.output == mine.input && signature.op == Op::kBroadcast && brings_input(signature, own_);
   if (mine.output && gets_result(signature, own_) && !only_reads) {
@@ -103,7 +103,7 @@ Handle MemoryInUse::user_of(const Signature& signature, const Submission& mine,
 Handle MemoryInUse::user_of(const Elements& elements, bool writes) const {
   if (elements.empty()) return 0;
   auto meets = [&](const Range& one) { return elements.meet(one.begin, one.end); };
-  // These ranges do not overlap, so they end in the order in which they begin.
+  // Written ranges do not overlap, so their ends are ascending, too.
   auto writer = std::ranges::lower_bound(written_, elements.end(), {}, &Range::begin);
   while (writer != written_.begin() && (--writer)->end > elements.begin()) {
     if (meets(*writer)) return writer->user;

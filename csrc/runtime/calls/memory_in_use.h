@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that this rank's unfinished calls read and write. Part of RankCalls, under its mutex.
+// Host memory that this rank's unfinished calls read and write. Part of RankCalls; the caller holds its mutex.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,16 @@
 
 namespace farandole {
 
-// Bytes of one tensor's buffers, as known at submission. A result that negotiation sizes counts with its minimum.
+// Sizes of one tensor's buffers in bytes, as known at submission. If only negotiation knows the size of a result, its
+// least size.
 struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error about memory in use. `title`: the call that would use it, too.
+// Throws the error about memory in use by the call `by`. `title`: the call that would use it, too.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
-// The elements of an array, at `begin` and at multiples of the steps from there. In bytes.
+// The addresses of an array's elements: `begin` plus multiples of the dimensions' steps, in bytes.
 class Elements {
  public:
   // Strides may be negative or zero.
@@ -31,14 +32,14 @@ class Elements {
   uintptr_t begin() const { return begin_; }
   uintptr_t end() const { return end_; }
   bool empty() const { return begin_ == end_; }
-  // True if a byte of an element lies in [begin, end).
+  // True if a byte of an element is in [begin, end).
   bool meet(uintptr_t begin, uintptr_t end) const { return meet(begin_, 0, begin, end); }
 
  private:
   struct Dimension {
     uintptr_t step;
     uintptr_t count;
-    uintptr_t extent;  // from a step's first byte to the end of its last element
+    uintptr_t extent;  // bytes from the start of an index's elements to their end
   };
   bool meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const;
 
@@ -50,14 +51,14 @@ class Elements {
 
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
-// Memory that a call writes must not be used by another call before the first has ended: its content would depend on
-// timing and differ by rank. Several calls may read the same memory. Buffers on GPUs are not tracked.
+// Memory that a call writes must not be used by another call until the first has ended: its content would depend on
+// timing, and differ between ranks. Several calls may read the same memory. Ignores buffers on GPUs.
 class MemoryInUse {
  public:
   explicit MemoryInUse(Rank own) : own_(own) {}
-  // Earlier call that conflicts with this tensor's; 0: none.
+  // Returns an earlier call that conflicts with the use of this tensor; 0: none.
   Handle user_of(const Signature& signature, const Submission& mine, const ProcessSet& set) const;
-  // Earlier call that conflicts with a copy from or, with `writes`, to these elements.
+  // Returns an earlier call that conflicts with a copy from these elements or, with `writes`, to them; 0: none.
   Handle user_of(const Elements& elements, bool writes) const;
   void add(const Signature& signature, const Submission& mine, const ProcessSet& set);
   void remove(const Submission& mine);
@@ -71,7 +72,7 @@ class MemoryInUse {
   };
   using Ranges = std::vector<Range>;  // ascending by begin
   struct Buffers {
-    Range read;  // empty if the same memory is read and written
+    Range read;  // empty if the call reads and writes the same memory
     Range written;
   };
   Buffers buffers_of(const Signature& signature, const Submission& mine,
@@ -80,9 +81,9 @@ class MemoryInUse {
   static void erase(Ranges& ranges, const std::byte* buffer, Handle user);
 
   const Rank own_;
-  Ranges written_;              // do not overlap, except those of a group's tensors
+  Ranges written_;              // ranges of different calls do not overlap
   Ranges read_;                 // may overlap
-  uintptr_t longest_read_ = 0;  // in bytes, since clear()
+  uintptr_t longest_read_ = 0;  // longest range in read_ since clear(), in bytes
 };
 
 }  // namespace farandole

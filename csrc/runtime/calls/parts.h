@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A submission as parts of a bucket, for backends and kernels, or as input of a cell. Used by RankCalls.
+// Turns submissions into parts of a bucket, or into inputs of a cell. For RankCalls.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@
 
 namespace farandole {
 
-// True if a cell can carry this call, and this rank's buffers are present.
+// True if this call can complete in a cell, and this rank has its buffers.
 bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set);
 std::span<const std::byte> input_in_cell(const Part& part, int member);
-// Computes the result from all inputs in member order, after all have met.
+// Computes the result from all inputs in the cell, in member order. Call after Cell::meet().
 void complete(const Part& part, const ProcessSet& set, const Cell& cell);
 
-// Describes one tensor to the lane. Without a submission (this rank has joined) the part has no buffers.
+// Makes the Part of one tensor. `mine`: null if this rank has joined; the part then has no buffers.
 Part part_of(const PartInputs& inputs, const Signature& signature, const ProcessSet& set,
              const Submission* mine);
 std::vector<Item> items_of(const Run& run);

@@ -13,8 +13,8 @@
 namespace farandole {
 namespace {
 
-// True if inputs may travel in the reports: one round trip instead of two, but slower for many calls. All inputs of a
-// batch do or none, so that all ranks add in one order. `under_way` depends on timing: the caller passes 0 between
+// True if inputs may travel in reports: one round trip instead of two, but slower for many calls. All inputs of a batch
+// do or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in jobs of several
 // hosts, where buckets add in a different order.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
@@ -27,7 +27,7 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, si
   return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
 
-// Visits each run of calls of one set.
+// Calls visit(set) once for each run of calls of one set.
 template <class Visit>
 void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -77,7 +77,7 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
-  // A rank that has left reads its own end in the log as a failure of the others.
+  // Checked first, because a rank that has left gets a failure of the job, too.
   if (job.left()) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
 }
@@ -94,7 +94,7 @@ std::optional<ProcessSet> RankCalls::find_set(SetId id) {
   return set ? std::optional(*set) : std::nullopt;
 }
 
-// Each name is stored once, however often it is used.
+// Fills in the names that the recorder stores.
 void RankCalls::describe(CheckedCall& call) {
   const Request& request = call.request;
   for (size_t i = 0; i < request.parts(); ++i) {
@@ -174,7 +174,7 @@ Submission RankCalls::checked(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   Submission submission = prepared.submission();
   const ProcessSet& set = working_set(request, sets_);
-  // A message's name does not identify it.
+  // Messages are not matched by name.
   if (!request.signature.traits().paired()) {
     pending_.check_free(request, submission, prepared.call->record);
   }
@@ -198,7 +198,7 @@ void RankCalls::enter(PreparedSubmission& prepared, bool rides) {
   enter(request, std::move(submission), rides);
 }
 
-// Creates the tensors' handles, and informs the recorder.
+// Creates the tensors' handles and records the submission.
 void RankCalls::note(const Request& request, Submission& submission, std::span<Handle> made) {
   uint64_t sequence = request.name.empty() ? pending_.next_unnamed(request.set) : 0;
   if (request.signature.traits().paired()) sequence = posted_.next;
@@ -211,11 +211,11 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
   }
 }
 
-// `rides`: inputs may travel in the report, all or none.
+// Reports a call. `rides`: its inputs may travel in the report.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   ProcessSet& its = sets_.own(request.set);
-  submission.counted = !paired;  // under way until the log has settled it
+  submission.counted = !paired;  // counts as under way until the log has settled it
   its.under_way += submission.counted;
   for (size_t i = 0; i < request.parts(); ++i)
     memory_.add(request.part(i), submission.part(i), its);
@@ -256,11 +256,12 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
   tell_refusal(request, why);
 }
 
-// A refused join() is reported when this rank joins, because all ranks have to. A message's only goes to a known peer.
+// Reports a refusal: of a join() when this rank joins, because all ranks must join; of a message only if the peer is
+// known.
 void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
-  if (by_members(request) && request.signature.shape.empty()) return;  // nobody is known to wait
+  if (by_members(request) && request.signature.shape.empty()) return;  // it is not known who waits
   Failure failure{why.code, "rank " + std::to_string(setup_.own) + " refused: " + why.text};
   const CollectiveTraits& traits = request.signature.traits();
   if (request.signature.op == Op::kJoin) {
@@ -337,7 +338,7 @@ void RankCalls::on(const Forget& forget) {
   reporter_.send(Forgot{forget.id});
 }
 
-// Allocates outputs whose size was unknown before negotiation.
+// Makes the buckets' parts, and allocates outputs of which only the log knows the size.
 BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
                           const std::shared_ptr<GpuDevice>& device, bool labelled) {
   const ProcessSet& set = sets_.own(run.set);
@@ -416,7 +417,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
   settle(endings_, nullptr, result.set);
 }
 
-// Also for removed sets: a report of this rank may have come too late.
+// The set may be removed already: then a report of this rank has come too late.
 void RankCalls::on(const Fail& fail) {
   if (std::ranges::count(fail.unheard, setup_.own) > 0) return;
   if (fail.key.posted() && fail.key.poster != setup_.own) return;
@@ -436,7 +437,7 @@ void RankCalls::on(const Joined& joined) {
     if (!set || set->member < 0) return;
     mine.recorded = std::exchange(set->join, {});
     mine.counted = true;
-    if (mine.recorded.call == 0) return;  // another rank's join; this rank counts its own calls
+    if (mine.recorded.call == 0) return;  // this rank has not joined
     pending_.resume(joined.set, joined.next_sequence);
   }
   mine.handle = mine.recorded.call;
@@ -451,7 +452,7 @@ void RankCalls::on(const Matched& matched) {
   std::optional<Submission> mine = posted_.take(sends ? matched.sent : matched.received);
   if (!mine) return;
   mine->value = matched.sender;
-  mine->recorded.set = matched.pair;  // the pair's buckets move it
+  mine->recorded.set = matched.pair;  // its bytes move in the pair's buckets
   pending_.submit(matched.pair, matched.sequence, std::move(*mine));
 }
 
@@ -460,7 +461,7 @@ void RankCalls::on(const OpenSet& open) {
   {
     std::lock_guard lock(mutex_);
     sets_.open(open.set, open.ranks);
-    if (!is_pair(open.set)) {  // a pair has no key
+    if (!is_pair(open.set)) {  // no call asks for a pair
       setup_.recorder.open_set(open.set, open.ranks);
       mine = pending_.take(open.key);
     }
@@ -489,7 +490,7 @@ void RankCalls::on(const Answer& answer) {
   {
     std::lock_guard lock(mutex_);
     answers_[answer.number] = answer.text;
-    constexpr size_t kMost = 64;  // some threads that asked may have given up
+    constexpr size_t kMost = 64;  // threads that asked may no longer wait
     if (answers_.size() > kMost) answers_.erase(answers_.begin());
   }
   handles.announce();
@@ -524,7 +525,7 @@ void RankCalls::free_name(const Submission& submission) {
   if (ProcessSet* set = sets_.find(submission.recorded.set)) --set->under_way;
 }
 
-// Frees names before handles complete, so that waiters can reuse them.
+// Frees names before it completes handles, so that waiters can use the names again.
 void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
                        std::optional<SetId> set) {
   const uint64_t ended = set ? 1 : 0;

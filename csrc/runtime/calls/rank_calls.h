@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of one rank, from submission to outcome: state shared by submitting threads and the driver.
+// The calls of one rank, from submission to outcome. Submitting threads and the driver share this state.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,24 @@
 
 namespace farandole {
 
-// One submission of a prepared call, with values for each tensor.
+// One submission of a prepared call, with an element for each tensor.
 struct PreparedSubmission {
   const CheckedCall* call;
   std::span<const uintptr_t> inputs;  // addresses; 0: none
   std::span<const uintptr_t> outputs;
-  std::span<const uint64_t> streams;  // empty: on the CPU
+  std::span<const uint64_t> streams;  // empty: tensors are on the CPU
   std::span<Handle> handles;          // set by submit()
   std::vector<std::shared_ptr<GpuEvent>> produced =
-      {};  // see Submission::produced; empty: on the CPU
+      {};  // see Submission::produced; empty: tensors are on the CPU
   Submission submission() const;
 };
 
-// The end of one call of this rank in a bucket.
+// A tensor of this rank whose call is about to end.
 struct Ending {
   Submission submission;
   Outcome outcome;
-  bool launched = false;  // on a GPU, the outcome is already published
-  // Size of a result that the log carries.
+  bool launched = false;  // launch() has published the outcome
+  // Size of a result in the log.
   size_t bytes() const {
     size_t bytes = size_of(submission.recorded.dtype);
     for (int64_t n : outcome.shape) bytes *= static_cast<size_t>(n);
@@ -47,7 +47,7 @@ struct Ending {
   }
 };
 
-// A Run entry with this rank's buffers. At the bucket's end its calls end, and the coordinator learns it.
+// A bucket (Run) with this rank's buffers.
 struct BegunRun {
   Done done;             // its end
   bool reports = false;  // true on the set's lowest member, which sends `done`
@@ -79,28 +79,29 @@ class RankCalls {
   Handles handles;
   JobState job;
 
-  // ---- Users' threads. Methods that make calls throw kShutdown, or the job's failure, once the job has ended.
-  // Set of a call to be made. Throws kInvalidArgument if this rank cannot make calls in it.
+  // ---- Users' threads. Once the job has ended, methods that make calls throw Error(kShutdown) or the job's failure.
+  // Returns the set of a request. Throws Error(kInvalidArgument) if this rank cannot make calls in it.
   ProcessSet set_of(const Request& request);
   std::optional<ProcessSet> find_set(SetId id);
-  // Submits in order, up to the first that fails; throws its error, and reports it unless the name is in flight.
+  // See Runtime::submit(). Reports the error, unless the call's name is in flight.
   void submit(std::span<PreparedSubmission> batch);
-  // Makes one call and waits while its members complete it in a cell. False: it was submitted instead.
+  // Makes one call, and waits until it completes in a cell. False: it was submitted instead.
   bool call(PreparedSubmission& prepared);
   // Prepares a checked call for repeated submission.
   void prepare(CheckedCall& call);
-  // Makes the peers' call of this name fail.
+  // Makes the peers' calls fail.
   void refuse(const Request& request, const Failure& why);
-  // Throws kInvalidArgument if an earlier call of this rank uses memory to be copied from or, with `writes`, to.
+  // Throws Error(kInvalidArgument) if an earlier call conflicts with a copy from these elements or, with `writes`, to
+  // them.
   void check_unused(const Elements& elements, bool writes) {
     std::lock_guard lock(mutex_);
     if (const Handle user = memory_.user_of(elements, writes)) refuse_in_use("", find_key(user));
   }
   // Number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
-  // This rank leaves (see JobState): ends its calls in cells.
+  // Call when this rank leaves: ends its calls in cells.
   void close();
-  // Asks the coordinator for whom the call waits. Returns the question's number; 0: all ranks have submitted the call.
+  // Asks the coordinator for which ranks the call waits. Returns the question's number; 0: all have submitted the call.
   uint64_t ask(Handle handle);
   // Asks the coordinator for any log entry. `stands_still`: a bucket of this rank; number 0: none.
   void ping(const Done& stands_still = {});
@@ -109,7 +110,7 @@ class RankCalls {
   std::optional<std::string> answer(uint64_t number);
   // Time since this rank last completed a call in a cell; -1: never.
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }
-  // See Reporter. Skips the mutex if there is nothing to do.
+  // See Reporter. Takes no mutex if there is nothing to do.
   void expedite();
 
   // ---- Any thread
@@ -133,25 +134,25 @@ class RankCalls {
   // `labelled`: fill in BegunRun::label.
   BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
                  bool labelled);
-  // Ends calls, each step for all: frees their names, informs the recorder, completes the handles. `failure`: of all
-  // calls; null: see each outcome. `set`: a call of this set has ended, even if this rank had none.
+  // Ends calls: frees all names, informs the recorder, then completes all handles. `failure`: of all calls; null: see
+  // each outcome. `set`: a call of this set has ended, even if this rank has not made it.
   void settle(std::span<Ending> endings, const Failure* failure,
               std::optional<SetId> set = std::nullopt);
-  // The bucket's first byte is about to move.
+  // Call before the bucket's first byte moves.
   void launched(BegunRun& run);
-  // The bucket has ended: all bytes have moved, or it has failed.
+  // Call when all bytes of the bucket have moved, or it has failed.
   void settle(BegunRun& run, const Failure* failure);
-  // On a GPU a call ends twice: launch() lets waiters continue, settle() frees the buffers.
+  // For a bucket on a GPU: launch() lets waiters go on; later, settle() frees the buffers.
   void launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past);
-  // Refuses new calls. Once nothing moves any more, clear() fails those that wait.
+  // break_down() makes new calls fail. When nothing moves any more, clear() fails the calls that wait.
   void break_down(const Failure& failure);
   void clear(const Failure& failure);
 
  private:
   void check_open() const;
-  // ---- Under the mutex
-  void describe(CheckedCall& call);  // fills in what the recorder shows
-  // Throws the error of a call that cannot be made, and reports it to peers unless the name is in flight.
+  // ---- The caller holds the mutex
+  void describe(CheckedCall& call);
+  // Throws an error if the call cannot be made, and reports it to peers unless the name is in flight.
   Submission checked(PreparedSubmission& prepared);
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
@@ -159,7 +160,7 @@ class RankCalls {
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- Driver only
-  // `mine`: nullopt if this rank has no such call.
+  // `mine`: nullopt: this rank has no such call.
   void finish(std::optional<Submission> mine, Outcome outcome);
   void fail(Submission mine, const Failure& failure);
   void end(Submission call);
@@ -172,13 +173,13 @@ class RankCalls {
   Reporter reporter_;
   MemoryInUse memory_{setup_.own};
   DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_}};
-  std::optional<CallKey> find_key(Handle handle) const;  // under the mutex
+  std::optional<CallKey> find_key(Handle handle) const;  // the caller holds the mutex
 
-  uint64_t asked_ = 0;                       // questions to the coordinator (Inquire)
+  uint64_t asked_ = 0;                       // number of questions (Inquire) so far
   std::map<uint64_t, std::string> answers_;  // by the question's number
-  uint64_t prepared_ = 0;                    // number of prepared calls
-  size_t riders_ = 0;                        // calls under way; see Submission::rider
-  std::vector<Ending> endings_;  // for the current log entry; driver only, not under the mutex
+  uint64_t prepared_ = 0;                    // number of prepared calls so far
+  size_t riders_ = 0;                        // calls under way with Submission::rider
+  std::vector<Ending> endings_;  // of the current log entry; the driver uses it without the mutex
 };
 
 }  // namespace farandole

@@ -50,7 +50,7 @@ void check_shape(const Request& request, const Dimensions& shape) {
   }
 }
 
-// Ranks may agree on an op that callers compute themselves (`declared`), if they pass no data.
+// A call with a `declared` op is allowed only if it passes no data.
 void check_reduction(const Request& request, bool brings_nothing) {
   const Signature& s = request.signature;
   if (!s.traits().reduces()) return;
@@ -118,7 +118,7 @@ void check_change(const Request& request, Rank own) {
   }
 }
 
-// Fills in what a send or receive has instead of a collective's arguments.
+// Fills in and checks the arguments of a send or receive.
 void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
   Request& request = taken.request;
   Signature& s = request.signature;
@@ -283,7 +283,7 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   if (traits.in_place() && mine.input == mine.output) return;
   const auto [brought, kept] = sizes_of(s, mine, set);
   if (!overlap(mine.input, brought, mine.output, kept)) return;
-  // allgather: the input may already lie at its place in the result.
+  // allgather: the input may lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
   refuse(request, traits.in_place()
                       ? "input and output overlap in part; give one buffer for both, or two apart"

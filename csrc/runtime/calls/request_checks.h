@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a user's request into the form that is sent: checks every argument and, if wanted, inputs for NaN and infinity.
+// Turns a user's request into a Request: checks every argument and, if wanted, searches inputs for NaN and infinity.
 #pragma once
 
 #include <span>
@@ -14,27 +14,28 @@ struct CheckedCall {
   Request request;
   Submission submission;  // has no handle yet
   std::string site = {};  // program line of the call; empty: unknown
-  // Caches of PendingTable::check_free() and definition_of(). Under RankCalls::mutex_.
+  // Caches of PendingTable::check_free() and definition_of(). RankCalls::mutex_ guards them.
   mutable std::shared_ptr<NamedRequest> record = {};
   mutable FoundId found = {};
 };
 
-// The name under which peers know the request, even if the rest is invalid.
+// The parts of a request that identify the call to peers; the rest may be invalid.
 Request name_of_request(const farandole_request& raw);
 
 // "allreduce 'x'"
 std::string title_of(const Request& request);
 
-// Set of a request. Throws Error(kInvalidArgument) if this rank is not a member, or has joined.
+// Returns the set of a request. Throws Error(kInvalidArgument) if this rank is not a member, or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
-// Builds the call of these tensors. `count` 0: an empty group, named by the first. Throws Error(kInvalidArgument or
-// kWrongType) with the request and a remedy. Does not check buffers. `set`: working_set() of the first.
+// Makes the call of these tensors. `count` 0: an empty group, whose name the first tensor has. Throws
+// Error(kInvalidArgument or kWrongType), with a remedy. Does not check buffers. `set`: working_set() of the first.
 CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,
                        Rank own);
 
 // Throws Error(kInvalidArgument) if a message has no buffer, or if input and output overlap in a way that farandole.h
-// does not allow. For outputs sized by negotiation it checks the bytes known locally. `mine`: of this part.
+// does not allow; of outputs whose size only negotiation knows, it checks the bytes of sizes_of(). `mine`: of this
+// part.
 void check_buffers(const Request& request, size_t part, const Submission& mine,
                    const ProcessSet& set);
 
@@ -42,7 +43,7 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
 Contribution contribution_of(const Signature& signature, const Submission& mine, Rank own,
                              size_t most_payload);
 
-// FARANDOLE_CHECK_NUMERICS: the first NaN or infinity in a call's input. kOk: none, or this rank has no input.
+// For FARANDOLE_CHECK_NUMERICS: a failure that names the first NaN or infinity in the input; kOk: there is none.
 Failure numerics_of(const Request& request, size_t part, const Submission& mine, Rank own);
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's process sets, submitted calls and requests with ids. Parts of RankCalls, under its mutex.
+// A rank's process sets, submitted calls and requests with ids. Parts of RankCalls, whose mutex the caller holds.
 #pragma once
 
 #include <atomic>
@@ -23,19 +23,19 @@ namespace farandole {
 struct ProcessSet {
   std::vector<Rank> ranks;       // ascending
   int member = -1;               // this rank's index; -1: not a member
-  RecordedCall join;             // this rank's join() in flight; call 0: not joined
-  Failure join_failure;          // sent with this rank's next join()
+  RecordedCall join;             // this rank's join() in flight; call 0: none
+  Failure join_failure;          // to be sent with this rank's next join()
   std::shared_ptr<Cell> cell;    // for small calls; null: the members are not on one host
   bool meeting = false;          // a thread of this rank is in the cell
-  uint32_t under_way = 0;        // this rank's calls that the coordinator has to settle
-  uint64_t ended = 0;            // calls of the set; equal on all members
-  uint64_t unnamed_in_cell = 0;  // calls unknown to the coordinator; equal on all members
+  uint32_t under_way = 0;        // calls of this rank that the coordinator has not settled
+  uint64_t ended = 0;            // number of calls that have ended; equal on all members
+  uint64_t unnamed_in_cell = 0;  // unnamed calls that ended in the cell; equal on all members
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
   int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
 };
 
-// Failure of a call whose set was removed meanwhile.
+// Failure of a call whose set was removed.
 Failure gone(SetId set);
 
 class ProcessSets {
@@ -47,9 +47,9 @@ class ProcessSets {
   // Throws Error(kInvalidArgument) if there is no such set or this rank is not a member.
   ProcessSet& own(SetId id);
   std::optional<SetId> joined_by(Handle handle) const;
-  // A set in whose cell a thread of this rank is, or nullopt.
+  // A set in whose cell a thread of this rank is; nullopt: none.
   std::optional<SetId> meeting() const;
-  // The job has failed: no call will be answered.
+  // The job has failed: the coordinator settles no more calls.
   void clear_under_way();
 
  private:
@@ -64,16 +64,16 @@ struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  Dimensions shape;             // the input's, with this rank's first dimension
+  Dimensions shape;             // of the input, with this rank's first dimension
   std::vector<int64_t> splits;  // see Contribution::splits
   int32_t device = kCpuDevice;
-  uint64_t stream = 0;                   // produces the buffers
+  uint64_t stream = 0;                   // CUDA stream that produces the buffers
   std::shared_ptr<GpuEvent> produced;    // recorded in `stream`
   struct NamedRequest* named = nullptr;  // found by check_free() or submit()
   uint64_t prepared = 0;                 // number of the repeated prepared call; 0: none
-  int64_t value = 0;                     // outcome's value; for a receive: the sender
+  int64_t value = 0;                     // Outcome::value; for a receive: the sender
   bool rider = false;                    // the input is small enough for the report
-  bool counted = false;                  // in ProcessSet::under_way
+  bool counted = false;                  // counted in ProcessSet::under_way
   RecordedCall recorded;
   std::vector<Submission> more;  // the other tensors of a group
 
@@ -84,7 +84,7 @@ struct Submission {
   }
 };
 
-// Id found last for a prepared unnamed call.
+// The id that was last found for a prepared unnamed call.
 struct FoundId {
   uint32_t id = 0;
   uint64_t definition = 0;
@@ -96,19 +96,19 @@ struct NamedRequest {
   const SetId set;  // with `name`, the key in the table
   const std::string name;
   bool listed = true;  // still in the table
-  uint32_t id = 0;     // from the log; 0: not yet, or forgotten
-  uint64_t same = 0;   // number of the prepared call that equals the id's request
+  uint32_t id = 0;     // from the log; 0: none yet, or forgotten
+  uint64_t same = 0;   // number of the prepared call whose request is known to be the id's
   bool in_flight = false;
-  bool reported = false;  // in flight and not settled by the log
+  bool reported = false;  // in flight, and the log has not settled it
   Submission submission;
-  // Unanswered refusals: those before the reported call, and those since. A refusal is this rank's report of one call,
-  // and the log answers a rank's reports in order.
+  // Numbers of refusals that the log has not answered: before the reported call, and since. A refusal is this rank's
+  // report of one call, and the log answers a rank's reports in order.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
 };
 
-// Calls known by number: a set's unnamed ones, or sends and receives without their other end.
+// Calls by number: the unnamed calls of a set, or sends and receives that are not matched yet.
 struct NumberedCalls {
   uint64_t next = 0;  // number of the next call
   std::map<uint64_t, Submission> waiting;
@@ -127,20 +127,20 @@ struct NumberedCalls {
 
 class PendingTable {
  public:
-  // Throws Error(kInvalidArgument) if a call of this name is in flight. Call it before submit(). `record`: cached in a
-  // prepared call; looked up if empty or no longer listed.
+  // Throws Error(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`: the cache of a
+  // prepared call; filled if it is empty or no longer listed.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
-  // Completes `ready`, which has the contributions, with the key or id of the call.
+  // Stores the submission. Completes `ready`, which has the contributions, with the call's id or request.
   void submit(const Request& request, Submission submission, Ready& ready);
-  // Number of the definition that describes this call, equal on all ranks. 0: there is none, or this rank has refused a
-  // call of the name and waits for the answer. Call it after check_free().
+  // Number of the definition of this call, equal on all ranks. 0: there is none, or the log has not answered a refusal
+  // of the name by this rank. Call after check_free().
   uint64_t definition_of(const Request& request, const Submission& submission,
                          FoundId& found) const;
-  // Submits a call whose id describes all but the contributions; returns the id. 0: none; `submission` is unchanged.
+  // Stores the submission of a call that has an id; returns the id. 0: there is none, and `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
-  // A matched send or receive becomes this unnamed call of its pair, without a report.
+  // Stores a matched send or receive as this unnamed call of its pair.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
     unnamed_[pair].waiting.emplace(sequence, std::move(submission));
   }
@@ -153,12 +153,12 @@ class PendingTable {
   void define(const Define& define);
   void forget(uint32_t id);
   const Request& request_of(uint32_t id) const { return known(id).request; }
-  // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
+  // Returns this rank's submission of a call that the log settles; nullopt: none, as this rank has joined.
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
-  // This rank's submission of a failed call; nullopt also if the failure answers a refusal.
+  // Returns this rank's submission of a failed call; nullopt: none, or the failure answers a refusal.
   std::optional<Submission> fail(const CallKey& key);
-  // The call has ended; frees its name.
+  // Call when the call has ended: frees its name.
   void finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after a join
   // The job has failed: drops everything.
@@ -180,31 +180,32 @@ class PendingTable {
 
   std::map<SetId, std::unordered_map<std::string, std::shared_ptr<NamedRequest>>> named_;
   std::map<SetId, NumberedCalls> unnamed_;
-  std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
+  std::unordered_map<std::string, uint32_t> interned_;  // ids by bytes_of() of unnamed requests
   std::vector<std::optional<Known>> by_id_;
-  uint64_t definitions_ = 0;  // defined in the log so far
+  uint64_t definitions_ = 0;  // number of Define entries so far
 };
 
-// Sends a rank's reports. Calls submitted together leave in one report. Under the mutex unless marked.
+// Sends a rank's reports. Calls that are submitted together leave in one report. The caller holds the mutex, if not
+// marked.
 class Reporter {
  public:
-  // `gathered`: leaders on the path hold reports back for a moment.
+  // `gathered`: true: leaders on the path hold reports back for a moment.
   Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
 
   // Does not wake the leader.
   void pass(const Report& report);
-  // Passes a Ready with this id. If its contributions are plain, it waits for pass_batch() or the next report.
+  // Passes a Ready with this id. If the contributions are plain, it leaves with pass_batch() or the next report.
   void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
   // Wakes the leader.
   void send(const Report& report);
-  // A user waits: leaders hold back no report of this rank until its next call.
+  // A user waits: leaders forward this rank's reports at once, until its next call.
   void expedite();
   // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
-  // Any thread: true if something was passed since the last call, so the leader must be woken.
+  // Any thread: true if a report was passed since the last take_news(): wake the leader.
   bool take_news() { return news_.exchange(false); }
-  // Retries reports that found the ring full. False: it is still full.
+  // Sends reports that did not fit into the ring. False: it is still full.
   bool flush();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Created by GpuAccess in the thread of the first GPU tensor, then used by the driver.
+// GpuAccess creates the RankGpu in the thread of the first GPU tensor; the driver uses it.
 #include "runtime/gpu/rank_gpu.h"
 
 #include <unistd.h>
@@ -32,8 +32,8 @@ std::vector<std::string> places(const std::string& chosen, const std::vector<std
   return paths;
 }
 
-// NCCL reads NCCL_ALGO for each communicator. A user's value is kept. From 2.24 on, a bare algorithm applies to all
-// operations, some of which only support ring, so ours names allreduce.
+// Sets NCCL_ALGO, which NCCL reads for each communicator, unless the user has. From 2.24 on, a bare algorithm applies
+// to all operations, of which some support only ring, so this adds "allreduce:".
 void pin_algorithm(const std::string& algorithm, int version) {
   constexpr int kFirstByOperation = 22400;
   if (algorithm.empty()) return;
@@ -43,13 +43,13 @@ void pin_algorithm(const std::string& algorithm, int version) {
   setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
 }
 
-// Includes the version: ranks work together only with equal libraries.
+// Includes the version, because all ranks need the same one.
 std::string name_of(const nccl::Api& api) {
   return "NCCL " + std::to_string(api.version / 10000) + "." +
          std::to_string(api.version / 100 % 100) + "." + std::to_string(api.version % 100);
 }
 
-// Only if a profiler listens, because names cost a little.
+// nullptr: no profiler listens, so names would only cost time.
 std::shared_ptr<const nvtx::Api> open_ranges(const Config& config) {
   if (config.nvtx.empty()) return nullptr;
   try {

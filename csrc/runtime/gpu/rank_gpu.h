@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU: libraries, device, kernels, and the lane that launches buckets. See GpuAccess, which creates it.
+// This rank's GPU: libraries, device, kernels, and the lane that launches buckets. GpuAccess creates it.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@
 
 namespace farandole {
 
-// Search FARANDOLE_..._LIBRARY if it is set; else what the process has loaded, Python packages' folders and the
-// loader's path. All throw Error(kLibrary) with a remedy.
+// Open FARANDOLE_..._LIBRARY if it is set; else a library that the process has loaded, or one in folders of Python
+// packages or in the loader's path. Throw Error(kLibrary) with a remedy.
 std::shared_ptr<const cuda::Api> open_cuda(const Config& config);
 std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);
@@ -31,7 +31,7 @@ class RankGpu {
 
   int ordinal() const { return device_->ordinal(); }
   const std::shared_ptr<GpuDevice>& device() const { return device_; }
-  // Description for the coordinator. `host`: lowest rank of this host.
+  // Returns the report for the coordinator. `host`: lowest rank of this host.
   UseGpu describe(Rank host) const;
 
   // ---- Driver only
@@ -46,7 +46,7 @@ class RankGpu {
   const Config& config_;
   const std::function<void()> ring_;
   const bool holds_launches_;
-  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: none is usable
+  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: there is no usable NCCL
   const std::shared_ptr<GpuDevice> device_;
   const std::shared_ptr<const GpuModule> module_;
   const GpuMover mover_;
