@@ -11,11 +11,11 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostNoticed = 64;  // notices, because each may write a flight dump
+constexpr size_t kMostNoticed = 64;  // most notices; each may write a flight dump
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane: one moves, one waits
 constexpr size_t kMaxTensors = 1024;          // per bucket; limits its log entry
-constexpr size_t kMaxResultBytes = 16 << 10;  // of a result in the log
+constexpr size_t kMaxResultBytes = 16 << 10;  // most bytes of a result in the log
 
 // Reduces payloads in member order, so that the result has the same bits as from the shared-memory backend.
 ByteString reduce_payloads(const Signature& s, const Inputs& given, int members) {
@@ -196,7 +196,7 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
               "make the call after join(), which returns the rank that joined last"};
 }
 
-// Finds errors that can be seen only when all have reported.
+// Finds errors that can be seen only when all ranks have reported the call.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   for (size_t i = 0; i < call.request().parts(); ++i) {
@@ -251,13 +251,13 @@ bool Publisher::flush(SetState& set, int64_t now_ns) {
   return moves;
 }
 
-// Limits the buckets in flight. Once all ranks have left, publishes all, because Stop must be the last entry.
+// Limits the buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last entry.
 bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
-// Writes a Define if the request is new to the ranks or has changed. Defines also unnamed requests of other sites:
-// otherwise, ranks that never report first would never get ids for their requests.
+// Writes a Define if the request is new to the ranks or has changed. If ranks made an unnamed call at different sites,
+// defines the request of each site, so that each of these ranks gets an id for its request.
 void Publisher::define(Call& call) {
   Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();

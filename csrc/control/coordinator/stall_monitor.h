@@ -80,7 +80,7 @@ class StallMonitor {
   static std::string text_from(const std::vector<WarningPart>& parts);
   std::vector<WarningPart> missing_from(std::span<const WaitingCall> calls,
                                         const std::vector<WaitingCall>& all, int64_t now_ns) const;
-  // If `all` is empty, the failure has no facts and stacks.
+  // If `all` is empty, the failure's text has neither facts nor stacks.
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
   void give_up_stalled(SetState& set, int64_t now_ns);
