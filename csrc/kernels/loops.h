@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction loops. Each target compiles them with its flags (CMakeLists.txt): without contraction, so that all
-// targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
+// The reduction loops. CMakeLists.txt compiles them once for each target (instruction set): without contraction, so
+// that all targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,8 +9,8 @@
 
 namespace farandole::kernels {
 
-// Each op is one expression, for vectors and scalars. Min and Max return a NaN operand, else the first of equals
-// (-0, +0).
+// Each op is one expression, for vectors and scalars. If an operand is NaN, Min and Max return it; if both are equal
+// (-0, +0), they return the first.
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -40,7 +40,7 @@ struct Max {
   }
 };
 
-// Scales: each applies a factor to every input and to the result. Keep applies none.
+// Scales multiply every input and the result by factors. Keep changes neither.
 template <class Cpu>
 struct Keep {
   template <class V>

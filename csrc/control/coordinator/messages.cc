@@ -33,7 +33,7 @@ std::string size_text(const Signature& signature) {
          (signature.device == kCpuDevice ? "CPU" : "GPU");
 }
 
-// Returns why two ends do not fit; kOk: they fit.
+// Returns why this send does not fit this receive; kOk: it fits.
 Failure mismatch(const Posted& sent, const Posted& received) {
   const Signature &a = sent.request().signature, &b = received.request().signature;
   if (a.dtype == b.dtype && a.shape == b.shape && a.device == b.device) return {};

@@ -73,7 +73,8 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// Whole blocks get no table and are copied: each member reduces them, and could overwrite its input before all read it.
+// Whole blocks get no table and are copied, because each member reduces a whole block and could overwrite its input
+// before all members have read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);
@@ -225,8 +226,8 @@ void ShmBackend::rest() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
-  // If only the reduce phase uses the slot, it is free by then: all members have staged this block, so they have
-  // consumed the older ones.
+  // If only the reduce phase uses the slot, it need not be free yet: that phase starts when all members have staged
+  // this block, and by then they have consumed the older ones.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }

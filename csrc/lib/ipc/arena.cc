@@ -125,8 +125,8 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
   free_.emplace(offset, bytes);
 }
 
-// Huge pages come only from page faults, not from fallocate(). A fault may raise SIGBUS, but MADV_POPULATE_WRITE fails
-// instead. On kernels without it the allocation gets small pages.
+// Huge pages come only from page faults, not from fallocate(). If memory is short, a page fault raises SIGBUS, but
+// MADV_POPULATE_WRITE returns an error. On kernels without it the allocation gets small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads files of /proc and /sys and writes reports. Any thread. In folders where other users may write, such as /tmp,
-// it neither follows nor overwrites their files and links.
+// Reads files of /proc and /sys and writes reports. Any thread may call these functions. They neither follow nor
+// overwrite other users' files and links, even in folders where all users may write, such as /tmp.
 #pragma once
 
 #include <string>
