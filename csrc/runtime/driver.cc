@@ -13,6 +13,9 @@
 namespace farandole {
 namespace {
 
+constexpr int64_t kAnswerNs =
+    1'500'000'000;  // rank 0 may need so long for an answer if it is not stopped
+
 // Records how long a caller blocks. An interrupted and repeated wait counts once.
 struct RecordedWait {
   Recorder& recorder;
@@ -106,42 +109,46 @@ bool Driver::drive(Predicate&& done, Deadline deadline) {
 bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   while (!done()) {
     if (deadline.expired()) return false;
+    const Deadline until = std::min(deadline, look());
     uint32_t ticket = setup_.calls.handles.prepare();
     if (setup_.wakeup.try_drive()) {
       bool calm = [&] {
         Role role{*this};
         const Wakeup::Muted muted(setup_.wakeup);
-        return drive(done, deadline);
+        return drive(done, until);
       }();
       if (!calm) return done();
     } else if (!done()) {
-      if (!setup_.calls.handles.wait(ticket, deadline)) return done();
+      if (!setup_.calls.handles.wait(ticket, until)) return done();
     }
   }
   return true;
 }
 
-// Rank 0 hears of a bucket's end from the set's lowest rank, which may not need the bytes that this rank waits for.
-void Driver::tell_of_standstill(std::vector<Done> under_way) {
-  bool told = false;
-  for (const Done& end : under_way) {
-    if (std::ranges::count(probe_.under_way, end) == 0) continue;
-    setup_.calls.ping(end);
-    told = true;
-  }
-  probe_.under_way = std::move(under_way);
-  if (told) after_submit();
+// Returns when the next look is due.
+Deadline Driver::look() {
+  if (setup_.watch.patience().pause_ns == 0) return Deadline::never();
+  if (Deadline::at(probe_.next_ns).expired()) probe();
+  return Deadline::at(probe_.next_ns);
 }
 
-// Asks rank 0 for a log entry if none has come for a while: a stopped process cannot report that it is stopped.
+// Reports this rank's oldest bucket if it takes long. Asks rank 0 for a sign of life.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
-  std::vector<Done> under_way = setup_.engine.under_way();
+  const std::optional<Stuck> oldest = setup_.engine.oldest_bucket();
   std::lock_guard lock(probe_.mutex);
   const int64_t now = now_ns();
   if (now < probe_.next_ns) return;
   probe_.next_ns = now + patience.pause_ns;
-  tell_of_standstill(std::move(under_way));
+  if (oldest && oldest->age_ns >= patience.pause_ns) {
+    setup_.calls.report(*oldest);
+  }
+  if (patience.asks) ask_for_life(now);
+}
+
+// Asks for a log entry if none has come for a while: a stopped process cannot report that it is stopped.
+void Driver::ask_for_life(int64_t now) {
+  const RankWatch::Patience& patience = setup_.watch.patience();
   const uint64_t heard = setup_.engine.log_position();
   if (std::exchange(probe_.heard, heard) != heard) {
     probe_.asked_ns = 0;
@@ -150,9 +157,10 @@ void Driver::probe() {
     probe_.asked_ns = now;
     probe_.warned = false;
     after_submit();
-  } else if (const std::string why = setup_.watch.why_standing(); !why.empty()) {
-    const std::string text = "no progress: " + why;
+  } else {
     const int64_t silent_ns = now - probe_.asked_ns;
+    if (silent_ns < kAnswerNs && setup_.watch.why_standing().empty()) return;
+    const std::string text = "no progress: " + setup_.watch.why_silent();
     if (patience.abort_ns > 0 && silent_ns >= patience.abort_ns) {
       const std::string limit = " (FARANDOLE_STALL_ABORT sets this limit)";
       setup_.calls.job.fail({ErrorCode::kStall, text + limit});
@@ -173,17 +181,9 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   const Handle first = wanted[ready];
   if (endless && is_main_thread()) setup_.engine.main_waits_for = first;
   RecordedWait waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
-  const bool probes = setup_.watch.patience().pause_ns > 0;
-  for (;;) {
-    const Deadline look = probes ? Deadline::at(probe_.next_ns) : Deadline::never();
-    if (await(done, std::min(deadline, look))) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
-    if (look.expired()) {
-      probe();
-      if (!deadline.expired()) continue;
-    }
-    waiting.over = false;
-    return WaitEnd::kTimeIsUp;  // or a signal
-  }
+  if (await(done, deadline)) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  waiting.over = false;
+  return WaitEnd::kTimeIsUp;  // or a signal
 }
 
 std::string Driver::explain(Handle handle, Deadline deadline) {
@@ -204,8 +204,10 @@ std::string Driver::explain(Handle handle, Deadline deadline) {
 
 bool Driver::done(Handle handle) {
   const bool over = setup_.calls.handles.done(handle);
-  if (!over) setup_.calls.expedite();
-  return over;
+  if (over) return true;
+  setup_.calls.expedite();
+  look();  // a user may only poll
+  return false;
 }
 
 // Background thread only.

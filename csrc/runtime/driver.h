@@ -59,7 +59,8 @@ class Driver {
   bool done(Handle handle);
   // Asks the coordinator which ranks the call waits for.
   std::string explain(Handle handle, Deadline deadline);
-  // Drives until done() if nobody else does, else sleeps. False: a signal came, or `deadline` passed. done() may throw.
+  // All waits pass here. Drives until done() if nobody else does, else sleeps; reports what stands still. False: a signal
+  // came, or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
 
@@ -74,8 +75,9 @@ class Driver {
   bool drive(Predicate&& done, Deadline deadline);
   void background();
   void ask_scheduler();
+  Deadline look();
   void probe();
-  void tell_of_standstill(std::vector<Done> under_way);
+  void ask_for_life(int64_t now);
 
   Setup setup_;
   std::atomic<bool> quit_{false};
@@ -86,7 +88,6 @@ class Driver {
     uint64_t heard = 0;               // log entries read
     int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0: not asked
     bool warned = false;
-    std::vector<Done> under_way;  // buckets of this rank
   } probe_;
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};

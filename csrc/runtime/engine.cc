@@ -109,9 +109,13 @@ bool Engine::moving() const {
   return lanes_.busy();
 }
 
-std::vector<Done> Engine::under_way() const {
+std::optional<Stuck> Engine::oldest_bucket() const {
   std::lock_guard lock(work_mutex_);
-  return lanes_.under_way();
+  const BegunRun *run = lanes_.oldest(), *gpu = gpu_.oldest();
+  if (!run || (gpu && gpu->begun_ns < run->begun_ns)) run = gpu;
+  if (!run) return std::nullopt;
+  return Stuck{run->done.set, run->done.bucket, run->done.gpu, now_ns() - run->begun_ns,
+               run->ranks};
 }
 
 Deadline Engine::next_tick() const {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 
 #include "control/bootstrap/host_links.h"
 #include "control/hosts/host_controller.h"
@@ -48,7 +49,7 @@ class Engine {
   GpuBuckets& gpu() { return gpu_; }
   // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
   uint64_t log_position() const { return log_position_; }
-  std::vector<Done> under_way() const;  // see Lanes
+  std::optional<Stuck> oldest_bucket() const;  // that has not ended on this rank
   // Last call for which the main thread started to wait without a limit. It may be over.
   std::atomic<Handle> main_waits_for{0};
 

@@ -83,12 +83,13 @@ Deadline Lanes::look_again() const {
   return soonest;
 }
 
-std::vector<Done> Lanes::under_way() const {
-  std::vector<Done> ends;
+const BegunRun* Lanes::oldest() const {
+  const BegunRun* oldest = nullptr;
   for (const auto& [id, lane] : lanes_) {
-    if (lane.begun) ends.push_back(lane.runs.front().done);
+    const BegunRun* first = lane.runs.empty() ? nullptr : &lane.runs.front();
+    if (first && (!oldest || first->begun_ns < oldest->begun_ns)) oldest = first;
   }
-  return ends;
+  return oldest;
 }
 
 void Lanes::abort(const Failure& failure) {
@@ -180,6 +181,11 @@ bool GpuBuckets::ready() const {
 Deadline GpuBuckets::look_again() const {
   RankGpu* gpu = gpu_;
   return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
+}
+
+const BegunRun* GpuBuckets::oldest() const {
+  if (runs_.empty()) return nullptr;
+  return launched_ > 0 || may_launch() ? &runs_.front() : nullptr;
 }
 
 void GpuBuckets::close(SetId set, const Failure& failure) {

@@ -34,7 +34,7 @@ class Lanes {
   bool ready() const;
   bool busy() const;  // true while a bucket is in flight, so a short spin may pay off
   Deadline look_again() const;
-  std::vector<Done> under_way() const;  // ends of the buckets that have started
+  const BegunRun* oldest() const;  // of all buckets; nullptr: there is none
   // Fails all buckets. Afterwards no peer accesses this rank's buffers.
   void abort(const Failure& failure);
 
@@ -81,6 +81,8 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
+  // The oldest bucket; nullptr: there is none, or it may not be launched yet.
+  const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.
   void abort(const Failure& failure, bool together);

@@ -13,11 +13,10 @@
 namespace farandole {
 namespace {
 
-// Rank 0 asks nobody. The others ask four times before a limit.
+// A waiting rank looks four times before a limit.
 RankWatch::Patience patience_of(const Config& config, const Topology& topology) {
   RankWatch::Patience patience{nanoseconds(config.stall_warn).count(),
-                               nanoseconds(config.stall_abort).count(), 0};
-  if (topology.rank == 0) return patience;
+                               nanoseconds(config.stall_abort).count(), 0, topology.rank != 0};
   for (const int64_t limit : {patience.warn_ns, patience.abort_ns}) {
     constexpr int64_t kShortest = 10'000'000;
     const int64_t pause = std::max(limit / 4, kShortest);

@@ -31,7 +31,8 @@ class RankWatch {
   // Times after which a rank whose question rank 0 does not answer warns or fails; 0: never.
   struct Patience {
     int64_t warn_ns, abort_ns;
-    int64_t pause_ns;  // between two questions; 0: no questions
+    int64_t pause_ns;  // between two looks of a waiting rank; 0: it does not look
+    bool asks;         // for a sign of life of rank 0
   };
   const Patience& patience() const { return patience_; }
   // Why rank 0 does not answer: it, or a leader on the path, is stopped or not visible. Empty: all are running.

@@ -123,20 +123,17 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
   std::visit(Overloaded{
                  [](const Ready&) {},
                  [&](const Refuse& r) { refuse(from, r, now_ns); },
-                 [&](const Join& r) { join(from, r); },
-                 [&](const Done& r) { done(from, r, now_ns); },
+                 [&](const Join& r) { join(from, r, now_ns); },
+                 [&](const Done& r) { done(from, r); },
                  [&](const Forgot& r) { shared_.calls.registry().forgot(r.id, from); },
                  [&](const Leave& r) { leave(from, r); },
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
-                   SetState* set = shared_.sets.of(r.key.set, from);
-                   if (r.number == 0 && r.key.sequence != 0) {  // needs no answer
-                     if (set) stalls_.stands_still(from, *set, r.key.sequence, now_ns);
-                     return;
-                   }
                    if (r.number == 0) return shared_.outbox.write_something();
+                   SetState* set = shared_.sets.of(r.key.set, from);
                    shared_.outbox.write(Answer{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
+                 [&](const Stuck& r) { stalls_.stands_still(from, r, now_ns); },
                  [&](const Lost& r) { lose(from, r.failure); },
                  [&](const ReadyMany& r) {
                    r.ids.for_each([&](uint32_t id) { ready(from, id, now_ns); });
@@ -285,29 +282,30 @@ void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
   judge(*set, call, from);
 }
 
-void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
+void Coordinator::done(Rank from, const Done& done) {
   SetState* set = shared_.sets.of(done.set, from);
   if (!set) return;
   LaneQueue& lane = done.gpu ? set->gpu : set->host;
   if (from != set->ranks.front() || done.bucket > lane.published) {
     throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
   }
-  if (done.bucket > lane.done) lane.moving_since_ns = now_ns;
   lane.done = std::max(lane.done, done.bucket);
-  if (!done.gpu && lane.moving()) stalls_.expect_progress(now_ns, now_ns);
 }
 
-void Coordinator::join(Rank from, const Join& join) {
+void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   for (Call* call : shared_.calls.all(*set)) {
     if (call->puts_off(from)) return call->put_off(from, join);  // joins after its deferred call
   }
   int member = set->member_of(from);
+  if (set->joined.empty()) set->joined_since_ns = now_ns;
   bool again = !set->joined.insert(member);
   // Once a rank has left, joins end early, and a rank may join again before it reads that its join has ended.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
+  stalls_.heard(from, now_ns);
+  stalls_.expect_progress(now_ns, now_ns);
   if (!set->join_failure) set->join_failure = join.failure;
   for (Call* call : shared_.calls.all(*set)) {
     const bool ends_at_once = !set->left.empty() && spares_the_left(call->request());
@@ -358,7 +356,7 @@ void Coordinator::fail_job(Failure failure) {
 
 void Coordinator::publish(std::vector<Entry>& log) {
   for (bool more = true; more && !broken_; more = take_due(now_ns_)) {
-    if (publisher_.flush(now_ns_)) stalls_.expect_progress(now_ns_, now_ns_);
+    publisher_.flush();
   }
   for (uint32_t id : shared_.calls.registry().evict()) shared_.outbox.write(Forget{id});
   if (!stopped_ && shared_.sets.all_left()) {

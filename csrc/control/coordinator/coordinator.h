@@ -68,8 +68,8 @@ class Coordinator {
   void arrived(SetState& set, Call& call, Rank from, int64_t now_ns);
   void judge(SetState& set, Call& call, Rank from);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
-  void join(Rank from, const Join& join);
-  void done(Rank from, const Done& done, int64_t now_ns);
+  void join(Rank from, const Join& join, int64_t now_ns);
+  void done(Rank from, const Done& done);
   void leave(Rank from, const Leave& leave);
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);

@@ -227,28 +227,24 @@ void Publisher::queue(SetState& set, Call& call) {
   if (is_pair(set.id)) busy_pairs_.insert(set.id);
 }
 
-bool Publisher::flush(int64_t now_ns) {
-  bool moves = false;
-  for (auto& [id, set] : shared_.sets.known()) moves |= flush(*set, now_ns);
+void Publisher::flush() {
+  for (auto& [id, set] : shared_.sets.known()) flush(*set);
   std::erase_if(busy_pairs_, [&](SetId id) {
     SetState& pair = shared_.sets.at(id);
-    moves |= flush(pair, now_ns);
+    flush(pair);
     return !pair.waits_for_lanes();
   });
-  return moves;
 }
 
-bool Publisher::flush(SetState& set, int64_t now_ns) {
-  bool moves = false;
+void Publisher::flush(SetState& set) {
   for (Call* call : set.at_once) finish_at_once(set, *call);
   set.at_once.clear();
-  while (!set.host.ready.empty() && may_run(set.host)) moves |= run_bucket(set, false, now_ns);
+  while (!set.host.ready.empty() && may_run(set.host)) run_bucket(set, false);
   while (!set.gpu.ready.empty() && may_run(set.gpu)) {
-    if (open_gpu(set)) run_bucket(set, true, now_ns);
+    if (open_gpu(set)) run_bucket(set, true);
   }
   shared_.calls.drop_finished(set);
   end_join(set);
-  return moves;
 }
 
 // Limits the buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last entry.
@@ -338,7 +334,7 @@ bool Publisher::open_gpu(SetState& set) {
 }
 
 // Takes calls from the front until the bucket is full. Host and GPU memory have separate lanes, so neither waits.
-bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
+void Publisher::run_bucket(SetState& set, bool gpu) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
   Run run{set.id, lane.published + 1, {}, {}, gpu};
@@ -354,22 +350,21 @@ bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
     add(run, call);
     shared_.calls.retire(call);
   }
-  const bool begins = !lane.moving();
-  if (begins) lane.moving_since_ns = now_ns;
   ++lane.published;
   shared_.outbox.write(std::move(run));
-  return begins;
 }
 
-// Ends a join when all have joined or some no longer can. It does so only after the last call is published, because
+// Ends a join when all have joined, some no longer can, or it was given up. It does so only after the last call is published, because
 // ranks that return from join() may reuse its name.
 void Publisher::end_join(SetState& set) {
-  bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
+  const bool early = set.join_given_up || !set.left.empty();
+  const bool over = set.joined.full() || (!set.joined.empty() && early);
   if (!over || set.waits_for_lanes()) return;
   // Joined ranks have made fewer unnamed calls, so all ranks go on from this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
   shared_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();
+  set.join_given_up = false;
 }
 
 }  // namespace farandole

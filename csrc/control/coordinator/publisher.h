@@ -60,11 +60,11 @@ class Publisher {
   void judge(SetState& set, Call& call);
   // Queues a call that is complete and agreed.
   void queue(SetState& set, Call& call);
-  // Writes all entries that can go out now, for all sets. True if a lane of host memory starts to move.
-  bool flush(int64_t now_ns);
+  // Writes all entries that can go out now, for all sets.
+  void flush();
 
  private:
-  bool flush(SetState& set, int64_t now_ns);
+  void flush(SetState& set);
   Failure verdict(const SetState& set, Call& call);
   Failure fault_of_root(const SetState& set, const Call& call, size_t part) const;
   void define(Call& call);
@@ -74,7 +74,7 @@ class Publisher {
   void remove_set(const CallKey& key, SetId id);
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
-  bool run_bucket(SetState& set, bool gpu, int64_t now_ns);  // true if its lane starts to move
+  void run_bucket(SetState& set, bool gpu);
   void end_join(SetState& set);
 
   Shared& shared_;

@@ -85,11 +85,9 @@ struct CoordinatorSettings {
 
 // A set's calls on one kind of memory, which the members' lanes move in buckets.
 struct LaneQueue {
-  std::deque<Call*> ready;      // complete and agreed, not published
-  uint64_t published = 0;       // buckets
-  uint64_t done = 0;            // reported by the set's lowest rank
-  int64_t moving_since_ns = 0;  // start of the bucket now moving
-  bool moving() const { return published > done; }
+  std::deque<Call*> ready;  // complete and agreed, not published
+  uint64_t published = 0;   // buckets
+  uint64_t done = 0;        // reported by the set's lowest rank
 };
 
 struct SetState {
@@ -98,6 +96,8 @@ struct SetState {
   MemberMask joined;
   MemberMask left;
   Rank last_joined = -1;
+  int64_t joined_since_ns = 0;                // time of the first Join
+  bool join_given_up = false;                 // end the join although some have not joined
   Failure join_failure;                       // the first one in a Join
   std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
   uint64_t first_unnamed = 0;
@@ -109,6 +109,8 @@ struct SetState {
   Rank rank_of(int member) const { return ranks[static_cast<size_t>(member)]; }
   // Index of a member; -1: not a member.
   int member_of(Rank rank) const { return id == kWorldSet ? rank : index_in(ranks, rank); }
+  // True if members wait in join() for others.
+  bool joins() const { return !joined.empty() && !joined.full() && !join_given_up; }
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
 };
 

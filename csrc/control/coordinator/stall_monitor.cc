@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -49,6 +50,8 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
 constexpr int64_t kLongestLead = 2'000'000'000;  // from question to giving up
 constexpr size_t kMaxReports = 20;               // failures with causes and stacks
+constexpr uint64_t kNoSequence =
+    std::numeric_limits<uint64_t>::max();  // a join is no call of its set
 
 std::string line_of(const WaitingCall& call, int64_t now_ns) {
   return line_of(CallGroup{&call}, now_ns);
@@ -226,41 +229,55 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-void StallMonitor::stands_still(Rank from, const SetState& set, uint64_t bucket, int64_t now_ns) {
-  if (bucket == 0 || bucket > set.host.done) return;  // the lowest rank has not ended it either
-  Bucket& stuck = stuck_[static_cast<size_t>(from)];
-  const bool known = stuck.set == set.id && stuck.number == bucket;
-  if (!known || !is_stuck(stuck, now_ns)) stuck = {set.id, bucket, now_ns, now_ns};
-  stuck.said_ns = now_ns;
-  expect_progress(stuck.since_ns, now_ns);
-}
-
-// A rank says it four times within the shorter limit (RankWatch::Patience).
-bool StallMonitor::is_stuck(const Bucket& bucket, int64_t now_ns) const {
-  return bucket.number > 0 && now_ns - bucket.said_ns < patience_ns() / 2;
-}
-
-StallMonitor::Bucket StallMonitor::moving(const SetState& set, int64_t now_ns) const {
-  Bucket oldest;
-  if (set.host.moving()) oldest = {set.id, set.host.done + 1, set.host.moving_since_ns};
-  for (Rank rank : set.ranks) {
-    const Bucket& stuck = stuck_[static_cast<size_t>(rank)];
-    if (stuck.set != set.id || !is_stuck(stuck, now_ns)) continue;
-    if (oldest.number == 0 || stuck.since_ns < oldest.since_ns) oldest = stuck;
-  }
-  return oldest;
-}
-
-// A bucket in flight, if some of its members may have stopped.
-WaitingCall StallMonitor::view_of_bucket(const SetState& set, const Bucket& bucket,
-                                         int64_t now_ns) const {
+// The join waits for its missing member that has made no call for the longest time: the others' data may last longer.
+WaitingCall StallMonitor::view_of_join(const SetState& set) const {
   WaitingCall view;
-  view.what =
-      "bucket " + std::to_string(bucket.number) + " of process set " + std::to_string(set.id);
+  view.what = "join() of process set " + std::to_string(set.id);
+  for (int m : set.joined.members()) view.here.push_back(set.rank_of(m));
+  int64_t heard_ns = kNever;
+  for (int m : set.joined.missing()) {
+    view.missing.push_back(set.rank_of(m));
+    heard_ns = std::min(heard_ns, state_of(set.rank_of(m)).heard_ns);
+  }
+  view.since_ns = std::max(set.joined_since_ns, heard_ns);
+  view.key = {set.id, {}, kNoSequence};
+  return view;
+}
+
+void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
+  const std::vector<Rank>& ranks = stuck.ranks;
+  const bool sound = stuck.age_ns >= 0 && std::ranges::is_sorted(ranks) &&
+                     index_in(ranks, from) >= 0 && ranks.front() >= 0 &&
+                     ranks.back() < shared_.settings.size;
+  if (!sound) throw Error(ErrorCode::kInternal, "a rank reports an impossible bucket");
+  const int64_t since_ns = now_ns - stuck.age_ns;
+  stuck_[static_cast<size_t>(from)] = {stuck, since_ns, now_ns};
+  expect_progress(since_ns, now_ns);
+  if (stuck.age_ns >= patience_ns()) next_tick_ns_ = std::min(next_tick_ns_, now_ns);
+}
+
+std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns) const {
+  std::map<std::pair<SetId, bool>, const Bucket*> oldest;
+  for (const Bucket& one : stuck_) {
+    // A rank repeats it four times within the shorter limit (RankWatch::Patience).
+    if (one.stuck.bucket == 0 || now_ns - one.said_ns >= patience_ns() / 2) continue;
+    const Bucket*& first = oldest[{one.stuck.set, one.stuck.gpu}];
+    if (!first || one.since_ns < first->since_ns) first = &one;
+  }
+  std::vector<const Bucket*> buckets;
+  for (const auto& [lane, bucket] : oldest) buckets.push_back(bucket);
+  return buckets;
+}
+
+// Only members that may have stopped count as missing.
+WaitingCall StallMonitor::view_of(const Bucket& bucket, int64_t now_ns) const {
+  WaitingCall view;
+  view.what = (bucket.stuck.gpu ? "GPU bucket " : "bucket ") + std::to_string(bucket.stuck.bucket) +
+              " of process set " + std::to_string(bucket.stuck.set);
   view.moving = true;
   view.since_ns = bucket.since_ns;
   std::set<Rank> stuck;
-  for (Rank rank : set.ranks) {
+  for (Rank rank : bucket.stuck.ranks) {
     if (is_stopped(rank) || is_silent(rank, now_ns)) stuck.insert(first_silent(rank, now_ns));
   }
   view.missing.assign(stuck.begin(), stuck.end());
@@ -271,18 +288,13 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   std::vector<WaitingCall> views;
   for (auto& [id, set] : shared_.sets.known()) {
     for (const Call* call : shared_.calls.waiting(*set)) {
-      if (now_ns - call->since_ns() >= age_ns) views.push_back(view_of(*set, *call));
+      views.push_back(view_of(*set, *call));
     }
+    if (set->joins()) views.push_back(view_of_join(*set));
   }
-  shared_.posts.for_each([&](const Posted& posted) {
-    if (now_ns - posted.since_ns >= age_ns) views.push_back(view_of(posted));
-  });
-  for (auto& [id, set] : shared_.sets) {
-    const Bucket bucket = moving(*set, now_ns);
-    if (bucket.number > 0 && now_ns - bucket.since_ns >= age_ns) {
-      views.push_back(view_of_bucket(*set, bucket, now_ns));
-    }
-  }
+  shared_.posts.for_each([&](const Posted& posted) { views.push_back(view_of(posted)); });
+  for (const Bucket* bucket : under_way(now_ns)) views.push_back(view_of(*bucket, now_ns));
+  std::erase_if(views, [&](const WaitingCall& view) { return now_ns - view.since_ns < age_ns; });
   std::ranges::stable_sort(views, {}, &WaitingCall::since_ns);
   return views;
 }
@@ -319,6 +331,18 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
+// The members that have joined get a failure. So do calls of the others, which would count them as joined.
+void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
+  if (!set.joins()) return;
+  WaitingCall view = view_of_join(set);
+  if (now_ns - view.since_ns < shared_.settings.stall_abort_ns) return;
+  const Failure failure = no_progress(view, all_waiting(now_ns), now_ns);
+  for (Call* call : shared_.calls.waiting(set)) shared_.calls.give_up(set, *call, failure);
+  set.join_failure = failure;
+  set.join_given_up = true;
+  lost_.emplace_back(now_ns, std::move(view));
+}
+
 void StallMonitor::give_up_posts(int64_t now_ns) {
   const std::vector<WaitingCall> all = all_waiting(now_ns);
   const std::vector<WaitingCall> none;
@@ -334,12 +358,13 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
 
 // Stall of a bucket, which ends the job, because a bucket cannot be withdrawn. Only if a member is known to be
 // stopped or silent: a machine may just be slow.
-Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
-  const Bucket bucket = moving(set, now_ns);
-  if (bucket.number == 0 || now_ns - bucket.since_ns < shared_.settings.stall_abort_ns) return {};
-  const WaitingCall view = view_of_bucket(set, bucket, now_ns);
-  if (view.missing.empty()) return {};
-  return no_progress(view, {view}, now_ns);
+Failure StallMonitor::standing(int64_t now_ns) const {
+  for (const Bucket* bucket : under_way(now_ns)) {
+    if (now_ns - bucket->since_ns < shared_.settings.stall_abort_ns) continue;
+    const WaitingCall view = view_of(*bucket, now_ns);
+    if (!view.missing.empty()) return no_progress(view, {view}, now_ns);
+  }
+  return {};
 }
 
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
@@ -354,8 +379,8 @@ void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
         asked.insert(call.missing.begin(), call.missing.end());
     }
   }
-  for (auto& [id, set] : shared_.sets) {
-    if (moving(*set, now_ns).number > 0) asked.insert(set->ranks.begin(), set->ranks.end());
+  for (const Bucket* bucket : under_way(now_ns)) {
+    asked.insert(bucket->stuck.ranks.begin(), bucket->stuck.ranks.end());
   }
   for (const Rank rank : std::vector<Rank>(asked.begin(), asked.end())) {
     for (Rank leader = above(rank); leader != 0; leader = above(leader)) asked.insert(leader);
@@ -475,11 +500,13 @@ void StallMonitor::conclude(int64_t now_ns) {
 
 Failure StallMonitor::tick(int64_t now_ns) {
   next_tick_ns_ = kNever;
-  if (shared_.settings.stall_abort_ns > 0) give_up_posts(now_ns);
-  for (auto& [id, set] : shared_.sets) {
-    if (shared_.settings.stall_abort_ns <= 0) break;
-    if (!is_pair(id)) give_up_stalled(*set, now_ns);
-    if (Failure failure = standing(*set, now_ns)) return failure;
+  if (shared_.settings.stall_abort_ns > 0) {
+    give_up_posts(now_ns);
+    for (auto& [id, set] : shared_.sets.known()) {
+      give_up_stalled(*set, now_ns);
+      give_up_join(*set, now_ns);
+    }
+    if (Failure failure = standing(now_ns)) return failure;
   }
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
   if (overdue.empty()) warned_.clear();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watches calls that wait for a rank: asks the rank for its stack, warns users, finally fails the call.
+// Watches all that waits for a rank (calls, sends and receives, joins, buckets): asks the rank for its stack, warns
+// users, finally fails what waits.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +29,8 @@ class StallMonitor {
   // A call or bucket has started at `since_ns`: schedules ticks at its next limits.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
-  // This bucket has not ended on `from`, although it may have on the set's lowest rank. A rank repeats this.
-  void stands_still(Rank from, const SetState& set, uint64_t bucket, int64_t now_ns);
+  // Throws Error(kInternal) on a report that a correct rank would not send.
+  void stands_still(Rank from, const Stuck& stuck, int64_t now_ns);
   // A rank's own limit (timeout=) has passed: says whom its call waits for. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
   // Fails overdue calls, asks ranks for stacks, warns users. A returned failure ends the job.
@@ -38,8 +39,7 @@ class StallMonitor {
 
  private:
   struct Bucket {
-    SetId set = kWorldSet;
-    uint64_t number = 0;  // 0: none
+    Stuck stuck = {};  // bucket 0: none
     int64_t since_ns = 0;
     int64_t said_ns = 0;
   };
@@ -63,10 +63,10 @@ class StallMonitor {
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
   WaitingCall view_of(const Posted& posted) const;
-  bool is_stuck(const Bucket& bucket, int64_t now_ns) const;
-  // The set's oldest bucket that has not ended on all ranks, as far as is known; its number is 0: there is none.
-  Bucket moving(const SetState& set, int64_t now_ns) const;
-  WaitingCall view_of_bucket(const SetState& set, const Bucket& bucket, int64_t now_ns) const;
+  WaitingCall view_of_join(const SetState& set) const;
+  WaitingCall view_of(const Bucket& bucket, int64_t now_ns) const;
+  // Of each lane, the oldest bucket that has not ended on a rank whose user waits.
+  std::vector<const Bucket*> under_way(int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
   // Facts about one rank that is missing in `call`.
@@ -84,8 +84,9 @@ class StallMonitor {
   Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
                       int64_t now_ns) const;
   void give_up_stalled(SetState& set, int64_t now_ns);
+  void give_up_join(SetState& set, int64_t now_ns);
   void give_up_posts(int64_t now_ns);
-  Failure standing(const SetState& set, int64_t now_ns) const;
+  Failure standing(int64_t now_ns) const;
   void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
   void conclude(int64_t now_ns);
   void warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
@@ -100,7 +101,7 @@ class StallMonitor {
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   std::vector<RankState> ranks_;
-  std::vector<Bucket> stuck_;  // by rank: its bucket that stands still
+  std::vector<Bucket> stuck_;  // by rank
   int64_t question_ns_ = -1;   // time of the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;

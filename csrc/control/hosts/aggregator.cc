@@ -14,7 +14,7 @@ namespace {
 bool free_of_order(const Report& report) {
   return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
-         std::holds_alternative<Inquire>(report);
+         std::holds_alternative<Inquire>(report) || std::holds_alternative<Stuck>(report);
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now
 
 void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
   const auto* question = std::get_if<Inquire>(&report);
-  const bool sign_of_life = question && question->number == 0 && question->key.sequence == 0;
+  const bool sign_of_life = question && question->number == 0;
   if (sign_of_life && std::exchange(asked_, true)) return;  // one answer serves all
   const auto* ready = std::get_if<Ready>(&report);
   const KnownCall* call = ready ? known(ready->id) : nullptr;

@@ -137,6 +137,8 @@ void visit(V& v, auto& x) {
     v(x.stopped), v(x.text), v(x.blocked), visit(v, x.call), v(x.direct_ago_ns);
   } else if constexpr (std::is_same_v<T, Inquire>) {
     v(x.number), visit(v, x.key), v(x.join);
+  } else if constexpr (std::is_same_v<T, Stuck>) {
+    v(x.set), v(x.bucket), v(x.gpu), v(x.age_ns), v(x.ranks);
   } else if constexpr (std::is_same_v<T, CollectStacks>) {
     v(x.ranks);
   } else if constexpr (std::is_same_v<T, Answer>) {

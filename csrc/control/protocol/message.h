@@ -140,10 +140,17 @@ struct StackReport {     // answers CollectStacks with a few lines about this pr
 };
 struct Inquire {  // asks whom this call waits for; the log answers with Answer
   // Each rank numbers its questions. 0: is rank 0 alive? Any log entry answers that, for all ranks.
-  // Its key may have a set and the number of a bucket that stands still on this rank.
   uint64_t number = 0;
   CallKey key;
   bool join = false;  // about this set's join; then the key has no name
+};
+// The oldest bucket that has begun on this rank and not ended. A rank repeats this while its user waits.
+struct Stuck {
+  SetId set = kWorldSet;  // may have been removed since
+  uint64_t bucket = 0;
+  bool gpu = false;
+  int64_t age_ns = 0;
+  std::vector<Rank> ranks = {};  // members of the set, ascending
 };
 // The rank is gone. Sent by the leader of its host, or by the leader above that one.
 struct Lost {
@@ -172,7 +179,7 @@ struct SetUp {
 // ignores it.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
-                            ReadyMany, Lost, UseGpu, SetUp, Expedite, Post>;
+                            ReadyMany, Lost, UseGpu, SetUp, Expedite, Post, Stuck>;
 
 inline bool says_ready(const Report& report) {
   return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyMany>(report);

@@ -314,9 +314,9 @@ uint64_t RankCalls::ask(Handle handle) {
   return number;
 }
 
-void RankCalls::ping(const Done& stands_still) {
+void RankCalls::ping() {
   std::lock_guard lock(mutex_);
-  reporter_.pass(Inquire{0, CallKey{stands_still.set, {}, stands_still.bucket}});
+  reporter_.pass(Inquire{});
 }
 
 std::optional<std::string> RankCalls::answer(uint64_t number) {
@@ -349,11 +349,11 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
     std::lock_guard lock(mutex_);
     for (const Item& item : items) taken.push_back(pending_.take(item.id, item.sequence));
   }
-  BegunRun made{{run.set, run.bucket, run.gpu}, set.member == 0};
+  const int64_t now = now_ns();
+  BegunRun made{{run.set, run.bucket, run.gpu}, set.member == 0, set.ranks, now};
   made.parts.reserve(items.size());
   made.endings.reserve(items.size());
   if (labelled) made.label = label_of(run.bucket, items, pending_);
-  const int64_t now = now_ns();
   auto add = [&](const PartInputs& inputs, const Signature& signature, Submission* mine) {
     Part part = part_of(inputs, signature, set, mine);
     const bool absent =

@@ -49,8 +49,10 @@ struct Ending {
 
 // A bucket (Run) with this rank's buffers.
 struct BegunRun {
-  Done done;             // its end
-  bool reports = false;  // true on the set's lowest member, which sends `done`
+  Done done;                     // its end
+  bool reports = false;          // true on the set's lowest member, which sends `done`
+  std::vector<Rank> ranks = {};  // members of the set
+  int64_t begun_ns = 0;
   std::vector<Part> parts = {};
   std::vector<Ending> endings = {};
   std::string label = {};  // "bucket 7: conv.weight, conv.bias and 3 more", for profilers
@@ -103,8 +105,8 @@ class RankCalls {
   void close();
   // Asks the coordinator for which ranks the call waits. Returns the question's number; 0: all have submitted the call.
   uint64_t ask(Handle handle);
-  // Asks the coordinator for any log entry. `stands_still`: a bucket of this rank; number 0: none.
-  void ping(const Done& stands_still = {});
+  // Asks the coordinator for any log entry.
+  void ping();
   // Key of a call that others may lack; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);

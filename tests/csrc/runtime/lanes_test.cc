@@ -10,9 +10,9 @@ using namespace farandole::check;
 namespace {
 
 // Its exchange with other hosts can't be given up.
-class Stuck final : public Backend {
+class Endless final : public Backend {
  public:
-  explicit Stuck(bool throws) : throws_(throws) {}
+  explicit Endless(bool throws) : throws_(throws) {}
   void begin(std::span<const Part>) override {}
   Progress step() override { return Progress::kWaiting; }
   bool ready() const override { return false; }
@@ -39,7 +39,7 @@ TEST(a_lane_that_cannot_be_given_up_keeps_nobody_waiting) {
   std::vector<Handle> handles;
   for (SetId set : {0, 1}) {
     calls.on(OpenSet{set, {0}, {}});
-    lanes.open(set, nullptr, std::make_unique<Stuck>(set == 0));
+    lanes.open(set, nullptr, std::make_unique<Endless>(set == 0));
     BegunRun run{{set, 1, false}};
     Ending ending;
     ending.submission.handle = calls.handles.create(kNoLabel, false);

@@ -176,3 +176,50 @@ TEST(a_leader_that_stops_on_the_way_to_rank_0_is_named) {
     if (!contains(text, rank == 33 ? "rank 1 on " : behind)) fail(text);
   });
 }
+
+// Its process runs, but a thread of its user's drives and is stuck.
+TEST(the_others_learn_that_rank_0_does_not_answer) {
+  run_job(
+      Kind::kThreads, 2,
+      [](TestRank& self) {
+        self.check_usable();
+        self.bootstrap.barrier();
+        if (self.rank == 0) {
+          int looks = 0;
+          self.runtime()->driver().await(
+              [&] {
+                if (++looks == 1) return false;  // the next look is the driver's
+                self.bootstrap.tell(kStopped);
+                self.bootstrap.await(kOver, 1);
+                return true;
+              },
+              patience());
+          return self.leave_failed("it was stuck");
+        }
+        self.bootstrap.await(kStopped, 1);
+        Floats data = values_of(self.rank, 10);
+        const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
+        self.bootstrap.tell(kOver);
+        CHECK_EQ(failure.code, ErrorCode::kStall);
+        CHECK(contains(failure.text, "rank 0, which leads the job, does not answer"));
+        self.leave_failed(failure.text);
+      },
+      [](Config& config) { config.stall_abort = 0.3; });
+}
+
+// Rank 1 lives, and makes no call.
+TEST(a_join_has_a_limit) {
+  run_job(
+      Kind::kThreads, 2,
+      [](TestRank& self) {
+        self.check_usable();
+        if (self.rank == 0) {
+          const Ask join{FARANDOLE_JOIN, {}, nullptr, nullptr, ""};
+          CHECK(contains(self.fails(join, ErrorCode::kStall), ", rank 1 missing"));
+          self.bootstrap.tell(kOver);
+        }
+        self.bootstrap.await(kOver, 1);
+        self.check_usable();
+      },
+      [](Config& config) { config.stall_abort = 1; });
+}

@@ -93,6 +93,12 @@ inline Request disband_set_of(SetId set, std::vector<int64_t> ranks, std::string
   return request;
 }
 
+// A rank's report that its first bucket in a lane has not ended.
+inline Stuck stuck_for(int64_t seconds, std::vector<Rank> ranks, SetId set = kWorldSet,
+                       bool gpu = false) {
+  return {set, 1, gpu, seconds * 1'000'000'000, std::move(ranks)};
+}
+
 inline Contribution input() { return {true, false, 0, {}, {}}; }
 inline Contribution no_input() { return {}; }
 template <class T>

@@ -213,6 +213,7 @@ TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
   job.submit_all(tensor("x"));
   CHECK_EQ(kinds(job.publish()), "define run");
   job.at(10);
+  job.report(0, stuck_for(10, {0, 1, 2, 3}));
   CHECK_EQ(kinds(job.tick()), "where");
   job.report(0, StackReport{});
   job.at(12);
@@ -296,21 +297,116 @@ TEST(a_stall_that_ends_in_time_is_not_reported) {
   CHECK(job.coordinator().take_notices().empty());
 }
 
+namespace {
+
+// Rank 1 is stopped while a bucket of ranks 1, 2 and `teller` moves, which alone waits for it.
+void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::string& what) {
+  std::vector<Rank> members{1, 2, teller};
+  std::ranges::sort(members);
+  members.erase(std::ranges::unique(members).begin(), members.end());
+  job.at(10);
+  job.report(teller, stuck_for(10, members, set, gpu));
+  CHECK(only<CollectStacks>(job.tick()).ranks == members);
+  for (Rank r : members) {
+    if (r != 1) job.report(r, StackReport{});
+  }
+  CHECK(job.coordinator().take_notices().empty());
+  job.report(1, StackReport{true, "pid 7"});
+  contains(job.coordinator().take_notices().at(0),
+           what + ": submitted by all, but nothing has moved for 10 s; rank 1 stuck");
+  job.at(29);
+  job.report(teller, stuck_for(29, members, set, gpu));
+  job.at(30);
+  const Failure failure = only<Abort>(job.tick()).failure;
+  CHECK(failure.code == ErrorCode::kStall);
+  contains(failure.text, what);
+  contains(failure.text, "rank 1 is stopped");
+}
+
+}  // namespace
+
 // All have submitted; a member stands still while the bytes move.
 TEST(a_bucket_that_stands_still_breaks_the_job) {
   Job job(watchful(3));
   job.submit_all(tensor("x"));
   CHECK_EQ(kinds(job.publish()), "define run");
-  job.at(10);
-  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
-  for (Rank r : {0, 2}) job.report(r, StackReport{});
-  CHECK(job.coordinator().take_notices().empty());
+  breaks_the_job(job, 0, kWorldSet, false, "bucket 1 of process set 0");
+}
+
+TEST(a_bucket_that_stands_still_on_gpus_breaks_the_job) {
+  Job job(watchful(3));
+  breaks_the_job(job, 0, kWorldSet, true, "GPU bucket 1 of process set 0");
+}
+
+// The lowest rank has ended it: it needed nothing of the stopped one.
+TEST(a_bucket_that_stands_still_on_a_later_rank_breaks_the_job) {
+  Job job(watchful(3));
+  job.submit_all(tensor("x"));
+  job.publish();
+  job.report(0, Done{kWorldSet, 1});
+  breaks_the_job(job, 2, kWorldSet, false, "bucket 1 of process set 0");
+}
+
+TEST(a_removed_set_s_bucket_that_stands_still_breaks_the_job) {
+  Job job(watchful(3));
+  job.submit_all(add_set_of({1, 2}), no_input());
+  const SetId set = only<OpenSet>(job.publish()).set;
+  for (Rank r : {1, 2}) job.submit(r, in_set(tensor("x"), set));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  job.submit_all(remove_set_of(set), no_input());
+  CHECK_EQ(kinds(job.publish()), "close_set");
+  breaks_the_job(job, 2, set, false, "bucket 1 of process set " + std::to_string(set));
+}
+
+// A rank reports buckets only while its user waits.
+TEST(a_wait_that_begins_late_counts_from_the_bucket_s_begin) {
+  Job job(watchful(2));
+  job.at(100);
+  job.report(0, stuck_for(90, {0, 1}));
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(0, StackReport{});
   job.report(1, StackReport{true, "pid 7"});
-  contains(job.coordinator().take_notices().at(0), "nothing has moved for 10 s; rank 1 stuck");
-  job.at(30);
-  const Failure failure = only<Abort>(job.tick()).failure;
+  job.at(101);
+  job.report(0, stuck_for(91, {0, 1}));
+  contains(only<Abort>(job.tick()).failure.text, "nothing has moved for 91 s; rank 1 stuck");
+}
+
+TEST(a_rank_that_reports_an_impossible_bucket_is_refused) {
+  const std::vector<std::vector<Rank>> impossible{{}, {1}, {-1, 0}, {0, 2}, {1, 0}};
+  for (const std::vector<Rank>& ranks : impossible) {
+    Job job(2);
+    CHECK_THROWS(job.report(0, stuck_for(1, ranks)), ErrorCode::kInternal);
+  }
+}
+
+// Rank 0 has run out of data. The others go on for a while.
+TEST(a_join_for_which_nobody_comes_fails) {
+  Job job(watchful(3));
+  job.report(0, Join{kWorldSet});
+  job.at(25);
+  for (Rank r : {1, 2}) job.submit(r, tensor("x"));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  job.at(34);
+  CHECK_EQ(kinds(job.tick()), "");
+  job.at(35);
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2}));
+  for (Rank r : {1, 2}) job.report(r, StackReport{});
+  const std::string notice = job.coordinator().take_notices().at(0);
+  contains(notice, "join() of process set 0: rank 0 waiting for 10 s, ranks 1, 2 missing");
+  contains(notice, "rank 2 has made no call for 10.0 s: it has run out of data");
+  job.at(40);
+  job.submit(1, tensor("y"));
+  job.at(54);
+  job.tick();
+  job.at(55);
+  const Log log = job.tick();
+  CHECK_EQ(kinds(log), "fail joined");
+  const Failure failure = only<Joined>(log).failure;
   CHECK(failure.code == ErrorCode::kStall);
-  contains(failure.text, "rank 1 is stopped");
+  contains(failure.text, "no progress: join() of process set 0: rank 0 waiting for 30 s");
+  CHECK(only<Fail>(log).failure.text == failure.text);
+  job.submit_all(tensor("z"));
+  CHECK_EQ(kinds(job.publish()), "define run");
 }
 
 // As long as all answer, the machine is slow, or the tensor is huge.
@@ -320,6 +416,7 @@ TEST(a_slow_bucket_is_waited_for) {
   job.publish();
   for (int64_t now = 10; now <= 100; now += 10) {
     job.at(now);
+    job.report(0, stuck_for(now, {0, 1}));
     CHECK_EQ(kinds(job.tick()), "where");
     for (Rank r : {0, 1}) job.report(r, StackReport{});
     contains(job.coordinator().take_notices().at(0),
@@ -328,7 +425,7 @@ TEST(a_slow_bucket_is_waited_for) {
     CHECK_EQ(kinds(job.tick()), "");
     CHECK_EQ(job.coordinator().next_tick(), (now + 10) * 1'000'000'000);
   }
-  job.report(0, Done{kWorldSet, 1});
+  job.report(0, Done{kWorldSet, 1});  // and says no more that it stands still
   job.at(110);
   CHECK_EQ(kinds(job.tick()), "");
   CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
