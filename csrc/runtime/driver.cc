@@ -76,7 +76,7 @@ bool Driver::guarded(Step&& step) {
   } catch (const Error& error) {
     failure = {error.code(), error.what()};
   } catch (const std::exception& error) {
-    failure = {ErrorCode::kInternal, std::string("out of control: ") + error.what()};
+    failure = {ErrorCode::kInternal, std::string("internal error: ") + error.what()};
   }
   setup_.engine.give_up(failure);
   return true;

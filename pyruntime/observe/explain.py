@@ -197,7 +197,7 @@ def _crossed(groups: Iterable[_Waits], waits: _Waits, rank: int) -> str:
     ):
         return ""
     return (
-        f", and it waits for {ranks_text(waits.ranks)} in turn: let all ranks make the same calls "
+        f", and it waits for {ranks_text(waits.ranks)} in turn: make the same calls on all ranks "
         "in the same order; uneven data? use join() or drop_last"
     )
 

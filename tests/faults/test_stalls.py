@@ -38,7 +38,7 @@ def stuck_here():
 CASES = {
     "missing tensor": (
         "told(lambda: fd.allreduce(x, name='other')); stuck_here()",
-        r"rank 1 waits in 'other' \(allreduce\).*: let all ranks make the",
+        r"rank 1 waits in 'other' \(allreduce\).*: make the same calls on all ranks",
     ),
     "unused": (
         "[fd.allreduce(x, name='all') for _ in range(2)]; stuck_here()",

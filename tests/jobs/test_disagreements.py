@@ -169,5 +169,5 @@ def test_ranks_that_wait_for_each_other_are_told_soon(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert (
             f"rank {rank} caught no progress: rank 0 waits in 'here' (allreduce) (program.py:9) "
-            "while rank 1 waits in 'there' (allreduce) (program.py:10): let all ranks" in out
+            "while rank 1 waits in 'there' (allreduce) (program.py:10): make the same calls" in out
         ), out

@@ -278,7 +278,7 @@ bool Call::rode_along() const {
 void Call::take(int member) {
   if (arrived_.insert(member)) return;
   throw Error(ErrorCode::kInternal,
-              "a rank reported " + text_of(key_, request()) + " twice before it was done");
+              "a rank reported " + text_of(key_, request()) + " twice before it had ended");
 }
 
 void Call::arrive(int member, const Request& request, bool same, const Ready& ready) {
@@ -290,7 +290,7 @@ void Call::arrive(int member, const Request& request, bool same, const Ready& re
   }
   if (agrees && !sound) {
     throw Error(ErrorCode::kInternal,
-                "a rank brings to " + text_of(key_, request) + " what it could not have");
+                "a rank reported an impossible input of " + text_of(key_, request));
   }
   if (!terms_.agreed() || !terms_.equal(request, same)) {
     terms_.add(member, request, arrived_);

@@ -29,8 +29,8 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
 
 [[noreturn]] void throw_altered(const char* what) {
   throw Error(ErrorCode::kPeer, std::string(what) +
-                                    ": somebody on the network between the hosts has changed, "
-                                    "repeated or left out what that rank sent");
+                                    ": something between the hosts changed, repeated or dropped "
+                                    "what that rank sent");
 }
 
 // Makes the kernel end a connection to a silent peer: if data is not acknowledged, or, when idle, if probes are not.
@@ -72,7 +72,7 @@ std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
   check(sizeof(FrameHeader));
   const FrameHeader header = Decoder(arrived).get<FrameHeader>();
   if (header.bytes > kMostBytes || header.number != number_) {
-    throw_altered("a control message out of turn");
+    throw_altered("a control message out of order");
   }
   const size_t sealed = kBeforeMessage + header.bytes;
   if (arrived.size() < sealed + kMacBytes) return std::nullopt;

@@ -82,7 +82,7 @@ std::optional<ByteView> MessageReader::next(bool& room) {
     }
     pieces_.insert(pieces_.end(), body.begin(), body.end());
     if (pieces_.size() > kMaxMessage) {
-      throw Error(ErrorCode::kInternal, "a control message does not end");
+      throw Error(ErrorCode::kInternal, "a control message is incomplete");
     }
     bool last = record.front() == kLast;
     room |= ring_.pop();

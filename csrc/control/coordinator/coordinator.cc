@@ -40,7 +40,7 @@ void check_request(const Request& request) {
   }
   if (!sound) {
     throw Error(ErrorCode::kInternal,
-                "a rank reports an impossible request under the name '" + request.name + "'");
+                "a rank reported an impossible request under the name '" + request.name + "'");
   }
 }
 
@@ -93,10 +93,10 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
 
 // The failure if `from` has waited too long, at its normal end, for the ranks that stay: it names these.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
-  return {ErrorCode::kStall,
-          "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
-              text_of_ranks(stay) + " to leave too, and leaves without them: " + leave.text +
-              "; every rank must call shutdown() or end"};
+  return {ErrorCode::kStall, "rank " + std::to_string(from) +
+                                 " waited in shutdown() or at its exit for " + text_of_ranks(stay) +
+                                 " to leave, and now leaves alone: " + leave.text +
+                                 "; every rank must call shutdown() or exit"};
 }
 
 }  // namespace
@@ -167,7 +167,8 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
   } else if (const auto* one = std::get_if<Ready>(&report); one && one->plain()) {
     ready(group, one->id, one->sequence, now_ns);
   } else {
-    throw Error(ErrorCode::kInternal, "a host reports for all what differs between ranks");
+    throw Error(ErrorCode::kInternal,
+                "a host sent one report for all its ranks where ranks differ");
   }
   for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
   take_due(now_ns);
@@ -175,7 +176,7 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
 
 void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(id);
-  if (!known) throw Error(ErrorCode::kInternal, "a host reports an unknown id");
+  if (!known) throw Error(ErrorCode::kInternal, "a host reported an unknown id");
   if (ready_at_once(group, *known, sequence, now_ns)) return;
   const SetState* set = shared_.sets.find(known->request.set);
   const std::vector<Rank> members = set ? set->ranks : numbers_below(shared_.settings.size);
@@ -233,7 +234,7 @@ Call& Coordinator::find_call(SetState& set, Definition& definition, const Reques
 
 void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(ready.id);
-  if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reports an unknown id");
+  if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reported an unknown id");
   const Request& request = known ? known->request : ready.request;
   if (!known) check_request(request);
   SetState* set = shared_.sets.of(request.set, from);
@@ -287,7 +288,7 @@ void Coordinator::done(Rank from, const Done& done) {
   if (!set) return;
   LaneQueue& lane = done.gpu ? set->gpu : set->host;
   if (from != set->ranks.front() || done.bucket > lane.published) {
-    throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
+    throw Error(ErrorCode::kInternal, "a rank reported the end of a bucket that is not its own");
   }
   lane.done = std::max(lane.done, done.bucket);
 }

@@ -146,7 +146,7 @@ std::string line_of(const CallGroup& group, int64_t now_ns) {
   const WaitingCall& call = *group[0];
   const std::string age = now_ns < 0 ? "" : " for " + seconds(now_ns - call.since_ns);
   if (call.moving) {
-    std::string text = call.what + ": submitted by all, but nothing has moved" + age;
+    std::string text = call.what + ": all have submitted it, but it has not ended" + age;
     return call.missing.empty() ? text : text + "; " + text_of_ranks(call.missing) + " stuck";
   }
   return text_of(group) + ": " + text_of_ranks(call.here) + " waiting" + age + ", " +
@@ -179,8 +179,8 @@ std::string diagnosis_of(std::span<const BlockedRank> blocked) {
   std::string text = waits(places[0]);
   if (places.size() > 1) text += " while " + waits(places[1]);
   return text +
-         ": let all ranks make the same calls, under the same names and tags, and blocking "
-         "ones in the same order (uneven data? use join() or drop_last)";
+         ": make the same calls on all ranks, with the same names and tags, and blocking calls "
+         "in the same order (uneven data? use join() or drop_last)";
 }
 
 }  // namespace farandole

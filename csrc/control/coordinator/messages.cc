@@ -24,7 +24,7 @@ void check(const SetState& set, Rank from, const Post& post) {
             s.root == (sends ? from : request.peer) && post.contribution.has_input == sends &&
             request.more.empty() && Inputs::sound(s, post.contribution, 2);
   }
-  if (!sound) throw Error(ErrorCode::kInternal, "a rank posts an impossible send or receive");
+  if (!sound) throw Error(ErrorCode::kInternal, "a rank reported an impossible send or receive");
 }
 
 std::string size_text(const Signature& signature) {
@@ -59,10 +59,10 @@ Failure hopeless(const SetState& set, const Posted& posted) {
     text += text_of_ranks(left) + " finished normally and left; every send needs a receive";
   } else if (!joined.empty()) {
     text += text_of_ranks(joined) +
-            " joined, and so neither sends nor receives until all have; let both ends make their "
+            " joined, and sends and receives nothing until all ranks have joined; make both "
             "calls before join()";
   } else {
-    text += "there is no other rank";
+    text += "the process set has no other rank";
   }
   return {ErrorCode::kPeer, std::move(text)};
 }

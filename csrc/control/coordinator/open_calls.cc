@@ -149,7 +149,7 @@ void Registry::forgot(uint32_t id, Rank rank) {
 
 Call& OpenCalls::unnamed_slot(SetState& set, uint64_t sequence) {
   if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
-    throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
+    throw Error(ErrorCode::kInternal, "a rank reported its unnamed calls out of order");
   }
   while (set.first_unnamed + set.unnamed.size() <= sequence) {
     set.unnamed.push_back(std::make_unique<Call>());

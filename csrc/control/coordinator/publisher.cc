@@ -114,7 +114,8 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
     if (gpus_.contains(rank)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 "rank " + std::to_string(rank) +
-                    " has joined before it used a GPU, so it can't take part in calls on GPUs");
+                    " joined before it used a GPU, so it can't take part in calls on GPUs; let it "
+                    "make a call on its GPU before join()");
   }
   const std::string& backend = shared_.settings.gpu_backend;
   if (auto pair = sharing(set)) {
@@ -123,7 +124,7 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
           ErrorCode::kInvalidArgument,
           "ranks " + std::to_string(pair->first) + " and " + std::to_string(pair->second) +
               " both use " + gpus_.at(pair->first).name +
-              " of one host. Give each rank its own before its first GPU tensor: "
+              " on one host. Give each rank its own before its first GPU tensor: "
               "torch.cuda.set_device(farandole.local_rank()), "
               "cupy.cuda.Device(farandole.local_rank()).use(), or before JAX's first array "
               "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank())). If they "
@@ -192,8 +193,8 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
   if (root < 0) return {ErrorCode::kInvalidArgument, subject + " is not in the process set"};
   return {ErrorCode::kInvalidArgument,
           subject +
-              " brings no tensor, because it has joined: choose a root that has not, or "
-              "make the call after join(), which returns the rank that joined last"};
+              " has no tensor because it has joined: choose a different root, or make the call "
+              "after join(), which returns the last rank that joined"};
 }
 
 // Finds errors that can be seen only when all ranks have reported the call.

@@ -22,8 +22,8 @@ SetState* SetTable::of(SetId id, Rank from) {
   SetState* found = find(id);
   if (!found && id > kWorldSet && id < next_) return nullptr;
   if (!found || found->member_of(from) < 0) {
-    throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) + " reports to process set " +
-                                          std::to_string(id) + ", which is none of its own");
+    throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) + " reported to process set " +
+                                          std::to_string(id) + ", of which it is not a member");
   }
   return found;
 }
@@ -63,13 +63,13 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
   if (!gone.empty()) {
     return {ErrorCode::kPeer, text_of_ranks(gone) +
                                   " finished normally and left, so a process set of " +
-                                  text_of_ranks(ranks) + " can't be made"};
+                                  text_of_ranks(ranks) + " can't be added"};
   }
   if (joined.empty()) return {};
   return {ErrorCode::kInvalidArgument,
           text_of_ranks(joined) +
               " joined, and can't be in a new process set until join() returns: "
-              "make sets before join(), or without who has joined"};
+              "add sets before join(), or without the joined ranks"};
 }
 
 SetId SetTable::open(std::vector<Rank> ranks) { return add(next_++, std::move(ranks)).id; }

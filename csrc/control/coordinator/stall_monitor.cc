@@ -135,22 +135,22 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   if (is_stopped(rank)) return "is stopped by a signal or a debugger";
   if (const SetId joined = joined_by(rank); joined >= 0) {
     return "waits in join() of process set " + std::to_string(joined) +
-           ", which holds for that set alone: let it join the set of this call first";
+           ", which does not cover this call's process set: let it join that set first";
   }
   if (call.moving || is_silent(rank, now_ns)) {
     const Rank first = first_silent(rank, now_ns);
     if (first != rank) {
-      return "can't be heard: rank " + std::to_string(first) +
-             ", which passes its reports on, does not answer: it is stopped, swaps, or has no core";
+      return "can't be reached: rank " + std::to_string(first) +
+             ", which forwards its reports, does not answer: it is stopped, swaps, or has no core";
     }
-    return "does not answer, and neither does its background thread: it is frozen, swaps, or has "
-           "no core";
+    return "does not answer, not even from its background thread: it is frozen, swaps, or has no "
+           "core";
   }
   if (const WaitingCall* other = crossed(call, rank, all)) {
-    return "waits in " + other->what + ", which " + text_of_ranks(other->missing) + " lack" +
-           (other->missing.size() == 1 ? "s" : "") +
-           ": let all ranks make the same calls, under the same names and tags, and blocking ones "
-           "in the same order";
+    return "waits in " + other->what + ", which " + text_of_ranks(other->missing) +
+           (other->missing.size() == 1 ? " has" : " have") +
+           " not called: make the same calls on all ranks, with the same names and tags, and "
+           "blocking calls in the same order";
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;

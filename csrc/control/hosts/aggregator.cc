@@ -25,8 +25,8 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
     auto ranks = in.get_vector<Rank>();
     for (Rank rank : ranks) {
       if (std::ranges::binary_search(below, rank)) continue;
-      throw Error(ErrorCode::kInternal,
-                  "a host speaks for rank " + std::to_string(rank) + ", which is not its own");
+      throw Error(ErrorCode::kInternal, "a host sent a report of rank " + std::to_string(rank) +
+                                            ", which is not below it");
     }
     visit(ranks, in.get_bytes());
   }
@@ -111,7 +111,8 @@ const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
 const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall* call) {
   const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
   if (source.ranks.empty() && !set) {
-    throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
+    throw Error(ErrorCode::kInternal,
+                "a host sent one report for all its ranks about an unknown call");
   }
   const std::vector<Rank>& who = source.ranks.empty() ? source.members : source.ranks;
   if (source.ranks.empty() && source.set != set) {

@@ -81,7 +81,8 @@ Failure HostController::broke_protocol(Rank rank, const Error& error) {
 }
 
 Failure HostController::host_is_gone(Rank leader, const std::string& how) const {
-  return {ErrorCode::kPeer, "the connection to " + rank_on_host(leader) + ", which speaks for " +
+  return {ErrorCode::kPeer, "the connection to " + rank_on_host(leader) +
+                                ", which forwards the reports of " +
                                 text_of_ranks(branch_of(leader).ranks) + ", " + how};
 }
 
@@ -278,9 +279,9 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
   if (peer != above) return report(peer, Lost{host_is_gone(peer, how)});
-  Failure why{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
-                                    rank_on_host(setup_.topology.rank) +
-                                    " hears of the other hosts, " + how};
+  Failure why{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", which links " +
+                                    rank_on_host(setup_.topology.rank) + " to the other hosts, " +
+                                    how};
   if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);

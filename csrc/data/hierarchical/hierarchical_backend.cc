@@ -181,7 +181,7 @@ std::string HierarchicalBackend::awaited() const {
       if (queue->under_way()) return "waiting for " + patience_.name(queue->next().peer);
     }
     for (const MessageQueue* queue : {&f.partials_out, &f.results_out}) {
-      if (queue->under_way()) return patience_.name(queue->next().peer) + " takes none";
+      if (queue->under_way()) return patience_.name(queue->next().peer) + " receives none";
     }
   }
   return "none under way";

@@ -38,7 +38,7 @@ void big_call(TestRank& self, int victim, long us) {
     CHECK_EQ(failure.code, ErrorCode::kStall);
     CHECK(contains(failure.text, "rank " + std::to_string(victim)));
     CHECK(contains(failure.text, "stopped by a signal or a debugger"));
-    self.bootstrap.time_of(self.rank) = contains(failure.text, "nothing has moved") ? 2 : 1;
+    self.bootstrap.time_of(self.rank) = contains(failure.text, "it has not ended") ? 2 : 1;
   }
   std::fill(data.begin(), data.end(), kMark);
   self.bootstrap.tell(kRefilled);
@@ -172,7 +172,7 @@ TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
 // which they get from this limit on.
 TEST(a_leader_that_stops_on_the_way_to_rank_0_is_named) {
   stop_a_leader(numbers_below(34), 1, 6.5, [](Rank rank, const std::string& text) {
-    const std::string behind = "rank 33 can't be heard: rank 1, which passes its reports on";
+    const std::string behind = "rank 33 can't be reached: rank 1, which forwards its reports";
     if (!contains(text, rank == 33 ? "rank 1 on " : behind)) fail(text);
   });
 }

@@ -91,7 +91,7 @@ TEST(an_altered_control_message_is_an_error_on_every_rank_that_names_its_host) {
         while (!failure) failure = small_call(self);
         CHECK_EQ(failure.code, ErrorCode::kPeer);
         const bool named = contains(failure.text, of_leaf ? "rank 2 on " : "rank 0 on ");
-        if (!named || !contains(failure.text, "has changed, repeated or left out")) {
+        if (!named || !contains(failure.text, "changed, repeated or dropped")) {
           fail(failure.text);
         }
         bootstrap.barrier();

@@ -74,7 +74,7 @@ Relayed relay(const Key128& key) {
 // The root notices, takes nothing more from this connection, and says why.
 void check_noticed(Relayed& middle) {
   const std::string how = middle.root->end(kLeaf);
-  if (how.find("has changed, repeated or left out") == std::string::npos) fail(how);
+  if (how.find("changed, repeated or dropped") == std::string::npos) fail(how);
 }
 
 ByteString flipped(ByteString bytes, size_t at, int bit = 0) {

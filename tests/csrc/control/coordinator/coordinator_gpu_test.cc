@@ -90,7 +90,7 @@ TEST(a_rank_that_joined_without_a_gpu_can_not_take_part) {
   job.report(0, gpu_of(0));
   job.report(1, Join{kWorldSet});
   job.submit(0, on_gpu("a"));
-  CHECK(contains(only<Fail>(job.publish()).failure.text, "rank 1 has joined"));
+  CHECK(contains(only<Fail>(job.publish()).failure.text, "rank 1 joined"));
 }
 
 TEST(neither_kind_of_memory_waits_for_the_other) {

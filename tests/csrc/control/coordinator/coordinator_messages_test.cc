@@ -159,7 +159,8 @@ TEST(a_message_that_waits_is_told_which_end_the_other_rank_has_posted) {
              send(job, 1, 0, {.peer = 2});
              receive(job, 1, 2, {.peer = 0, .tag = 7});
            }),
-           "rank 1 waits in receive of rank 1 from rank 0 with tag 7, which rank 0 lacks: let");
+           "rank 1 waits in receive of rank 1 from rank 0 with tag 7, which rank 0 has not called: "
+           "make");
   CHECK(told([](Job& job) { send(job, 1, 0, {.peer = 2}); }).ends_with("rank 1 missing"));
 }
 

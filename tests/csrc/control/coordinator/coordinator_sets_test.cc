@@ -340,7 +340,7 @@ TEST(a_broadcast_whose_root_has_joined_fails) {
   job.submit(0, x, no_input());
   Failure failure = only<Fail>(job.publish()).failure;
   CHECK(failure.code == ErrorCode::kInvalidArgument);
-  contains(failure.text, "root rank 1 brings no tensor, because it has joined: choose");
+  contains(failure.text, "root rank 1 has no tensor because it has joined: choose");
 }
 
 TEST(a_mismatch_does_not_blame_a_joined_rank) {

@@ -32,9 +32,9 @@ TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   const std::string text = notice_of(job);
   contains(text, "'first' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
   contains(text,
-           "rank 1 waits in 'second' (allreduce), which rank 0 lacks: let all ranks make the same "
-           "calls, under the same names and tags, and blocking ones in the same order");
-  contains(text, "rank 0 waits in 'first' (allreduce), which rank 1 lacks");
+           "rank 1 waits in 'second' (allreduce), which rank 0 has not called: make the same calls "
+           "on all ranks, with the same names and tags, and blocking calls in the same order");
+  contains(text, "rank 0 waits in 'first' (allreduce), which rank 1 has not called");
   contains(text, "\n    File \"train.py\", line 11");
   contains(text, "\n    File \"train.py\", line 10");
 }
@@ -203,9 +203,9 @@ TEST(a_leader_that_stands_still_is_named_instead_of_the_ranks_behind_it) {
   job.tick();
   const std::string notice = job.coordinator().take_notices().at(0);
   for (const char* rank : {"rank 1", "rank 3"}) {
-    contains(notice, std::string(rank) + " can't be heard: rank 2, which passes its reports on");
+    contains(notice, std::string(rank) + " can't be reached: rank 2, which forwards its reports");
   }
-  CHECK(notice.find("neither does its background thread") == std::string::npos);
+  CHECK(notice.find("not even from its background thread") == std::string::npos);
 }
 
 TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
@@ -218,7 +218,7 @@ TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
   job.report(0, StackReport{});
   job.at(12);
   job.tick();
-  contains(job.coordinator().take_notices().at(0), "nothing has moved for 12 s; rank 2 stuck");
+  contains(job.coordinator().take_notices().at(0), "it has not ended for 12 s; rank 2 stuck");
 }
 
 // Those of its cells are not known before it is asked.
@@ -257,7 +257,7 @@ TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
   job.report(1, Join{kWorldSet});
   job.submit(0, in_set(tensor("x"), set));
   contains(notice_of(job),
-           "rank 1 waits in join() of process set 0, which holds for that set alone");
+           "rank 1 waits in join() of process set 0, which does not cover this call's process set");
 }
 
 TEST(a_stopped_rank_is_named) {
@@ -313,7 +313,7 @@ void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::strin
   CHECK(job.coordinator().take_notices().empty());
   job.report(1, StackReport{true, "pid 7"});
   contains(job.coordinator().take_notices().at(0),
-           what + ": submitted by all, but nothing has moved for 10 s; rank 1 stuck");
+           what + ": all have submitted it, but it has not ended for 10 s; rank 1 stuck");
   job.at(29);
   job.report(teller, stuck_for(29, members, set, gpu));
   job.at(30);
@@ -368,7 +368,7 @@ TEST(a_wait_that_begins_late_counts_from_the_bucket_s_begin) {
   job.report(1, StackReport{true, "pid 7"});
   job.at(101);
   job.report(0, stuck_for(91, {0, 1}));
-  contains(only<Abort>(job.tick()).failure.text, "nothing has moved for 91 s; rank 1 stuck");
+  contains(only<Abort>(job.tick()).failure.text, "it has not ended for 91 s; rank 1 stuck");
 }
 
 TEST(a_rank_that_reports_an_impossible_bucket_is_refused) {
@@ -420,7 +420,7 @@ TEST(a_slow_bucket_is_waited_for) {
     CHECK_EQ(kinds(job.tick()), "where");
     for (Rank r : {0, 1}) job.report(r, StackReport{});
     contains(job.coordinator().take_notices().at(0),
-             now == 10 ? "nothing has moved for" : "; nothing else has changed");
+             now == 10 ? "it has not ended for" : "; nothing else has changed");
     job.at(now + 2);
     CHECK_EQ(kinds(job.tick()), "");
     CHECK_EQ(job.coordinator().next_tick(), (now + 10) * 1'000'000'000);
