@@ -136,7 +136,7 @@ void Engine::apply(const Entry& entry) {
                  [&](const Result& e) { calls_.on(e, log_position_, gpu_.device()); },
                  [&](const OpenSet& e) { on(e); },
                  [&](const CloseSet& e) { on(e); },
-                 [&](const SetUp& e) { on(e); },
+                 [&](const OpenGpu& e) { on(e); },
                  [&](const Notice& e) { on(e); },
                  [&](const Abort& e) { break_down(e.failure); },
                  [&](const Stop&) {
@@ -179,11 +179,11 @@ void Engine::on(const CloseSet& close) {
   calls_.on(close);
 }
 
-void Engine::on(const SetUp& step) {
+void Engine::on(const OpenGpu& step) {
   const std::optional<ProcessSet> set = calls_.find_set(step.set);
   if (!set || set->member < 0) return;
   if (step.backend == BackendKind::kLibrary)
-    return gpu_.gpu().set_up(step, set->member, set->members());
+    return gpu_.gpu().open_library(step, set->member, set->members());
   Segment& staging = gpu_.staging(step.set);
   staging = take_staging(step.set);
   gpu_.gpu().open_staged(step.set,

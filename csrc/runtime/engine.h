@@ -61,7 +61,7 @@ class Engine {
   void on(const Run& run);
   void on(const OpenSet& open);
   void on(const CloseSet& close);
-  void on(const SetUp& step);
+  void on(const OpenGpu& step);
   void on(const Notice& notice);
   void open(SetId id, Segment staging);
   void tell_of_ranks();

@@ -125,7 +125,7 @@ void GpuBuckets::push(BegunRun run) {
 
 bool GpuBuckets::send_key() {
   const auto key = gpu().lane().new_key();
-  if (key) calls_.report(SetUp{key->first, key->second});
+  if (key) calls_.report(OpenGpu{key->first, key->second});
   return key.has_value();
 }
 

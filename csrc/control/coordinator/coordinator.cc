@@ -139,7 +139,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                    r.ids.for_each([&](uint32_t id) { ready(from, id, now_ns); });
                  },
                  [&](const UseGpu& r) { publisher_.backends().describe(from, r); },
-                 [&](const SetUp& r) {
+                 [&](const OpenGpu& r) {
                    if (SetState* set = shared_.sets.of(r.set, from))
                      publisher_.backends().connect(*set, from, r);
                  },

@@ -155,13 +155,13 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
 }
 
 void BackendPolicy::open(const SetState& set) {
-  shared_.outbox.write(SetUp{set.id, "", backend_of(set), set.ranks});
+  shared_.outbox.write(OpenGpu{set.id, "", backend_of(set), set.ranks});
   open_.insert(set.id);
 }
 
-void BackendPolicy::connect(const SetState& set, Rank from, const SetUp& key) {
+void BackendPolicy::connect(const SetState& set, Rank from, const OpenGpu& key) {
   if (!is_open(set.id) || from != set.ranks.front() || key.key.empty()) return;
-  shared_.outbox.write(SetUp{set.id, key.key});
+  shared_.outbox.write(OpenGpu{set.id, key.key});
 }
 
 Failure CallSites::judge(const SetState& set, const Call& call) {

@@ -24,7 +24,7 @@ class BackendPolicy {
   bool is_open(SetId set) const { return open_.contains(set); }
   // Throws Error with the reason if the set's members cannot use GPUs together.
   void open(const SetState& set);
-  void connect(const SetState& set, Rank from, const SetUp& key);
+  void connect(const SetState& set, Rank from, const OpenGpu& key);
   void close(SetId set) { open_.erase(set); }
 
  private:

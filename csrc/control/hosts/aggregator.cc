@@ -46,35 +46,35 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     expediting_.insert(ranks.begin(), ranks.end());
     return;
   }
-  Source source{ranks, child};
+  Sender sender{ranks, child};
   if (const auto* many = std::get_if<ReadyMany>(&report)) {
-    receive_many(*many, source, now_ns);
+    receive_many(*many, sender, now_ns);
   } else {
-    receive_one(report, bytes, source, now_ns);
+    receive_one(report, bytes, sender, now_ns);
   }
 }
 
 // Reports that all ranks below make come together again, however each rank cuts its batches.
-void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now_ns) {
+void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
-    const std::vector<Rank>& who = members_of(source, call);
+    const std::vector<Rank>& who = members_of(sender, call);
     stop_expediting(who);
     if (!holds(call)) return record_ready(who, id);
     const Key key{call->set, id, 0};
-    Pending& pending = hear(key, who, now_ns);
-    pending.plain.insert(pending.plain.end(), who.begin(), who.end());
-    release_if_whole(key, pending);
+    Held& held = hear(key, who, now_ns);
+    held.plain.insert(held.plain.end(), who.begin(), who.end());
+    release_if_whole(key, held);
   });
 }
 
-void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
+void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sender, int64_t now_ns) {
   const auto* question = std::get_if<Inquire>(&report);
   const bool sign_of_life = question && question->number == 0;
   if (sign_of_life && std::exchange(asked_, true)) return;  // one answer serves all
   const auto* ready = std::get_if<Ready>(&report);
   const KnownCall* call = ready ? known(ready->id) : nullptr;
-  const std::vector<Rank>& who = members_of(source, call);
+  const std::vector<Rank>& who = members_of(sender, call);
   if (ready) {
     stop_expediting(who);
   } else {
@@ -82,15 +82,15 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
   }
   if (holds(call)) {
     const Key key{call->set, call->named ? ready->id : 0, ready->sequence};
-    Pending& pending = hear(key, who, now_ns);
-    const bool first = pending.report.empty();
-    if (ready->plain() && (first || std::ranges::equal(pending.report, bytes))) {
-      pending.plain.insert(pending.plain.end(), who.begin(), who.end());
-      pending.report.assign(bytes.begin(), bytes.end());
+    Held& held = hear(key, who, now_ns);
+    const bool first = held.report.empty();
+    if (ready->plain() && (first || std::ranges::equal(held.report, bytes))) {
+      held.plain.insert(held.plain.end(), who.begin(), who.end());
+      held.report.assign(bytes.begin(), bytes.end());
     } else {
-      pending.others.emplace_back(who, ByteString(bytes.begin(), bytes.end()));
+      held.others.emplace_back(who, ByteString(bytes.begin(), bytes.end()));
     }
-    return release_if_whole(key, pending);
+    return release_if_whole(key, held);
   }
   if (!free_of_order(report)) release_all();
   if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
@@ -108,17 +108,17 @@ const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
 }
 
 // Ranks that report this call.
-const std::vector<Rank>& Aggregator::members_of(Source& source, const KnownCall* call) {
+const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall* call) {
   const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
-  if (source.ranks.empty() && !set) {
+  if (sender.ranks.empty() && !set) {
     throw Error(ErrorCode::kInternal,
                 "a host sent one report for all its ranks about an unknown call");
   }
-  const std::vector<Rank>& who = source.ranks.empty() ? source.members : source.ranks;
-  if (source.ranks.empty() && source.set != set) {
-    source.members.clear();
-    std::ranges::set_intersection(source.child, set->ranks, std::back_inserter(source.members));
-    source.set = set;
+  const std::vector<Rank>& who = sender.ranks.empty() ? sender.members : sender.ranks;
+  if (sender.ranks.empty() && sender.set != set) {
+    sender.members.clear();
+    std::ranges::set_intersection(sender.child, set->ranks, std::back_inserter(sender.members));
+    sender.set = set;
   }
   return who;
 }
@@ -134,35 +134,34 @@ bool Aggregator::holds(const KnownCall* call) const {
   return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
 }
 
-Aggregator::Pending& Aggregator::hear(const Key& key, const std::vector<Rank>& ranks,
-                                      int64_t now_ns) {
-  Pending& pending = pending_[key];
-  if (pending.heard == 0) pending.since_ns = now_ns;
-  pending.heard += static_cast<int>(ranks.size());
-  return pending;
+Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns) {
+  Held& held = held_[key];
+  if (held.heard == 0) held.since_ns = now_ns;
+  held.heard += static_cast<int>(ranks.size());
+  return held;
 }
 
 // Counts the members below, in whatever form they have reported.
-void Aggregator::release_if_whole(const Key& key, const Pending& pending) {
+void Aggregator::release_if_whole(const Key& key, const Held& held) {
   const SetBelow& whole = sets_.at(key.set);
-  if (std::cmp_less(pending.heard, whole.ranks.size())) return;
-  release(key, pending, &whole);
-  pending_.erase(key);
+  if (std::cmp_less(held.heard, whole.ranks.size())) return;
+  release(key, held, &whole);
+  held_.erase(key);
 }
 
-void Aggregator::release(const Key& key, const Pending& pending, const SetBelow* whole) {
+void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole) {
   expedite_sent_ = false;
-  for (const auto& [ranks, report] : pending.others) record(ranks, report);
-  if (pending.plain.empty()) return;
-  std::vector<Rank> ranks = pending.plain;
+  for (const auto& [ranks, report] : held.others) record(ranks, report);
+  if (held.plain.empty()) return;
+  std::vector<Rank> ranks = held.plain;
   if (whole && ranks.size() == whole->ranks.size()) ranks.clear();
-  if (!pending.report.empty()) return record(ranks, pending.report);
+  if (!held.report.empty()) return record(ranks, held.report);
   std::ranges::sort(ranks);
   record_ready(ranks, key.id);
 }
 
 void Aggregator::release_all() {
-  for (auto& [key, pending] : std::exchange(pending_, {})) release(key, pending, nullptr);
+  for (auto& [key, held] : std::exchange(held_, {})) release(key, held, nullptr);
 }
 
 // Records that these calls are ready. Such records may change their order, but no other record overtakes them.
@@ -234,7 +233,7 @@ void Aggregator::read(const Entry& entry) {
 }
 
 void Aggregator::tick(int64_t now_ns) {
-  std::erase_if(pending_, [&](const auto& entry) {
+  std::erase_if(held_, [&](const auto& entry) {
     if (now_ns < entry.second.since_ns + kPatienceNs) return false;
     release(entry.first, entry.second, nullptr);
     return true;
@@ -244,7 +243,7 @@ void Aggregator::tick(int64_t now_ns) {
 int64_t Aggregator::next_tick() const {
   int64_t next = std::numeric_limits<int64_t>::max();
   if (!nothing_waits()) next = expedites() ? 0 : sent_ns_ + gather_ns_;
-  for (auto& [key, pending] : pending_) next = std::min(next, pending.since_ns + kPatienceNs);
+  for (auto& [key, held] : held_) next = std::min(next, held.since_ns + kPatienceNs);
   return next;
 }
 

@@ -55,7 +55,7 @@ class Aggregator {
     uint64_t sequence;
     auto operator<=>(const Key&) const = default;
   };
-  struct Pending {
+  struct Held {
     int heard = 0;            // ranks that have reported it
     std::vector<Rank> plain;  // ranks with plain contributions, which are equal
     ByteString report;        // the report of `plain`; empty: the id suffices
@@ -74,8 +74,8 @@ class Aggregator {
   };
   using KnownById = std::map<uint32_t, KnownCall>;
 
-  // Source of a report, as in receive().
-  struct Source {
+  // Sender of a report, as in receive().
+  struct Sender {
     const std::vector<Rank>& ranks;
     const std::vector<Rank>& child;
     // Cache: the last set, and its members in `child`.
@@ -83,15 +83,15 @@ class Aggregator {
     std::vector<Rank> members = {};
   };
 
-  void receive_many(const ReadyMany& many, Source& source, int64_t now_ns);
-  void receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns);
+  void receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns);
+  void receive_one(const Report& report, ByteView bytes, Sender& sender, int64_t now_ns);
   const KnownCall* known(uint32_t id) const;
-  const std::vector<Rank>& members_of(Source& source, const KnownCall* known);
+  const std::vector<Rank>& members_of(Sender& sender, const KnownCall* known);
   bool holds(const KnownCall* known) const;
   void stop_expediting(const std::vector<Rank>& ranks);
-  Pending& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
-  void release_if_whole(const Key& key, const Pending& pending);
-  void release(const Key& key, const Pending& pending, const SetBelow* whole);
+  Held& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
+  void release_if_whole(const Key& key, const Held& held);
+  void release(const Key& key, const Held& held, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
   void record_ready(const std::vector<Rank>& ranks, uint32_t id);
@@ -105,7 +105,7 @@ class Aggregator {
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
   bool leaving_ = false;  // a rank leaves: forward everything at once
-  std::map<Key, Pending> pending_;
+  std::map<Key, Held> held_;
   ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
 

@@ -36,7 +36,7 @@ void HostController::send_down() {
 
 void HostController::share_memory(const Entry& entry) {
   if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(open->set, open->ranks);
-  auto* gpu = std::get_if<SetUp>(&entry);
+  auto* gpu = std::get_if<OpenGpu>(&entry);
   if (gpu && gpu->backend == BackendKind::kStaged) share_staging(gpu->set, gpu->ranks);
 }
 

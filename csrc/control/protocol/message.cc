@@ -163,7 +163,7 @@ void visit(V& v, auto& x) {
     v(x.set), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, UseGpu>) {
     v(x.uuid), v(x.host), v(x.library), v(x.name);
-  } else if constexpr (std::is_same_v<T, SetUp>) {
+  } else if constexpr (std::is_same_v<T, OpenGpu>) {
     v(x.set), v(x.key), v.enumeration(x.backend, kBackendKindCount), v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);

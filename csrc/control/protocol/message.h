@@ -168,7 +168,7 @@ enum class BackendKind : int32_t { kStaged, kLibrary };
 constexpr int32_t kBackendKindCount = 2;
 // Opens a set's backend on all members, before the set's first GPU bucket. For a library, the lowest member reports
 // the key by which the members connect, and the coordinator logs it.
-struct SetUp {
+struct OpenGpu {
   SetId set = kWorldSet;
   std::string key = {};  // empty: open the set's backend
   // ---- Without a key
@@ -179,7 +179,7 @@ struct SetUp {
 // ignores it.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
-                            ReadyMany, Lost, UseGpu, SetUp, Expedite, Post, Stuck>;
+                            ReadyMany, Lost, UseGpu, OpenGpu, Expedite, Post, Stuck>;
 
 inline bool says_ready(const Report& report) {
   return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyMany>(report);
@@ -274,7 +274,7 @@ struct Notice {  // for users of this set's ranks: something looks wrong, though
   std::string text;
 };
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, CollectStacks, Answer, SetUp, Matched, Notice>;
+                           Stop, CollectStacks, Answer, OpenGpu, Matched, Notice>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

@@ -19,19 +19,19 @@ class JobState {
   explicit JobState(Wakeup driver) : driver_(driver) {}
 
   // ---- Any thread
-  bool left() const { return left_; }                         // by leave(), whatever came later
-  bool leaving() const { return phase_ != Phase::kRunning; }  // no more calls
-  bool stopped() const { return phase_ >= Phase::kStopped; }  // all ranks have left
-  bool broken() const { return phase_ == Phase::kBroken || phase_ == Phase::kEnded; }
-  bool over() const { return phase_ >= Phase::kBroken; }
+  bool left() const { return left_; }                       // by leave(), whatever came later
+  bool leaving() const { return life_ != Life::kRunning; }  // no more calls
+  bool stopped() const { return life_ >= Life::kStopped; }  // all ranks have left
+  bool broken() const { return life_ == Life::kBroken || life_ == Life::kEnded; }
+  bool over() const { return life_ >= Life::kBroken; }
   const Failure& failure() const { return failure_; }  // valid once broken
   // True if the coordinator must be told. A failed leave may follow a normal one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;
-    const Phase next = failed ? Phase::kFailing : Phase::kLeaving;
-    if (phase_ >= next) return false;
-    phase_ = next;
+    const Life next = failed ? Life::kFailing : Life::kLeaving;
+    if (life_ >= next) return false;
+    life_ = next;
     limit_ = limit;
     return true;
   }
@@ -66,16 +66,16 @@ class JobState {
   }
   void stop() {
     std::lock_guard lock(mutex_);
-    phase_ = Phase::kStopped;
+    life_ = Life::kStopped;
   }
   void break_down(const Failure& failure) {
     std::lock_guard lock(mutex_);
     failure_ = failure;
-    phase_ = stopped() ? Phase::kEnded : Phase::kBroken;
+    life_ = stopped() ? Life::kEnded : Life::kBroken;
   }
 
  private:
-  enum class Phase { kRunning, kLeaving, kFailing, kBroken, kStopped, kEnded };
+  enum class Life { kRunning, kLeaving, kFailing, kBroken, kStopped, kEnded };
   Wakeup driver_;
   mutable std::mutex mutex_;
   Failure found_;
@@ -83,7 +83,7 @@ class JobState {
   Deadline limit_ = Deadline::never();
   std::atomic<bool> left_{false};
   std::atomic<bool> failing_{false};
-  std::atomic<Phase> phase_{Phase::kRunning};
+  std::atomic<Life> life_{Life::kRunning};
 };
 
 }  // namespace farandole

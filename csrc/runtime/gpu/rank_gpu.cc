@@ -104,7 +104,7 @@ UseGpu RankGpu::describe(Rank host) const {
           device_->name()};
 }
 
-void RankGpu::set_up(const SetUp& step, int member, int members) {
+void RankGpu::open_library(const OpenGpu& step, int member, int members) {
   if (!step.key.empty()) return lane_.connect(step.set, step.key);
   const NcclCommunicator::Setup setup{nccl_,
                                       device_,

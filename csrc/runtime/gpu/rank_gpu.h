@@ -39,7 +39,7 @@ class RankGpu {
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
   // Opens a set's backend by the library, or connects it if `step` has the key.
-  void set_up(const SetUp& step, int member, int members);
+  void open_library(const OpenGpu& step, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members);
 
  private:

@@ -19,7 +19,7 @@ UseGpu gpu_of(Rank r, std::string library = "NCCL 2.27.5", int which = -1, Rank 
           "GPU of the test"};
 }
 
-bool staged(Job& job) { return only<SetUp>(job.publish()).backend == BackendKind::kStaged; }
+bool staged(Job& job) { return only<OpenGpu>(job.publish()).backend == BackendKind::kStaged; }
 
 void use_gpus(Job& job, int ranks) {
   for (Rank r = 0; r < ranks; ++r) job.report(r, gpu_of(r));
@@ -32,9 +32,9 @@ TEST(the_first_bucket_on_gpus_opens_the_librarys_backend) {
   use_gpus(job, 3);
   job.submit_all(on_gpu("a"));
   Log log = job.publish();
-  CHECK_EQ(kinds(log), "set_up define run");
-  CHECK(only<SetUp>(log).backend == BackendKind::kLibrary);
-  CHECK(only<SetUp>(log).ranks == (std::vector<Rank>{0, 1, 2}));
+  CHECK_EQ(kinds(log), "open_gpu define run");
+  CHECK(only<OpenGpu>(log).backend == BackendKind::kLibrary);
+  CHECK(only<OpenGpu>(log).ranks == (std::vector<Rank>{0, 1, 2}));
   CHECK(only<Run>(log).gpu);
   job.report(0, Done{kWorldSet, 1, true});
   job.submit_all(on_gpu("a"));
@@ -60,7 +60,7 @@ TEST(two_versions_of_nccl_go_through_host_memory_or_are_an_error) {
     job.submit_all(on_gpu("a"));
     Log log = job.publish();
     if (settings.gpu_backend == "auto") {
-      CHECK(only<SetUp>(log).backend == BackendKind::kStaged);
+      CHECK(only<OpenGpu>(log).backend == BackendKind::kStaged);
       CHECK(contains(job.coordinator().take_notices().at(0),
                      "NCCL 2.27.5 on rank 0 and NCCL 2.18.5 on"));
     } else {
@@ -109,11 +109,11 @@ TEST(neither_kind_of_memory_waits_for_the_other) {
 TEST(the_key_of_the_lowest_member_reaches_all) {
   Job job(3);
   use_gpus(job, 3);
-  job.report(0, SetUp{kWorldSet, "before the set is open"});
+  job.report(0, OpenGpu{kWorldSet, "before the set is open"});
   job.submit_all(on_gpu("a"));
-  CHECK_EQ(only<SetUp>(job.publish()).key, "");
-  job.report(1, SetUp{kWorldSet, "of another member"});
+  CHECK_EQ(only<OpenGpu>(job.publish()).key, "");
+  job.report(1, OpenGpu{kWorldSet, "of another member"});
   CHECK(job.publish().empty());
-  job.report(0, SetUp{kWorldSet, "the key"});
-  CHECK_EQ(only<SetUp>(job.publish()).key, "the key");
+  job.report(0, OpenGpu{kWorldSet, "the key"});
+  CHECK_EQ(only<OpenGpu>(job.publish()).key, "the key");
 }

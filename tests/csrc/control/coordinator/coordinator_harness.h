@@ -19,7 +19,7 @@ using Log = std::vector<Entry>;
 inline std::string kinds(const Log& log) {
   constexpr const char* kNames[] = {"define", "forget",   "run",       "result",  "fail",
                                     "joined", "open_set", "close_set", "abort",   "stop",
-                                    "where",  "answer",   "set_up",    "matched", "notice"};
+                                    "where",  "answer",   "open_gpu",  "matched", "notice"};
   std::string text;
   for (const Entry& entry : log)
     text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
