@@ -184,7 +184,7 @@ int32_t farandole_probe(const farandole_world* world);
 /* Step 3: connects to the others, in bounded time. After a failure on any rank, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
 /* Leaves the job. failed: 0 if this rank finished normally; otherwise text tells the peers why ("ValueError: ...").
- * Returns when all ranks have left. After FARANDOLE_SHUTDOWN_TIMEOUT (if failed, FARANDOLE_LEAVE_TIMEOUT) it returns
+ * Returns when all ranks have left. After FARANDOLE_SHUTDOWN_TIMEOUT (if failed, one second) it returns
  * FARANDOLE_E_STALL, and the error's text names the ranks that have not left. Returns FARANDOLE_PENDING after
  * `seconds`: call it again. After any other result, the core neither accesses a request's buffer nor calls MPI. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);

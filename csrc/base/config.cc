@@ -69,9 +69,6 @@ const Variable kVariables[] = {
      &Config::stall_abort},
     {"FARANDOLE_INIT_TIMEOUT", "HOROVOD_START_TIMEOUT", "60",
      "seconds in which all ranks must meet in init()", kJobWide, &Config::init_timeout},
-    {"FARANDOLE_LEAVE_TIMEOUT", "", "1",
-     "seconds that a failing rank waits for its peers to learn why", kJobWide,
-     &Config::leave_timeout},
     {"FARANDOLE_SHUTDOWN_TIMEOUT", "", "86400",
      "seconds that a rank waits in shutdown() or at its exit for all others to leave, before it "
      "names those that have not; 0: for ever",
@@ -158,10 +155,6 @@ const Variable kVariables[] = {
      "priority of the background thread: normal, or realtime if the system permits it: computing "
      "threads then do not delay it, even on busy cores",
      kOwn, &Config::priority, one_of("normal, realtime")},
-    {"FARANDOLE_CPU_TARGET", "", "",
-     "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the "
-     "best",
-     kOwn, &Config::cpu_target},
     {"FARANDOLE_DEATH_WATCH", "", "pidfd",
      "how a rank learns of a death on its host: 'pidfd', or 'socket': by the end of a connection, "
      "which also replaces missing pidfds",

@@ -24,7 +24,6 @@ struct Config {
   double stall_warn;   // seconds; 0: never
   double stall_abort;  // seconds; 0: never
   double init_timeout;
-  double leave_timeout;
   double shutdown_timeout;
   double peer_timeout;
   std::string wire;       // between hosts
@@ -42,7 +41,6 @@ struct Config {
   // Each rank's own values
   int64_t spin_us;  // -1: Spin decides by the number of cores
   std::string priority;
-  std::string cpu_target;
   std::string log_level;
   std::string log_format;
   int64_t log_rate;  // lines a second

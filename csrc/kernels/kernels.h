@@ -44,7 +44,7 @@ void copy(void* dst, const void* src, size_t bytes);
 // Index of the first element that is NaN or infinite (complex: either part), else `elements`. About as fast as memory.
 size_t first_not_finite(DType dtype, const void* data, size_t elements);
 
-// init() calls it once. `name`: FARANDOLE_CPU_TARGET; "": the best. Throws Error(kInvalidArgument) if the CPU lacks it.
+// Tests choose a `name`; "" is the best, and the default. Throws Error(kInvalidArgument) if the CPU lacks it.
 void select_target(std::string_view name);
 const char* target();
 std::vector<const char*> targets_available();

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/logging.h"
-#include "kernels/kernels.h"
 
 namespace farandole {
 namespace {
@@ -17,6 +16,8 @@ namespace {
 // Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier. If
 // the caller ran other code between submission and wait, the background thread would take the work over.
 constexpr std::chrono::milliseconds kCallPatience{20};
+// For so long a failing rank waits for its peers to learn why.
+constexpr std::chrono::seconds kFarewell{1};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
   Coordinator::Settings settings;
@@ -54,7 +55,6 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   const int64_t began_ns = now_ns();
   set_log({log_level_of(config_.log_level), topology_.rank, host_name(),
            log_format_of(config_.log_format), config_.log_rate});
-  kernels::select_target(config_.cpu_target);
   check_agreement(peer_infos);
   apply_job_wide_text(config_, peer_infos[0].job_wide);
 
@@ -94,7 +94,7 @@ Runtime::Runtime(Config config, Topology topology, std::span<const PeerInfo> pee
 
 Runtime::~Runtime() {
   driver_->stop();
-  fabric_->finish(Deadline::in(nanoseconds(config_.leave_timeout)));
+  fabric_->finish(Deadline::in(kFarewell));
   watch_->stop();
 }
 
@@ -149,9 +149,11 @@ void Runtime::open_engine(int cores) {
 }
 
 void Runtime::say_leave(bool failed, const std::string& why) {
-  const double patience = failed ? config_.leave_timeout : config_.shutdown_timeout;
-  const bool for_ever = !failed && patience == 0;
-  const Deadline limit = for_ever ? Deadline::never() : Deadline::in(nanoseconds(patience));
+  Deadline limit = Deadline::in(kFarewell);
+  if (!failed) {
+    const double patience = config_.shutdown_timeout;
+    limit = patience == 0 ? Deadline::never() : Deadline::in(nanoseconds(patience));
+  }
   if (!calls_->job.leave(failed, limit)) return;
   calls_->close();
   calls_->report(Leave{failed, why});
