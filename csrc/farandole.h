@@ -84,9 +84,10 @@ typedef struct farandole_request {
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank receives, or contributes the identity */
   /* allreduce, broadcast, reduce: has the input's shape. allgather: has the input's number of rows for each member,
-   * so all inputs must have the same shape. May be the input, except in alltoall and scatter; an allgather's input
-   * may lie where its rows belong in the output. Other overlaps are refused. NULL: in allgather, alltoall,
-   * reducescatter and scatter the core allocates the result (see farandole_result); other calls drop it. */
+   * so all inputs must have the same shape. reducescatter: has this rank's rows. May be the input, except in alltoall
+   * and scatter; a reducescatter's result then lies at its start. An allgather's input may lie where its rows belong
+   * in the output. Other overlaps are refused. NULL: in allgather, alltoall, reducescatter and scatter the core
+   * allocates the result (see farandole_result); other calls drop it. */
   void* output;
   int32_t n_splits;      /* length of splits; 0: equal parts */
   const int64_t* splits; /* alltoall, and scatter's root: rows for each member */

@@ -68,14 +68,14 @@ std::string RankWatch::why_standing() const {
     } else if (is_stopped(pids_[static_cast<size_t>(leader)])) {
       return "rank " + std::to_string(leader) + " (pid " + pid + "), which leads the " +
              (leader == 0 ? "job" : "ranks of this host") +
-             ", is stopped by a signal or a debugger; `kill -CONT " + pid + "` lets it go on";
+             ", is stopped by a signal or a debugger; `kill -CONT " + pid + "` resumes it";
     }
   }
   if (unseen.empty()) return {};
   return unseen +
-         ", through which this rank hears of the others, does not answer: its process is stopped "
-         "by a signal or a debugger (`kill -CONT` there resumes it), or gets no time on that "
-         "machine";
+         ", through which this rank hears of the others, does not answer: a signal or a debugger "
+         "has stopped its process (`kill -CONT` there resumes it), or that machine gives it no "
+         "time";
 }
 
 std::string RankWatch::why_silent() const {
