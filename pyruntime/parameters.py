@@ -29,7 +29,7 @@ _MOST_NAMES = 5  # parameters listed in an error
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
 
-    The name is the array's path, such as "encoder.weights.0".
+    The name is the array's path, such as "encoder.weights.0". A pair in a list gives its name.
     """
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays
@@ -38,6 +38,8 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(arrays, Mapping):
         members = sorted(arrays.items(), key=lambda member: str(member[0]))
     for key, value in members:
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+            key, value = value
         yield from items(value, f"{name}.{key}" if name else str(key))
 
 
@@ -155,8 +157,11 @@ def broadcast_parameters(
         >>> parameters = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
         >>> hvd.broadcast_parameters(parameters, root_rank=0)
     """
-    root, pairs = root_in(root_rank, process_set), list(items(params))
+    root, pairs, ways = root_in(root_rank, process_set), list(items(params)), set[str]()
     for way, array in pairs:
+        if way in ways:
+            raise ValueError(f"params holds {way!r} twice: give each array its own name")
+        ways.add(way)
         try:
             kind_of(array).describe(array, in_place=True)
         except (TypeError, ValueError) as reason:

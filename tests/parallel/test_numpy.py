@@ -42,9 +42,30 @@ def test_nested_parameters():
     assert [name for name, _ in items(mine)][::3] == ["head.0", "layers.1.weight"]
 
 
+def test_named_pairs():
+    root = hvd.size() - 1
+    pairs = [(name, np.full(3, 10.0 * hvd.rank() + i)) for i, name in enumerate("ba")]
+    assert [name for name, _ in items(pairs)] == ["b", "a"]
+    hvd.broadcast_parameters(pairs, root_rank=root)
+    assert [x.tolist() for _, x in pairs] == [[10.0 * root + i] * 3 for i in range(2)]
+
+
 @pytest.mark.ranks(2, 3, 4)
 def test_models_that_differ():
     model = {"weight": np.ones(3 + hvd.rank() % 2)}
     with pytest.raises(hvd.MismatchError, match=r"parameter\.weight"):
         hvd.broadcast_parameters(model)
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+@pytest.mark.ranks(2, 4)
+def test_a_name_that_is_given_twice_is_an_error(who):
+    """Else one of the two arrays would keep this rank's values."""
+    arrays = [np.full(3, 1.0 + hvd.rank()) for _ in range(2)]
+    names = ("b", "c") if who == "rank 0" and hvd.rank() else (1, "1")
+    layers = dict(zip(names, arrays, strict=True))
+    with pytest.raises(ValueError, match=r"params holds 'a\.1' twice"):
+        hvd.broadcast_parameters({"a": layers})
+    for x in arrays:
+        assert (x == 1.0 + hvd.rank()).all()
