@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import struct
 import threading
 import time
@@ -39,7 +40,7 @@ from farandole.trust import (
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
-_NEW = "commit.new"  # an unfinished file; a killed job may leave one
+_NEW = "commit.new"  # begins the names of unfinished files; a killed job may leave one
 _PICKLED = "elastic.pickle"  # file of an unreleased farandole
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
 _LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
@@ -127,8 +128,13 @@ def write_commit(
     if make:
         make_folder(folder.parent)
     with _opened(folder, True, above) as place:
+        for left in os.listdir(place):  # noqa: PTH208  # a descriptor has no path
+            if left.startswith(_NEW):  # another writer, if there is one, then tries again
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left, dir_fd=place)
         data = (block.flat.data for block in blocks.found.values())
-        replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
+        new = f"{_NEW}.{secrets.token_hex(8)}"
+        replace_file(place, FILE, new, [_LENGTH.pack(len(header)), header, *data])
 
 
 class NotSaved(CheckpointError):

@@ -54,8 +54,11 @@ class JobFolder:
                 f"another `farandole run` uses {folder.path}; remedy: end that job first, or give "
                 "a different --checkpoint-dir"
             ) from None
-        except OSError:
-            pass  # this file system has no locks
+        except OSError as reason:
+            say(
+                f"cannot lock {folder.path} ({error_text(reason)}): give this folder to no other "
+                "`farandole run` while this one runs"
+            )
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)
         self.orphans = before != b"" and (before != running or not host)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from farandole.errors import counted
 from farandole.membership.ending import Ending
@@ -86,6 +87,8 @@ class Scheduler:
         self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
         self._late_at: dict[str, float] = {}  # when processes for which others wait are killed
+        self._meets = 0  # the world whose members shall meet; 0: none
+        self._told_at = inf  # when _tell_of_wait() says that they have not
         self.ending = Ending()
         self.worlds = 0  # number of worlds so far
         self.log: list[str] = []  # lines for the user; the caller clears it
@@ -152,6 +155,7 @@ class Scheduler:
         over = world.number if self._is_over() else world.number - 1
         broken = world.number if is_broken(self.workers.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
+        self._tell_of_wait(meet, now)
         view = View(world, over, broken, meet, self.ending.leaves, done)
         return {
             name: Assignment(self._sent, heard, () if self.ending.failure else ranks, view)
@@ -208,6 +212,19 @@ class Scheduler:
         if len(stay) < len(world.members):
             return len(stay) + len(new) >= self._policy.least
         return bool(new) and len(stay) < self._policy.most
+
+    def _tell_of_wait(self, meet: int, now: float) -> None:
+        """Says once if the members of world `meet` have made no commit for long, though they shall
+        meet after one. 0: they need not meet."""
+        if meet != self._meets:
+            self._meets, self._told_at = meet, now + self._policy.late if meet else inf
+        elif now > self._told_at:
+            self._told_at = inf
+            self.log.append(
+                f"other ranks have waited {self._policy.late:g} s for the next commit of world "
+                f"{meet}; remedy: if its ranks hang, `farandole dump` shows where; if they compute "
+                "for so long, commit more often"
+            )
 
     def _decide(self, now: float) -> None:
         """Decides the next world, or that a call of training is done, or waits."""

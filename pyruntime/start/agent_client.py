@@ -72,7 +72,7 @@ class AgentClient:
                     if what == "view":
                         before = self._member.state
                         self._member.receive(decode(View, rest[0]))
-                        self.lost |= self._member.lost
+                        self.lost = self._member.lost  # False: it answers again
                         if self._member.state != before:
                             self._send_state()
                     elif what == "met":

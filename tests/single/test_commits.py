@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,10 +224,45 @@ def test_a_link_where_the_new_file_is_written(folder: Path, tmp_path: Path) -> N
     write_commit(folder, {"step": 3})
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    (folder / "commit.new").symlink_to(victim)
+    (folder / "commit.new.1").symlink_to(victim)
     write_commit(folder, {"step": 4})
+    assert [path.name for path in folder.iterdir()] == [FILE]
     assert victim.read_text() == "kept"
     assert read_commit(folder, {}) == {"step": 4}
+
+
+def test_nobody_publishes_the_unfinished_file_of_another_writer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a rank that was cut off still writes: both finish, one after the other."""
+    begun, go_on, create, sync = threading.Event(), threading.Event(), os.fdopen, os.fsync
+
+    def write() -> None:
+        commits.Writer(folder).write(Saved({"x": 2}), Commit(2, 1))
+
+    other = threading.Thread(target=write)
+
+    def sync_late(descriptor: int) -> None:
+        if other.ident is None:
+            other.start()
+            assert begun.wait(60)
+        sync(descriptor)
+
+    def create_and_wait(*arguments: Any) -> Any:
+        file = create(*arguments)
+        if threading.current_thread() is other:
+            begun.set()
+            assert go_on.wait(60)
+        return file
+
+    monkeypatch.setattr(os, "fdopen", create_and_wait)
+    monkeypatch.setattr(os, "fsync", sync_late)
+    commits.Writer(folder).write(Saved({"x": 1}), Commit(1, 1))
+    assert read_commit(folder, {}) == {"x": 1}
+    go_on.set()
+    other.join()
+    assert read_commit(folder, {}) == {"x": 2}
+    assert [path.name for path in folder.iterdir()] == [FILE]
 
 
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +23,9 @@ from farandole.membership.messages import (
     decode,
     encode,
 )
+from farandole.start import agent_client
+from farandole.start.agent_client import AgentClient
+from farandole.start.server import Client, Server
 
 WORDS = [
     World(3, ("a", "b+"), Commit(2, 7), True),
@@ -71,3 +76,40 @@ def test_meetings() -> None:
     allgathers.begin(World(1, ("x", "y")))
     allgathers.put("b", "y", 2, 1, "mine")
     assert allgathers.answers() == [("b", ["met", 2, 1, {"y": "mine"}])]
+
+
+class Speaker(Server):
+    """An agent that says what the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__("ranks", b"")
+        self._here: Client
+
+    def _received(self, client: Client, message: bytes) -> None:
+        if json.loads(message)[0] == "here":
+            self._here = client
+            self._send(client, json.dumps(["begin", 0, "00"]).encode())
+
+    def say(self, view: View) -> None:
+        text = json.dumps(["view", encode(view)]).encode()
+        self.call_soon(lambda: self._send(self._here, text))
+
+
+def test_a_rank_goes_on_once_the_supervisor_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No commit has come meanwhile, so no rank has left."""
+    monkeypatch.setattr(agent_client, "_ending", True)  # else the end of the agent ends this rank
+    with Speaker() as agent:
+        client = AgentClient(agent.address, "0", "x")
+
+        def hears(expected: Callable[[], bool]) -> None:
+            with client._changed:
+                assert client._changed.wait_for(expected, 60)
+
+        agent.say(View(leave=True, lost=True))
+        hears(lambda: client.leaves and client.lost)
+        agent.say(View())
+        hears(lambda: not (client.leaves or client.lost))
+    for thread in threading.enumerate():
+        if thread.name == "farandole.agent":
+            thread.join()
+    client.connection.close()

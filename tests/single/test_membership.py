@@ -200,6 +200,34 @@ def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
     assert view.broken == 2 < view.world.number == 3
 
 
+def test_a_wait_for_a_rank_that_hangs_is_told_once() -> None:
+    """Nobody else waits for it in its world, so no call of a rank ends with an error."""
+    job = Job()
+    first, second, third = job.begin()
+    for name in (first, second):
+        job.end(name, End.LOST)
+    job.stand(third, 1, 4, away=True)
+    view = job.tell()
+    assert view.world.members == (third,)
+    job.stand(third, 2, 4)
+    told = "waited 5 s for the next commit of world 2"
+
+    def lines() -> list[str]:
+        return [line for line in job.scheduler.log if told in line]
+
+    new = next(name for name in job.wanted.workers if name != third)
+    job.tell(RULES.late + 1.0)
+    assert not lines(), "nobody waits"
+    job.ranks[new] = Worker(new, WorkerState(away=True, over=view.over))
+    assert job.tell().meet == 2
+    job.tell(0.9 * RULES.late)
+    assert not lines(), "it may still compute"
+    job.tell(0.2 * RULES.late)
+    job.tell(RULES.late)
+    assert len(lines()) == 1
+    assert third in job.wanted.workers, "it may compute for so long"
+
+
 def test_training_is_done_when_all_say_so() -> None:
     job = Job()
     members = job.begin()
