@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from harness.process import SLOWNESS
+
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 PR_SET_NAME = 15
@@ -29,7 +31,12 @@ def explain(folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "farandole", "explain", str(folder)]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each reserves address space
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, preexec_fn=limited
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120 * SLOWNESS,
+        env=environment,
+        preexec_fn=limited,
     )
     text = ended.stdout + ended.stderr
     assert "Traceback" not in text
@@ -134,7 +141,7 @@ def test_no_terminal_obeys_a_process_name(name: bytes) -> None:
     try:
         assert os.read(read, 1) == b"x"
         command = [sys.executable, "-m", "farandole", "dump", str(child)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOWNESS)
         assert "owned" in ended.stderr  # the name has come this far
         assert "Traceback" not in ended.stderr
         assert not {"\x1b", "\x07"} & set(ended.stderr)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from harness.process import ended
+from harness.process import SLOWNESS, ended
 
 STRANGER = 65534
 
@@ -130,7 +130,7 @@ def test_a_tuning_file_of_others_is_refused(tmp_path, how):
         env={**os.environ, "FARANDOLE_TUNING": str(path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
     )
     assert "read" not in result.stdout
     assert f"tuning file {path}" in result.stderr

@@ -19,8 +19,9 @@ from pathlib import Path
 from harness.proc import our_shared_memory, processes_of_sessions, python_stacks
 
 PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very busy
-# How often as long everything may take: where a sanitizer watches.
+# How often as long everything may take: where a sanitizer watches, and other jobs use the cores.
 SLOWNESS = float(os.environ.get("FARANDOLE_TEST_SLOWNESS", "1"))
+SLOWNESS *= max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
 
 
@@ -28,8 +29,9 @@ def ended(
     argv: Sequence[str | Path], seconds: float = PATIENCE, cwd: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """A command that has ended, with what it printed; `env`: variables beside this process's."""
+    limit = seconds * SLOWNESS
     return subprocess.run(
-        argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=seconds
+        argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=limit
     )
 
 
@@ -138,7 +140,7 @@ class Process:
 
     def end(self, timeout: float = PATIENCE) -> JobResult:
         """The result; JobError with the output if it still runs after `timeout` seconds."""
-        if result := self.wait(timeout):
+        if result := self.wait(timeout * SLOWNESS):
             return result
         raise JobError(f"hung for {timeout} s\n{self.output}")
 

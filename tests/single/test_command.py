@@ -10,7 +10,7 @@ import pytest
 
 import farandole as fd
 from farandole.tools import cli, settings
-from harness.process import ended
+from harness.process import SLOWNESS, ended
 
 
 def test_config_lists_every_variable(monkeypatch):
@@ -99,7 +99,7 @@ def test_an_interactive_session_survives_exceptions():
         input="1 / 0\nprint('size', sizes())\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
     )
     assert "ZeroDivisionError" in result.stderr
     assert "size 1" in result.stdout
@@ -175,7 +175,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")

@@ -17,7 +17,7 @@ import pytest
 from farandole.launch.commands import Hydra, IntelMpi, OpenMpi, Srun, find
 from farandole.launch.job import Host, Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.tools import cli
-from harness.process import PATIENCE
+from harness.process import PATIENCE, SLOWNESS
 
 FIVE, FOUR = OpenMpi("mpirun", (5, 0, 11)), OpenMpi("mpirun", (4, 1, 4))
 TWO_HOSTS = (Host("a", 4), Host("b", 4))
@@ -311,7 +311,9 @@ def test_an_unknown_launcher_is_named(tmp_path):
 def farandole_run(*arguments, **env):
     line = [str(Path(sys.executable).with_name("farandole")), "run", *arguments]
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PRTE_", "PMIX_"))}
-    return subprocess.run(line, env=plain | env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        line, env=plain | env, capture_output=True, text=True, timeout=100 * SLOWNESS
+    )
 
 
 def test_it_starts_ranks_here(tmp_path):

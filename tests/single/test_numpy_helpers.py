@@ -17,4 +17,5 @@ def test_example(ranks):
     expected = re.findall(r"^    (loss \d.*|weights .*)$", EXAMPLE.read_text(), re.MULTILINE)
     assert len(expected) == 2
     with MpiJob([sys.executable, str(EXAMPLE)], ranks) as job:
-        assert job.finish(timeout=60).check().out.split("\n")[:2] == expected
+        lines = job.finish(timeout=60).check().out.split("\n")
+    assert [line for line in lines if line.startswith(("loss", "weights"))] == expected
