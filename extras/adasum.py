@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from farandole.calls.requests import Scope
+from farandole.calls import part
+from farandole.calls.requests import Call, Op, Scope, refuse
+from farandole.members import set_id
 from farandole.ops import Adasum
 from farandole.torch.mpi_ops import grouped_allreduce
 from farandole.torch.optimizer import ReducingOptimizer, combining
@@ -31,15 +33,22 @@ class AdasumOptimizer(ReducingOptimizer):
         With verify='raise', raises MismatchError if the ranks' parameters or settings differ.
         """
         scaled = [self.__dict__.pop(key, None) for key in ("found_inf", "grad_scale")]
-        if scaled[0] is not None:  # GradScaler.step() has set it
-            raise NotImplementedError(
+        self._before_step()
+        name = f"{self._scope.name}.deltas"
+        if scaled[0] is not None:  # GradScaler.step() has set it, perhaps on this rank alone
+            reason = NotImplementedError(
                 "op=Adasum does not work with a GradScaler, which skips steps rank by rank: train "
                 "in bfloat16, which needs no GradScaler, or use op=Average"
             )
-        self._before_step()
+            refuse(Call(Op.ALLREDUCE, name, set_id(self._process_set)), reason)
+            raise reason
         starts = self._values()
         result = super().step(*args, **kwargs)
-        self._combine(starts)
+        try:
+            self._combine(name, starts)
+        except BaseException as failure:  # this rank has made its own step
+            part.end(failure)
+            raise
         return result
 
     # Tell torch not to wrap this step: the inner step is wrapped.
@@ -59,14 +68,14 @@ class AdasumOptimizer(ReducingOptimizer):
         return [(name, p, p.detach().clone()) for name, p in self.named() if p.requires_grad]
 
     @torch.no_grad()
-    def _combine(self, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+    def _combine(self, name: str, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         """Sets parameters to their old values plus the Adasum of all ranks' changes. Collective."""
         form = self._compressor
         encoded = [form.compress((p.detach() - start).contiguous()) for _, p, start in starts]
         combined = grouped_allreduce(
             [x for x, _ in encoded],
             op=Adasum,
-            name=f"{self._scope.name}.deltas",
+            name=name,
             process_set=self._process_set,
         )
         for delta, (_, context), (_, p, start) in zip(combined, encoded, starts, strict=True):

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farandole import ops
-from farandole._library import check, ffi, lib
+from farandole._library import check, ffi, is_from_core, lib
 from farandole.arrays.buffers import DTYPES, Buffer, check_apart, check_unused, dtype_of
+from farandole.calls import part
 from farandole.calls.handles import Handle, stall
-from farandole.calls.requests import Call, Op, count_unnamed, refuse, submit
+from farandole.calls.requests import Call, Op, count_unnamed, is_told, refuse, submit, told
 from farandole.errors import FarandoleError
 from farandole.members import ProcessSet, set_id
 from farandole.ops import starts
@@ -67,6 +68,8 @@ def adasum_async(
         check_apart(inputs)
     else:
         results, outputs = starts.new_results(kinds, tensors, inputs)
+    # Other calls may begin and end between those of this one, and change the caller's memory.
+    copies = [_copied(x, y) for x, y in zip(inputs, outputs, strict=True)]
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
     # A call without data: the core checks that all ranks make the same request.
@@ -75,7 +78,7 @@ def adasum_async(
 
     def work() -> list[T]:
         declared.wait()
-        _combine(inputs, outputs, label, factors, process_set)
+        _combine(inputs, outputs, copies, label, factors, process_set)
         return results if in_place else starts.sealed(kinds, results, tensors)
 
     return _Working(work, str(call), timeout)
@@ -101,6 +104,8 @@ class _Working(Handle[list[T]]):
         try:
             self._results = work()
         except Exception as reason:
+            if not (isinstance(reason, FarandoleError) or is_told(reason) or is_from_core(reason)):
+                part.end(reason)  # the other ranks wait, or have their results
             self._failure = reason
         self._finished.set()
 
@@ -114,14 +119,16 @@ class _Working(Handle[list[T]]):
 def _combine(
     inputs: list[Buffer],
     outputs: list[Buffer],
+    copies: list[Array | None],
     label: str,
     factors: tuple[float, float],
     process_set: ProcessSet,
 ) -> None:
-    """Writes the Adasum of all members' inputs to the outputs. All members pass the same label."""
+    """Writes the Adasum of all members' inputs to the outputs. All members pass the same label.
+    `copies`: see _copied()."""
     own = process_set.rank()
     assert own is not None
-    sources = [_flat(buffer) for buffer in inputs]
+    sources = [_flat(x) if copy is None else copy for x, copy in zip(inputs, copies, strict=True)]
     grams = _dot_products(sources, label, process_set)
     # GPU tensors are scaled in the host copies of the inputs.
     targets = [
@@ -131,10 +138,8 @@ def _combine(
     scaled: list[Array] = []
     with np.errstate(all="ignore"):  # infinities and NaN pass into the result
         with _told(f"{label}.sum", process_set):
-            for buffer in inputs:
-                _check_unused(buffer, writes=False)
-            for output in outputs:
-                _check_unused(output, writes=True)
+            for source, output in zip(sources, outputs, strict=True):
+                _check_unchanged(source, output)
         for source, target, gram in zip(sources, targets, grams, strict=True):
             scaled.append(_scaled(source, coefficients(gram)[own], target))
         ops.grouped_allreduce_(
@@ -145,9 +150,9 @@ def _combine(
             name=f"{label}.sum",
             process_set=process_set,
         )
-        for wide, target, output in zip(scaled, targets, outputs, strict=True):
+        for source, wide, target, output in zip(sources, scaled, targets, outputs, strict=True):
             if wide is not target:
-                _check_unused(output, writes=True)
+                _check_unchanged(source, output)
                 _store(wide, target)
             if output.device >= 0:
                 _copy(output, output.pointer, _address(target), target.nbytes)
@@ -227,6 +232,18 @@ def _check_unused(buffer: Buffer, writes: bool) -> None:
         check_unused(buffer.pointer, nbytes, (), (), writes)
 
 
+def _check_unchanged(source: Array, output: Buffer) -> None:
+    """Raises ValueError if a call uses the output, or has changed it since `source` was copied from
+    it. Does not judge GPU memory."""
+    if output.device < 0 and output.pointer != _address(source):
+        _check_unused(output, writes=True)
+        if not np.array_equal(_raw(output).view(np.uint8), source.view(np.uint8)):
+            raise ValueError(
+                "a tensor was changed while its Adasum was under way: wait for each call on a "
+                "tensor before you start the next one, or pass a copy"
+            )
+
+
 @contextmanager
 def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
     """Context: reports a ValueError also to the ranks that wait in the allreduce of this name."""
@@ -234,7 +251,18 @@ def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
         yield
     except ValueError as reason:
         refuse(Call(Op.ALLREDUCE, name, set_id(process_set)), reason)
-        raise
+        raise told(reason) from None
+
+
+def _copied(buffer: Buffer, output: Buffer) -> Array | None:
+    """A flat copy of the buffer's values, in the output if that has other memory; None on a GPU,
+    where the thread copies them."""
+    if buffer.device >= 0:
+        return None
+    in_place = output.pointer == buffer.pointer
+    copy: Array = np.empty_like(_raw(buffer)) if in_place else _raw(output)
+    copy[:] = _raw(buffer)
+    return copy
 
 
 def _flat(buffer: Buffer) -> Array:

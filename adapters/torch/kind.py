@@ -17,6 +17,7 @@ from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES, EMPTY, Buffer, ResultMemory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
+from farandole.calls import part
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedCall
 from farandole.torch import cuda
@@ -182,11 +183,16 @@ def check_unused(x: Tensor, writes: bool = False) -> None:
 def store(result: Tensor, x: Tensor) -> None:
     """Copies a call's result to `x`, in inference mode if `x` was made in it.
 
-    Raises ValueError if a call that was started meanwhile uses the elements of `x`.
+    Raises ValueError if a call that was started meanwhile uses the elements of `x`. The other ranks
+    have their results by then, so an error ends this rank's part in the job.
     """
-    check_unused(x, writes=True)
-    with torch.inference_mode() if x.is_inference() else nullcontext():
-        x.copy_(result)
+    try:
+        check_unused(x, writes=True)
+        with torch.inference_mode() if x.is_inference() else nullcontext():
+            x.copy_(result)
+    except Exception as reason:
+        part.end(reason)
+        raise
 
 
 def address_of(x: Tensor) -> int:

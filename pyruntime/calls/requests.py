@@ -279,6 +279,7 @@ def _submit_tensors(
 _REFUSALS = (
     (TypeError, lib.FARANDOLE_E_TYPE),
     (MismatchError, lib.FARANDOLE_E_MISMATCH),
+    (NotImplementedError, lib.FARANDOLE_E_ARGUMENT),  # elastic training repeats library errors
     (RuntimeError, lib.FARANDOLE_E_LIBRARY),
 )
 

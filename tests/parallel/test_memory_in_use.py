@@ -148,6 +148,36 @@ def test_adasum_does_not_write_memory_that_a_call_reads(
     assert torch.isfinite(total).all()
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_that_ends_between_those_of_adasum(
+    dtype: torch.dtype, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes the tensor on one rank. In place all ranks raise; else the result is that of the
+    values at the start."""
+    x = torch.full((COUNT,), 1.0 + fd.rank()).to(dtype)
+    expected = fd.allreduce(x, op=fd.Adasum, name="memory.expected")
+    find, alone = adasum._dot_products, fd.add_process_set([0])
+
+    def meanwhile(*args: Any) -> Any:
+        products = find(*args)
+        if fd.rank() == 0:
+            fd.allreduce_(x, op=fd.Sum, prescale_factor=5.0, name="own", process_set=alone)
+        return products
+
+    monkeypatch.setattr(adasum, "_dot_products", meanwhile)
+    if in_place:
+        with pytest.raises(ValueError, match=r"a tensor was changed while its Adasum"):
+            fd.allreduce_(x, op=fd.Adasum, name="memory.adasum")
+    else:
+        result = fd.allreduce(x, op=fd.Adasum, name="memory.adasum")
+        assert torch.equal(result, expected)
+    if fd.rank() == 0:
+        assert (x == 5.0).all()
+    monkeypatch.undo()
+    fd.remove_process_set(alone)
+
+
 def test_copies_of_other_elements_may_be_sent() -> None:
     """A row is written between the rows that are copied."""
     m = torch.full((7, COUNT), 1.0 + fd.rank())

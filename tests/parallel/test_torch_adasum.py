@@ -147,6 +147,30 @@ def test_a_grad_scaler_is_refused_on_all_ranks() -> None:
     assert p.tolist() == [-1.0] * 2
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_grad_scaler_on_one_rank_is_refused_on_all() -> None:
+    """The others have made their own step, so they leave the job."""
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this torch has no GradScaler for CPUs")
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
+    if hvd.rank() == 0:
+        scaler.scale((p * 3).sum()).backward()
+        with pytest.raises(NotImplementedError, match="bfloat16"):
+            scaler.step(optimizer)
+        assert p.tolist() == [0.0] * 2
+    else:
+        (p * hvd.rank()).sum().backward()
+        with pytest.raises(ValueError, match=r"rank 0 refused: NotImplementedError: .*bfloat16"):
+            optimizer.step()
+    with pytest.raises((hvd.ShutdownError, hvd.PeerError), match=r"left the job|rank \d left"):
+        hvd.allreduce(p.detach())
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
 def test_init_again_and_a_learning_rate_schedule() -> None:
     p = nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
