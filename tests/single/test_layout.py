@@ -47,7 +47,7 @@ LADDER = {
     "watch": ("base", "lib/"),
     "runtime/calls": ("base", "kernels", "lib/", "control/", "data/backend", "data/shm", "watch"),
     "runtime/gpu": ("base", "lib/", "control/protocol", "data/"),
-    "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
+    "runtime": ("base", "lib/", "control/", "data/", "watch", "runtime/"),
     "api": ("base", "lib/os", "lib/xla", "watch", "runtime"),
 }
 # The same of the Python package: rooms, and the modules beside them. Each imports only what stands
