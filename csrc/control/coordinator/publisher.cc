@@ -355,8 +355,8 @@ void Publisher::run_bucket(SetState& set, bool gpu) {
   shared_.outbox.write(std::move(run));
 }
 
-// Ends a join when all have joined, some no longer can, or it was given up. It does so only after the last call is published, because
-// ranks that return from join() may reuse its name.
+// Ends a join when all ranks have joined, when some have left without joining, or when it was given up. It does so only
+// after the last call is published, because ranks that return from join() may reuse the name of that call.
 void Publisher::end_join(SetState& set) {
   const bool early = set.join_given_up || !set.left.empty();
   const bool over = set.joined.full() || (!set.joined.empty() && early);
