@@ -15,7 +15,7 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
 
-// Makes a text of another process safe for a terminal: escapes all control characters but line ends and tabs.
+// Makes another process's text safe for a terminal: escapes all control characters but line ends and tabs.
 std::string printable(std::string_view text);
 
 struct LogLine {

@@ -17,7 +17,7 @@ struct Topology {
   int cross_rank = 0;  // index of this host among the hosts with a rank of this local_rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds the same number of ranks
-  int world = 0;            // number of this world; each restart makes the next one
+  int world = 0;            // number of this world; each restart increments it
 
   // Throws Error(kInvalidArgument) if `node` contradicts itself.
   static Topology of(Rank rank, std::vector<Rank> node);

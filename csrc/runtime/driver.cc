@@ -13,8 +13,7 @@
 namespace farandole {
 namespace {
 
-constexpr int64_t kAnswerNs =
-    1'500'000'000;  // rank 0 may need so long for an answer if it is not stopped
+constexpr int64_t kAnswerNs = 1'500'000'000;  // a running rank 0 may need this long to answer
 
 // Records how long a caller blocks. An interrupted and repeated wait counts once.
 struct RecordedWait {
@@ -125,7 +124,7 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// Returns when the next look is due.
+// Returns the time of the next check.
 Deadline Driver::look() {
   if (setup_.watch.patience().pause_ns == 0) return Deadline::never();
   if (Deadline::at(probe_.next_ns).expired()) probe();
@@ -206,7 +205,7 @@ bool Driver::done(Handle handle) {
   const bool over = setup_.calls.handles.done(handle);
   if (over) return true;
   setup_.calls.expedite();
-  look();  // a user may only poll
+  look();  // the user may poll and never wait
   return false;
 }
 

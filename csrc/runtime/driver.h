@@ -59,8 +59,8 @@ class Driver {
   bool done(Handle handle);
   // Asks the coordinator which ranks the call waits for.
   std::string explain(Handle handle, Deadline deadline);
-  // All waits pass here. Drives until done() if nobody else does, else sleeps; reports what stands still. False: a signal
-  // came, or `deadline` passed. done() may throw.
+  // All waits use this. Drives until done(), or sleeps while another thread drives; reports slow buckets. False: a
+  // signal came, or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
 

@@ -22,7 +22,7 @@
 
 namespace farandole {
 
-// Opens a wire between these ranks. `number`: equal on all of them, and that of no other wire of the job.
+// Opens a wire between these ranks. `number`: equal on all of them, and used by no other wire of the job.
 using OpenWire =
     std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 

@@ -147,7 +147,7 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
 }
 
 // In program order, launches only while the program waits for a bucket that is not launched. Then farandole's NCCL work
-// has the same place in the program's other NCCL work on all ranks.
+// has the same place among the program's other NCCL work on all ranks.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(wanted_mutex_);

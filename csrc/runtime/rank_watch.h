@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's parts of watch/: flight recorder, timeline, death watch and stack reporter; and why rank 0 does not answer.
+// A rank's parts of watch/: flight recorder, timeline, death watch, stack reporter. Finds why rank 0 does not answer.
 #pragma once
 
 #include <functional>
@@ -28,10 +28,10 @@ class RankWatch {
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  // Times after which a rank whose question rank 0 does not answer warns or fails; 0: never.
+  // Times after which a rank warns or fails if rank 0 does not answer its question; 0: never.
   struct Patience {
     int64_t warn_ns, abort_ns;
-    int64_t pause_ns;  // between two looks of a waiting rank; 0: it does not look
+    int64_t pause_ns;  // between two checks of a waiting rank; 0: no checks
     bool asks;         // for a sign of life of rank 0
   };
   const Patience& patience() const { return patience_; }

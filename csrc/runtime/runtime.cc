@@ -16,7 +16,7 @@ namespace {
 // Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier. If
 // the caller ran other code between submission and wait, the background thread would take the work over.
 constexpr std::chrono::milliseconds kCallPatience{20};
-// For so long a failing rank waits for its peers to learn why.
+// Time for which a failing rank waits for its peers to learn why.
 constexpr std::chrono::seconds kFarewell{1};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for deaths of other ranks on this host. It uses neither Python nor the engine.
+// A thread that waits for other ranks on this host to die. It uses neither Python nor the engine.
 #pragma once
 
 #include <functional>

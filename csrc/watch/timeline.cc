@@ -16,7 +16,7 @@
 namespace farandole {
 namespace {
 
-constexpr int64_t kFirstLane = 100'000'000;  // track of set 0; above all thread numbers
+constexpr int64_t kFirstLane = 100'000'000;  // track of set 0; above all thread ids
 constexpr int64_t kMessages = kFirstLane - 2;
 constexpr int64_t kSubmitNs = 1000;  // duration that a submission has in the trace
 
@@ -28,8 +28,8 @@ std::string upper(std::string text) {
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
 
 constexpr size_t kEnough = 4096;                       // events that wake the writer
-constexpr size_t kMost = 1u << 18;                     // events in memory; drops and counts more
-constexpr auto kRest = std::chrono::milliseconds(50);  // after which fewer events are written, too
+constexpr size_t kMost = 1u << 18;                     // events in memory; others are dropped
+constexpr auto kRest = std::chrono::milliseconds(50);  // longest wait before fewer are written
 
 }  // namespace
 
@@ -40,7 +40,7 @@ TraceFile::TraceFile(const std::string& path, const FlightPage& page)
   flush();
 }
 
-// Viewers can read the file without its closing bracket, as a killed rank leaves it.
+// A killed rank leaves the file without its closing bracket. Viewers accept that.
 void TraceFile::head() {
   json_.open('[').line().open('{').member("ph", "M").member("name", "process_name");
   json_.member("pid", who_.rank).key("args").open('{');
@@ -107,7 +107,7 @@ void TraceFile::async(const char* phase, const TracedCall& call, std::string_vie
   json_.member("id", call.id).member("tid", kFirstLane - 1).close('}');
 }
 
-// The call enters the stage `name`; "": it has ended.
+// Ends the call's stage and starts the stage `name`; "" starts none.
 void TraceFile::stage(TracedCall& call, std::string name, int64_t time_ns) {
   if (!call.stage.empty()) async("e", call, call.stage, time_ns);
   call.stage = std::move(name);
@@ -263,7 +263,7 @@ void Timeline::write_all() {
     batch.clear();
     {
       std::unique_lock lock(mutex_);
-      // Uses the system clock, because glibc before 2.30 cannot wait with another.
+      // Uses the system clock, because glibc before 2.30 cannot wait on another one.
       enough_.wait_until(lock, std::chrono::system_clock::now() + kRest,
                          [this] { return stopping_ || events_.size() >= kEnough; });
       last = stopping_;

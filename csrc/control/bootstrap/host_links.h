@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// Lets a host's leader give memory to the other ranks. The thread in init() calls it first, later the driver.
+// Lets a host's leader give memory to the other ranks. Called by the thread in init(), later by the driver.
 class HostLinks {
  public:
   virtual ~HostLinks() = default;
@@ -29,8 +29,8 @@ class HostLinks {
 class SocketLinks final : public HostLinks {
  public:
   SocketLinks() = default;
-  // All ranks of the host call it. Returns when every rank has its link; throws at the deadline. `to_leader`: a
-  // connection that exists already; null: connects.
+  // All ranks of the host call it. Returns when every rank has its link; throws at the deadline. `to_leader`: an
+  // existing connection; null: connects.
   SocketLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
               UnixListener& listener, const JobKey& key, std::unique_ptr<UnixSocket> to_leader,
               Deadline deadline);

@@ -41,8 +41,8 @@ Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const Pee
 // Proof that a rank knows the world's key. A rank sends it only to the Unix socket `listener`.
 JobKey proof_at(const std::string& listener, const JobKey& world);
 
-// Addresses at which `own` connects to `peer`. In a different network namespace, leaves out those that `own` has, too
-// (loopback, a container bridge), because the peer does not listen there.
+// Addresses at which `own` connects to `peer`. If `peer` is in a different network namespace, omits addresses that
+// `own` also has (loopback, a container bridge), because the peer does not listen there.
 TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own);
 
 // Throws Error(kMismatch), which names the ranks, if builds differ.

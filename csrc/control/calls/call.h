@@ -163,12 +163,12 @@ class Call {
   // Take plain contributions with the call's id, of one member or of several. False: not taken.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
-  // Records different terms of a member that this by_members() call does not need. The call will fail.
+  // Records that a member which this by_members() call does not need has sent different terms. The call will fail.
   void contradict(int member, const Request& request) {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Counts in a member that has joined or left, or does not take part.
+  // Counts a member as arrived that has joined, has left or does not take part.
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all have reported.
   void refuse(int member, Failure failure);

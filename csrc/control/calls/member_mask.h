@@ -82,8 +82,8 @@ struct MemberSlice {
   int count = 0;
 };
 
-// Ranks that report together (of a host and of the hosts below), as members of each set: taking their report needs few
-// operations.
+// Ranks that report together (those of a host and of the hosts below), with a bit mask for each set, so that taking
+// their report needs few operations.
 struct RankGroup {
   std::vector<Rank> ranks;              // ascending
   std::map<SetId, MemberSlice> slices;  // made on first use; set ids are never reused

@@ -33,7 +33,7 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
                                     "what that rank sent");
 }
 
-// Makes the kernel end a connection to a silent peer: if data is not acknowledged, or, when idle, if probes are not.
+// Makes the kernel end a connection whose peer acknowledges neither data nor, when idle, keepalive probes.
 void limit_silence(int fd, std::chrono::milliseconds timeout) {
   const auto set = [&](int option, int value) {
     setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -155,7 +155,7 @@ void TcpHostChannel::write(Link& link) {
   }
 }
 
-// Reads until EAGAIN, because the poller reports the socket again only after that.
+// Reads until EAGAIN, because the poller is edge-triggered.
 void TcpHostChannel::read(Link& link, const OnMessage& hear, const OnEnd& lose) {
   while (link.open) {
     const ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);

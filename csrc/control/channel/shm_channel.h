@@ -101,8 +101,8 @@ class LeaderChannel {
   using OnBroken = std::function<void(Rank, const Error&)>;
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
-  // Passes on all reports that have arrived, and ranks whose rings are corrupt; those are not accessed again. False:
-  // nothing.
+  // Passes arrived reports to `hear`, and ranks with corrupt rings to `lose`. Does not access a corrupt ring again.
+  // False: nothing to do.
   bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
   // Wakes members that have entries to read or room to write. Call after a batch.

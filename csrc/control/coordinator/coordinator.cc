@@ -73,7 +73,7 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call counts in members as joined that may still report it, because the first leave has ended their joins.
+// True if the call counts members as joined that may still report it, because the first leave has ended their joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -91,7 +91,7 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// The failure if `from` has waited too long, at its normal end, for the ranks that stay: it names these.
+// Failure of a rank that ended normally and waited too long for the ranks that stay. It names them.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall, "rank " + std::to_string(from) +
                                  " waited in shutdown() or at its exit for " + text_of_ranks(stay) +

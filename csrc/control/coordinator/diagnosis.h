@@ -34,7 +34,7 @@ struct BlockedRank {
   const WaitingCall* call = nullptr;
   std::string stack;
 };
-// One line: where ranks that wait for each other are, and the likely cause. Empty if `blocked` is empty.
+// One line: where the ranks of a deadlock wait, and the likely cause. Empty if `blocked` is empty.
 std::string diagnosis_of(std::span<const BlockedRank> blocked);
 
 }  // namespace farandole

@@ -30,7 +30,7 @@ class Outbox {
   };
 
   void write(Entry entry) { log_.push_back(std::move(entry)); }
-  // Writes an entry as a sign of life, if there is none.
+  // Writes an entry as a sign of life, if no other entry is waiting.
   void write_something() {
     if (log_.empty()) write(Answer{});
   }
@@ -98,7 +98,7 @@ struct SetState {
   Rank last_joined = -1;
   int64_t joined_since_ns = 0;                // time of the first Join
   bool join_given_up = false;                 // end the join although some have not joined
-  Failure join_failure;                       // the first one in a Join
+  Failure join_failure;                       // the first that a Join reported
   std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
   uint64_t first_unnamed = 0;
   std::vector<Call*> at_once;  // complete and agreed calls that need no bucket

@@ -36,7 +36,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// Finds a deadlock: a call in which `rank` waits for a rank that waits for `rank` in `call`.
+// Detects a deadlock: `call` waits for `rank`. Returns a call in which `rank` waits for a rank of call.here, or null.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -48,10 +48,10 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 }
 
 constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
-constexpr int64_t kLongestLead = 2'000'000'000;  // from question to giving up
-constexpr size_t kMaxReports = 20;               // failures with causes and stacks
+constexpr int64_t kLongestLead = 2'000'000'000;  // from asking to failing
+constexpr size_t kMaxReports = 20;               // failures that show stacks
 constexpr uint64_t kNoSequence =
-    std::numeric_limits<uint64_t>::max();  // a join is no call of its set
+    std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
 
 std::string line_of(const WaitingCall& call, int64_t now_ns) {
   return line_of(CallGroup{&call}, now_ns);
@@ -79,7 +79,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// The part of a warning that stays equal while a rank makes no progress: the facts without numbers, and the frames.
+// The part of a warning that stays the same while a rank makes no progress: facts without digits, and stack frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -154,7 +154,7 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  if (!heard_since && answered_ns < call.since_ns) return {};  // may have made calls in cells
+  if (!heard_since && answered_ns < call.since_ns) return {};  // unknown: may have used cells
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
@@ -187,7 +187,7 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age of a call at which the missing ranks are asked: that of the warning, or shortly before the call fails.
+// Age at which a call's missing ranks are asked for stacks: at the warning or before it fails, whichever is first.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -229,7 +229,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// The join waits for its missing member that has made no call for the longest time: the others' data may last longer.
+// Measures the wait from the last call of the longest idle missing member: the others may still have data.
 WaitingCall StallMonitor::view_of_join(const SetState& set) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
@@ -259,7 +259,7 @@ void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
 std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns) const {
   std::map<std::pair<SetId, bool>, const Bucket*> oldest;
   for (const Bucket& one : stuck_) {
-    // A rank repeats it four times within the shorter limit (RankWatch::Patience).
+    // Skips old reports: a rank repeats its report four times within the shorter limit (RankWatch::Patience).
     if (one.stuck.bucket == 0 || now_ns - one.said_ns >= patience_ns() / 2) continue;
     const Bucket*& first = oldest[{one.stuck.set, one.stuck.gpu}];
     if (!first || one.since_ns < first->since_ns) first = &one;
@@ -299,7 +299,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Calls in which ranks wait, and calls that failed recently: of calls that block each other, one fails first.
+// Waiting calls and recently failed ones. Of calls that block each other, one fails first, and explains the others.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -331,7 +331,7 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// The members that have joined get a failure. So do calls of the others, which would count them as joined.
+// Fails the join of the members that wait in it, and the others' open calls, which would count them as joined.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set);
@@ -356,8 +356,8 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   });
 }
 
-// Stall of a bucket, which ends the job, because a bucket cannot be withdrawn. Only if a member is known to be
-// stopped or silent: a machine may just be slow.
+// Returns the failure of a stalled bucket. It ends the job, because a bucket cannot be withdrawn. Returns none unless a
+// member is known to be stopped or silent, because the machine may just be slow.
 Failure StallMonitor::standing(int64_t now_ns) const {
   for (const Bucket* bucket : under_way(now_ns)) {
     if (now_ns - bucket->since_ns < shared_.settings.stall_abort_ns) continue;
@@ -370,7 +370,7 @@ Failure StallMonitor::standing(int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Asks also the ranks for which these wait, whatever the age of the call, because all may wait for each other.
+  // Also asks the ranks that those wait for, in calls of any age, because all may wait for each other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -402,7 +402,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    // The rank was asked before it read its clock, so this time is not later than its call.
+    // A lower bound of the time of its last call, because the rank was asked before it computed `ago`.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
   }
   if (question_open_ && all_answered()) conclude(now_ns);
@@ -420,7 +420,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
     });
     if (call != all.end()) waits[rank] = &*call;
   }
-  // A rank that waits for none of the others may go on, and then ranks that wait for it may, too.
+  // Drops ranks that wait for no other blocked rank: they may go on, and then so may the ranks that wait for them.
   while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
          0) {
   }

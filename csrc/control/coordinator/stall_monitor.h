@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watches all that waits for a rank (calls, sends and receives, joins, buckets): asks the rank for its stack, warns
-// users, finally fails what waits.
+// Watches everything that waits for a rank (calls, sends and receives, joins, buckets): asks the rank for its stack,
+// warns users, and finally fails the waiting calls.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +65,7 @@ class StallMonitor {
   WaitingCall view_of(const Posted& posted) const;
   WaitingCall view_of_join(const SetState& set) const;
   WaitingCall view_of(const Bucket& bucket, int64_t now_ns) const;
-  // Of each lane, the oldest bucket that has not ended on a rank whose user waits.
+  // Returns each lane's oldest bucket that is unfinished on a rank whose user waits.
   std::vector<const Bucket*> under_way(int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);

@@ -54,7 +54,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// Reports that all ranks below make come together again, however each rank cuts its batches.
+// Handles each id by itself, so that reports of one call meet here however each rank cuts its batches.
 void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -164,7 +164,7 @@ void Aggregator::release_all() {
   for (auto& [key, held] : std::exchange(held_, {})) release(key, held, nullptr);
 }
 
-// Records that these calls are ready. Such records may change their order, but no other record overtakes them.
+// Records that a call is ready. Such records may be reordered among themselves, but no other record overtakes them.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
   expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combines the reports of a host's ranks and of the hosts below into records for the host above: equal reports become
 // one record, and several calls one record of ids. A pure state machine: reports, log entries and the time go in,
-// records come out. To save messages, it sends the reports of a call together, and calls in batches. It sends at once
-// the first report after a pause, and reports for which a user waits.
+// records come out. To save messages, it sends the reports of a call together, and calls in batches. It does not
+// delay the first report after a pause, nor reports for which a user waits.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class Aggregator {
   // more, and only help to name missing ranks.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
-  // Limits of the time between two batches. It doubles; a pause of twice the longest time resets it.
+  // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 

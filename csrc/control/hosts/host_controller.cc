@@ -209,7 +209,7 @@ bool HostRelay::step() {
         }
       },
       lose);
-  // Before the links, because a death here may be why the host above has ended.
+  // Handles deaths before links, because a death on this host may be why the host above has ended.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});

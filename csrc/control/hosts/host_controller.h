@@ -42,7 +42,7 @@ class HostController {
   // ---- Driver only. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // A leader whose job has failed calls it. Ranks that get the log only from this leader learn `why`.
+  // Call when the job has failed on this leader. Tells `why` to the ranks that get the log only from it.
   virtual void leave(const Failure& why) = 0;
   // Returns the leader's own mapping of a set's memory, after share_staging().
   Segment take_staging(SetId set);
@@ -71,7 +71,7 @@ class HostController {
   // `how`: from HostChannel::drain().
   Failure host_is_gone(Rank leader, const std::string& how) const;
   const HostTree::Branch& branch_of(Rank leader) const;
-  // Failure that ends the job if `rank` has sent an invalid message.
+  // Returns the failure for an invalid message from `rank`. It ends the job.
   static Failure broke_protocol(Rank rank, const Error& error);
   // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host, and so cannot answer itself.
   template <class Tell>

@@ -140,7 +140,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a count of items, and fails if so many of at least `least` bytes cannot follow. This bounds allocations.
+  // Reads a count of items of at least `least` bytes each; fails if the rest is too short. This bounds allocations.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

@@ -42,13 +42,13 @@ struct Request {
 };
 // Returns a text that is equal for equal requests only.
 std::string bytes_of(const Request& request);
-// True if two requests of one name are the same call.
+// True if two requests of one name belong to the same call.
 inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.more == b.more && a.no_tensors == b.no_tensors &&
          a.alone == b.alone;
 }
 // True if a call adds or removes a set, and only the ranks in its shape make the call, not the whole world. Two sets
-// that were added in this way may have equal members. A set's name, that of the call, is never used again.
+// that were added in this way may have equal members. Such a set has the call's name, which is never used again.
 inline bool by_members(const Request& request) {
   return request.signature.traits().changes_sets && request.alone;
 }
@@ -103,12 +103,12 @@ struct Post {
   Failure refusal = {};  // an argument error: this rank makes no call, and the peer's call fails
 };
 // This rank cannot take part in a call because of an argument error, so its peers' calls fail, too. It counts as the
-// rank's report of the call. The rank reports the name again only after the call's Fail. It refuses no call in flight,
-// and none after it has joined.
+// rank's report of the call. The rank reports the name again only after the call's Fail. A rank never refuses a call in
+// flight, nor any call after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;
-  // For calls that add or remove a set: they determine which ranks take part.
+  // For calls that add or remove a set: these two fields tell which ranks take part.
   Op op = Op::kAllreduce;
   Dimensions members = {};  // the ranks that take part, if by_members()
 };
@@ -215,7 +215,7 @@ struct Run {  // a bucket: the set's lane moves these calls
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
-  IdRuns plain = {};  // further calls, after the items; an id says all about them
+  IdRuns plain = {};  // further calls, after the items, that need only an id
   bool gpu = false;   // the GPU lane moves them
 };
 struct Result {  // completes a call without a bucket, with a result or as absent
@@ -223,7 +223,7 @@ struct Result {  // completes a call without a bucket, with a result or as absen
   uint32_t id = 0;
   uint64_t sequence = 0;
   bool absent = false;
-  // One after the other for each tensor of a group:
+  // For a group, the values of all tensors in turn:
   std::vector<int64_t> rows;  // for allgather
   ByteString payload;
 };
@@ -278,7 +278,7 @@ using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, C
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);
-// Throw Error(kInternal) if encode() does not make such bytes. The payload of a Ready points into `in`.
+// Throw Error(kInternal) if encode() cannot have made these bytes. The payload of a Ready points into `in`.
 Report decode_report(ByteView in);
 Entry decode_entry(ByteView in);
 

@@ -29,7 +29,7 @@ struct Part {
   Signature signature;               // root: a member; shape: that of this rank
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
   std::byte* output = nullptr;       // nullptr: the result is dropped
-  std::vector<bool> present;         // for each member: has it an input? empty: all have
+  std::vector<bool> present;         // by member: true if it has an input; empty: all have
   // See CollectiveTraits::rows.
   std::vector<int64_t> rows;
   int64_t divisor = 1;                 // for Average

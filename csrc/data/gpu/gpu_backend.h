@@ -33,7 +33,7 @@ class GpuBackend : public Backend {
   // Throws Error(kLibrary) if launched work may never end: NCCL has found an error, or a deadline has passed.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // true if check() would throw
-  // The oldest launched bucket is done.
+  // Call when the oldest launched bucket is done.
   virtual void finished() = 0;
   // After abort(): blocks for at most a few seconds, until no work in the stream writes to buffers.
   void synchronize() const noexcept { device_->synchronize(); }

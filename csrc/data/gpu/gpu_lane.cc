@@ -69,7 +69,7 @@ void GpuLane::check() const {
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
-// True if the next bucket's set has a backend. A bucket may come before that.
+// True if the next bucket's set has a backend. A bucket may come before its set's backend.
 bool GpuLane::next_may_go() const {
   return !waiting_.empty() && backends_.contains(waiting_.front().set);
 }

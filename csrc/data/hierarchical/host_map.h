@@ -32,7 +32,7 @@ class HostMap {
   int host_of(int member) const { return host_of_[static_cast<size_t>(member)]; }
   int local_of(int member) const { return local_of_[static_cast<size_t>(member)]; }
   const std::vector<int>& members_of(int host) const { return members_[static_cast<size_t>(host)]; }
-  // Number of stripes: that of members on the largest host.
+  // Number of stripes: the number of members on the largest host.
   int stripes() const { return static_cast<int>(stripes_); }
   // The member that moves a stripe's bytes on a host.
   int worker(int host, int stripe) const {

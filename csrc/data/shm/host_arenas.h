@@ -24,7 +24,7 @@ class ArenaDirectory {
     return static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Flag);
   }
 
-  // An owner announces its arena by the flag for having mapped its own.
+  // An owner announces its arena by setting the flag that it has mapped its own.
   void set_mapped(int peer, int owner) { flag(peer, owner).store(1); }
   bool is_mapped(int peer, int owner) const { return flag(peer, owner).load() != 0; }
   void announce(int owner) { set_mapped(owner, owner); }

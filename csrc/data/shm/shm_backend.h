@@ -81,7 +81,7 @@ class Exchange {
   struct Mark {
     alignas(64) uint64_t used;
   };
-  // By part number modulo kMostParts, which differ, because a block's parts belong to one run.
+  // Indexed by part number modulo kMostParts. A block's parts belong to one run, so no two share an index.
   struct Table {
     Address addresses[PartRun::kMostParts];
   };
@@ -131,7 +131,7 @@ class Exchange {
 class ShmBackend final : public Backend {
  public:
   explicit ShmBackend(const ShmSetup& setup);
-  // Bytes of memory that the backend needs. All after `at_once` may be allocated on use, if ShmSetup::fd is set.
+  // Bytes of memory that the backend needs. Bytes after `at_once` may be allocated on use, if ShmSetup::fd is set.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -181,7 +181,7 @@ class ShmBackend final : public Backend {
     uint64_t staged = 0;  // these three: copies of this member's HostProgress
     uint64_t reduced = 0;
     uint64_t consumed = 0;
-    uint64_t shown = 0;  // when all have consumed so many blocks, no peer reads my inputs
+    uint64_t shown = 0;  // once all have consumed this many blocks, no peer reads my inputs
   } at_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unnamed shared memory (a memfd): however a rank dies, nothing of it remains.
+// Unnamed shared memory (a memfd): none of it remains, however a rank dies.
 #pragma once
 
 #include <cstddef>

@@ -40,7 +40,7 @@ struct Outcome {
   Dimensions shape;
   std::vector<int64_t> received;  // see farandole_result
   int64_t value = 0;
-  std::shared_ptr<GpuEvent> past;  // of a launched GPU call: its result is complete after it
+  std::shared_ptr<GpuEvent> past;  // launched GPU call: the result is complete after this
 };
 
 // Returns a call's Part::rows, from the rows in the log entry.
@@ -86,7 +86,7 @@ class Handles {
     std::lock_guard lock(mutex_);
     visit(outcome_of(handle));
   }
-  // Throws the call's failure, or Error(kInvalidArgument) if the core holds no memory of the result.
+  // Throws the call's failure, or Error(kInvalidArgument) if the core does not own the result's memory.
   OwnedMemory take(Handle handle);
   // The handle of a call in flight stays until the call is done.
   void release(Handle handle);

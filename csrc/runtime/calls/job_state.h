@@ -19,7 +19,7 @@ class JobState {
   explicit JobState(Wakeup driver) : driver_(driver) {}
 
   // ---- Any thread
-  bool left() const { return left_; }                       // by leave(), whatever came later
+  bool left() const { return left_; }                       // stays true once leave() is called
   bool leaving() const { return life_ != Life::kRunning; }  // no more calls
   bool stopped() const { return life_ >= Life::kStopped; }  // all ranks have left
   bool broken() const { return life_ == Life::kBroken || life_ == Life::kEnded; }
@@ -35,12 +35,12 @@ class JobState {
     limit_ = limit;
     return true;
   }
-  // When this rank, after leave(), stops waiting for the others.
+  // Deadline until which this rank, after leave(), waits for the others.
   Deadline limit() const {
     std::lock_guard lock(mutex_);
     return limit_;
   }
-  // Makes the driver end the job with this failure, unless the log has another one before.
+  // Makes the driver end the job with this failure, unless the log brings another failure first.
   void fail(Failure failure) {
     {
       std::lock_guard lock(mutex_);
@@ -59,7 +59,7 @@ class JobState {
     failure = found_;
     return true;
   }
-  // Failure with which the job ends. Once all have left, a peer's death is not one: that peer has only ended first.
+  // Failure with which the job ends. Once all have left, a peer's death is no failure: that peer just exited first.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

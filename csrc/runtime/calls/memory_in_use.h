@@ -13,13 +13,13 @@
 
 namespace farandole {
 
-// Sizes of one tensor's buffers in bytes, as known at submission. If only negotiation knows the size of a result, its
-// least size.
+// Sizes of one tensor's buffers in bytes, as known at submission. If only negotiation knows the size of a result,
+// `output` is the least possible size.
 struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error about memory in use by the call `by`. `title`: the call that would use it, too.
+// Throws the error that the call `by` is using the memory. `title`: the call that wants to use it as well.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
 // The addresses of an array's elements: `begin` plus multiples of the dimensions' steps, in bytes.

@@ -13,9 +13,9 @@
 namespace farandole {
 namespace {
 
-// True if inputs may travel in reports: one round trip instead of two, but slower for many calls. All inputs of a batch
-// do or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in jobs of several
-// hosts, where buckets add in a different order.
+// True if inputs may travel in reports: one round trip instead of two, but slower for many calls. Either all inputs of
+// a batch do, or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in jobs of
+// several hosts, where buckets add in a different order.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
   auto small = [&](const PreparedSubmission& one) {

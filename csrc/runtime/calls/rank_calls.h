@@ -39,7 +39,7 @@ struct Ending {
   Submission submission;
   Outcome outcome;
   bool launched = false;  // launch() has published the outcome
-  // Size of a result in the log.
+  // Bytes of a result that came in the log.
   size_t bytes() const {
     size_t bytes = size_of(submission.recorded.dtype);
     for (int64_t n : outcome.shape) bytes *= static_cast<size_t>(n);
@@ -49,7 +49,7 @@ struct Ending {
 
 // A bucket (Run) with this rank's buffers.
 struct BegunRun {
-  Done done;                     // its end
+  Done done;                     // the report of its end
   bool reports = false;          // true on the set's lowest member, which sends `done`
   std::vector<Rank> ranks = {};  // members of the set
   int64_t begun_ns = 0;
@@ -107,7 +107,7 @@ class RankCalls {
   uint64_t ask(Handle handle);
   // Asks the coordinator for any log entry.
   void ping();
-  // Key of a call that others may lack; nullopt: it has ended, or all ranks have submitted it.
+  // Key of a call that other ranks may not have made; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
   // Time since this rank last completed a call in a cell; -1: never.

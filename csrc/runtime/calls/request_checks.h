@@ -28,13 +28,13 @@ std::string title_of(const Request& request);
 // Returns the set of a request. Throws Error(kInvalidArgument) if this rank is not a member, or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
-// Makes the call of these tensors. `count` 0: an empty group, whose name the first tensor has. Throws
+// Makes the call of these tensors. `count` 0: an empty group, whose name is in raw[0]. Throws
 // Error(kInvalidArgument or kWrongType), with a remedy. Does not check buffers. `set`: working_set() of the first.
 CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,
                        Rank own);
 
 // Throws Error(kInvalidArgument) if a message has no buffer, or if input and output overlap in a way that farandole.h
-// does not allow; of outputs whose size only negotiation knows, it checks the bytes of sizes_of(). `mine`: of this
+// does not allow; if only negotiation knows an output's size, checks the bytes that sizes_of() gives. `mine`: of this
 // part.
 void check_buffers(const Request& request, size_t part, const Submission& mine,
                    const ProcessSet& set);

@@ -101,7 +101,7 @@ struct NamedRequest {
   bool in_flight = false;
   bool reported = false;  // in flight, and the log has not settled it
   Submission submission;
-  // Numbers of refusals that the log has not answered: before the reported call, and since. A refusal is this rank's
+  // Counts of refusals that the log has not answered: before the reported call, and since. A refusal is this rank's
   // report of one call, and the log answers a rank's reports in order.
   int refused = 0;
   int refused_since = 0;
