@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares farandole with gloo, MPI and the memory's limit, in turns, on the CPUs of one host.
+"""Compares farandole with gloo, MPI and the memory's limit, alternately, on one host's CPUs.
 
     mpirun -np 2 --bind-to none python benchmarks/collectives.py [--json FILE] [--quick]
 

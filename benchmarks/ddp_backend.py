@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares DDP and FSDP2 over the backends `farandole` and gloo, in turns.
+"""Compares DDP and FSDP2 over the backends `farandole` and gloo, which alternate.
 
     mpirun -np 2 --bind-to none python benchmarks/ddp_backend.py [--turns 40] [--seconds 60]
                                                                  [--only W] [--json F]

@@ -5,16 +5,17 @@
                                [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root); tc's tbf limits their link's
-rate. Each combination of ranks per host and rate runs in one job for each wire (FARANDOLE_WIRE), in
-turns. A job measures blocking in-place allreduces of float32, with all peers in turn and every
-result checked; the 161 gradients of ResNet-50; and the cost of an idle job.
+rate. For each combination of ranks per host and rate, the wires (FARANDOLE_WIRE) alternate, each in
+a separate job. A job measures blocking in-place allreduces of float32, alternating between the
+peers and checking every result; the 161 gradients of ResNet-50; and the cost of an idle job.
 
 `wire` is the time the link needs, without acknowledgements: (B + 66 ceil(B / 1448)) * 8 / rate.
 B = 2 (n - 1) / n times the tensor's bytes leave each of n hosts, in frames of at most 1,448 bytes
-plus 66 bytes of Ethernet, IP and TCP headers. `crossed` is the bytes of one call divided by B, by
-the counters of the busier host. `packets` come from them too: data, control and acknowledgements. A
-packet may be 64 KB long, since the kernel cuts it only if it must; `least` is the number of such
-packets that carry B bytes. An idle job's row has CPU time and packets per second.
+plus 66 bytes of Ethernet, IP and TCP headers. `crossed` is the number of bytes that one call sends
+from the busier host, divided by B. `packets` is the number of packets that it sends from there:
+data, control and acknowledgements. Both come from the link's counters. A packet may be 64 KB long,
+because the kernel splits it only if it must; `least` is the smallest number of such packets that
+can carry B bytes. An idle job's row has CPU time and packets per second.
 """
 
 from __future__ import annotations

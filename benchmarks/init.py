@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times init() of two checkouts in turns, to see what a change adds to the start of a job. Each
+"""Times init() of two checkouts alternately, to see what a change adds to the start of a job. Each
 tree must be built, with its .venv.
 
     python benchmarks/init.py /path/to/before . --ranks 2 4 --turns 7

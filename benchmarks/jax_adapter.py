@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares allreduce within jit with mpi4jax, in turns.
+"""Compares allreduce within jit with mpi4jax; their turns alternate.
 
     make build/jax/.stamp && build/jax/bin/python -m pip install mpi4jax --no-build-isolation
     PATH=$PWD/.venv/bin:$PATH mpirun -np 2 --bind-to none build/jax/bin/python \

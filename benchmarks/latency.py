@@ -3,11 +3,11 @@
 
     mpirun -np 2 --bind-to none python benchmarks/latency.py [--calls 2000] [--turns 6]
 
-Blocking: in-place float32 sums of 4 B, farandole (FARANDOLE_SPIN_US=0, 50) and gloo in turns in one
-run; ratios are of the medians of all calls on all ranks. Busy: every main thread computes all the
-time. The time is from the last rank's submit until each rank's background thread has the result, by
-the flight recorders, which share one clock. It is measured again with FARANDOLE_PRIORITY=realtime,
-if that is permitted. All results are checked.
+Blocking: in-place float32 sums of 4 B; farandole (FARANDOLE_SPIN_US=0, 50) and gloo alternate in
+one run; ratios are of the medians of all calls on all ranks. Busy: every main thread computes all
+the time. The time is from the last rank's submit until each rank's background thread has the
+result, by the flight recorders, which share one clock. It is measured again with
+FARANDOLE_PRIORITY=realtime, if that is permitted. All results are checked.
 """
 
 from __future__ import annotations

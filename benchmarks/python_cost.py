@@ -4,10 +4,10 @@
     mpirun -np 2 --bind-to none python benchmarks/python_cost.py [--steps 200]
 
 Takes time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same
-pass in no_sync(), in turns. Gradients have 16 elements each, so hooks, submission and waiting
-count, and not the sums, which the waiting thread may do itself. Parts are measured alone, too: the
-raw C calls (submit_tensor, wait, release), a plain Python hook, and, instead of hooks, a named
-allreduce_async_ and its wait().
+pass in no_sync(); the two alternate. Gradients have 16 elements each, so hooks, submission and
+waiting count, and not the sums, which the waiting thread may do itself. Parts are measured alone,
+too: the raw C calls (submit_tensor, wait, release), a plain Python hook, and, instead of hooks, a
+named allreduce_async_ and its wait().
 """
 
 from __future__ import annotations

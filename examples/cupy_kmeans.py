@@ -4,7 +4,7 @@
     python examples/cupy_kmeans.py
     mpirun -np 4 python examples/cupy_kmeans.py
 
-On any number of ranks (a divisor of 16) it ends with
+If the number of ranks divides 16 evenly, it ends with
 
     mean squared distance 15.6794
     centres identical on all ranks: yes

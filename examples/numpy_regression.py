@@ -4,7 +4,7 @@
     python examples/numpy_regression.py
     mpirun -np 4 python examples/numpy_regression.py
 
-On any number of ranks (a divisor of 1,200) it ends with
+If the number of ranks divides 1,200 evenly, it ends with
 
     loss 0.1660  accuracy 0.9383
     weights identical on all ranks: yes

@@ -234,7 +234,7 @@ def _check_unused(buffer: Buffer, writes: bool) -> None:
 
 def _check_unchanged(source: Array, output: Buffer) -> None:
     """Raises ValueError if a call uses the output, or has changed it since `source` was copied from
-    it. Does not judge GPU memory."""
+    it. Skips the check for GPU memory."""
     if output.device < 0 and output.pointer != _address(source):
         _check_unused(output, writes=True)
         if not np.array_equal(_raw(output).view(np.uint8), source.view(np.uint8)):
@@ -255,8 +255,8 @@ def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
 
 
 def _copied(buffer: Buffer, output: Buffer) -> Array | None:
-    """A flat copy of the buffer's values, in the output if that has other memory; None on a GPU,
-    where the thread copies them."""
+    """A flat copy of the buffer's values, written to the output unless the call is in place.
+    Returns None for a GPU buffer, which the call's thread copies."""
     if buffer.device >= 0:
         return None
     in_place = output.pointer == buffer.pointer

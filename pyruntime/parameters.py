@@ -29,7 +29,8 @@ _MOST_NAMES = 5  # parameters listed in an error
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
 
-    The name is the array's path, such as "encoder.weights.0". A pair in a list gives its name.
+    The name is the array's path, such as "encoder.weights.0". A (name, array) pair in a list
+    supplies its name instead of its position.
     """
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays

@@ -63,7 +63,7 @@ def not_initialized() -> ValueError:
 
 
 def rank() -> int:
-    """Number of this process among all, from 0. Raises ValueError before init().
+    """Index of this process among all, from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.rank()
@@ -83,7 +83,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process on its host, from 0. Raises ValueError before init().
+    """Index of this process on its host, from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_rank()
@@ -103,7 +103,9 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Number of this host among those with this local rank. Raises ValueError before init().
+    """Index of this host among those that have this local rank, from 0.
+
+    Raises ValueError before init().
 
     Examples:
         >>> hvd.cross_rank()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records by coverage.py which test files run which Python lines, for tools/mutate.py.
+"""Records with coverage.py which test files run which Python lines, for tools/mutate.py.
 
-As a pytest plugin, in ranks too, it tells coverage which file's test is under way. Lines that run
-meanwhile count for that file, also in child processes. It writes the seconds of each file whose
-tests all passed to the file named by RAN_LINES_SECONDS.
+It is a pytest plugin, which also runs in the ranks that a test starts. It tells coverage which test
+file is running; lines that run meanwhile, also in child processes, count for that file. If all
+tests of a file passed, it writes their total seconds to the file that RAN_LINES_SECONDS names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 import coverage
 import pytest
 
-_NOW = "RAN_LINES_NOW"  # passes the file to programs that a test starts
-# Text of a .pth file, which records every process in which the variable is set.
+_NOW = "RAN_LINES_NOW"  # passes the test file's name to programs that a test starts
+# Text of a .pth file that starts coverage in every process with COVERAGE_PROCESS_START set.
 HOOK = """\
 {tools}
 import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").process_startup()
@@ -41,7 +41,7 @@ disable_warnings = no-data-collected
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Makes the test's file the context of what runs from here on."""
+    """Makes the test's file coverage's context for all lines that run from here on."""
     os.environ[_NOW] = item.nodeid.split("::")[0]
     if watch := coverage.Coverage.current():
         watch.switch_context(os.environ[_NOW])
@@ -85,10 +85,11 @@ def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
 def checks(
     lines: Mapping[int, Sequence[str]], line: int, seconds: Mapping[str, float], enough: float
 ) -> list[str]:
-    """Test files that run a line, for two runs of pytest; those that run most of its source first.
+    """Chooses the test files that check a line, as arguments for up to two runs of pytest.
 
-    The first run takes a third of `enough` seconds, the second the rest. If only imports
-    run a line, all files that run its source judge it. A line that no test runs has no check.
+    Files that run most lines of its source come first. The first run takes a third of `enough`
+    seconds, the second the rest. If only imports run the line, all test files that run its source
+    are candidates. Returns [] for a line that no test runs.
     """
     ran = Counter(file for names in lines.values() for file in names if file in seconds)
     files = [file for file in lines.get(line, ()) if file in ran]

@@ -73,7 +73,7 @@ class Plan:
 
 
 def one(x: Tensor | Tensors) -> Tensor:
-    """The only tensor of a list. c10d takes lists since processes once had several GPUs."""
+    """The only tensor of a list. c10d takes lists because a process once had several GPUs."""
     if isinstance(x, Tensor):
         return x
     if len(x) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets ranks of torch.distributed and of farandole find each other.
+"""Helps torch.distributed and farandole find the ranks of a job, each by means of the other.
 
 `env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
 missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
@@ -74,9 +74,10 @@ def has_launcher() -> bool:
 
 
 def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
-    """Finds a store for env:// over farandole's ranks; None if nothing says which ranks there are.
+    """Opens a store for env:// over farandole's ranks. Collective.
 
-    Collective. Raises ValueError if `asked`, a "rank" or "world_size", contradicts farandole's.
+    Returns None if init() has not run and no launcher has started this process. Raises ValueError
+    if `asked`, a "rank" or "world_size", contradicts farandole's.
     """
     unmet.mark_met()
     if not (topology.is_initialized() or has_launcher()):
@@ -128,7 +129,7 @@ class StoreBootstrap(SocketBootstrap):
     ) -> None:
         """Meets the other ranks. Collective; may be repeated with one store, also after a failure.
 
-        `seconds`: time limit; `job`: more bytes that all ranks of this job, and no other, know.
+        `seconds`: time limit; `job`: further bytes, which only the ranks of this job know.
         Raises StallError, naming the missing ranks, and LibraryError if ranks of several hosts have
         no secret.
         """
@@ -219,7 +220,7 @@ class StoreBootstrap(SocketBootstrap):
         """Returns the value, b"" if there is none.
 
         Uses compare_set(), which does not wait; get() waits forever if a stranger removes the key.
-        A store class of the user's may lack it.
+        A user's own store class may lack compare_set().
         """
         with _store_answers():
             try:
@@ -242,8 +243,8 @@ class StoreBootstrap(SocketBootstrap):
 
 
 def of_torchrun(seconds: float) -> Bootstrap:
-    """Bootstrap for ranks of several hosts with torchrun's variables: by torchrun's store, or by
-    one that rank 0 opens."""
+    """Bootstrap for ranks of several hosts that have torchrun's variables. They meet in torchrun's
+    store, or in one that rank 0 opens."""
     address = [os.environ.get(name, "") for name in _ADDRESS]
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:

@@ -146,7 +146,7 @@ class GroupWork(Work):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The core's handles of its calls; empty once it has ended."""
+        """The core's handles for the calls of this work; empty once the work has ended."""
         return tuple(self._handle.numbers or ())
 
     def synchronize(self) -> None:

@@ -24,9 +24,10 @@ class JaxKind(NumpyKind):
         return isinstance(x, jax.Array)
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        """A NumPy array over the memory of `x`, once computed. Accepts empty()'s results, too.
+        """Waits until `x` is computed; returns a NumPy array over its memory.
 
-        Raises TypeError for a traced array, ValueError for one that is deleted or not on a CPU.
+        Accepts empty()'s results, too. Raises TypeError for a traced array, ValueError for one that
+        is deleted or not on a CPU.
         """
         if isinstance(x, np.ndarray):
             return x

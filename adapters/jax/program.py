@@ -67,10 +67,10 @@ _token = jax.typeof(Token(None))
 
 
 def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-    """Returns a program's first token. For farandole's effect this is a new token: waits for the
-    thread's last program to end, and drops that program's token.
+    """Returns a program's first token. For farandole's effect, first waits for the thread's last
+    program to end and drops that program's token, so the result is a new token.
 
-    JAX would pass the old token on, and with it, forever, the error of a failed program.
+    JAX would pass on the old token, so that one failed program would fail all later ones.
     """
     if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
         with contextlib.suppress(Exception):
@@ -260,7 +260,7 @@ def run_alone(call: Call, arrays: Sequence[Any], place: Placement) -> list[Any]:
         return results
 
 
-# ---- derivatives, with respect to the sum of all ranks' losses
+# ---- derivatives of the sum of all ranks' losses
 
 _LINEAR_OPS = (Average, Sum)
 

@@ -58,7 +58,7 @@ def distributed(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> Any:
-    """Wraps an optax optimizer so that it updates by the gradients of all ranks, reduced together.
+    """Wraps an optax optimizer so that its updates use the reduced gradients of all ranks.
 
     - optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
     - op: Average, Sum, Min, Max or Product of the ranks' gradients.
@@ -127,7 +127,8 @@ def value_and_grad(
     """Differentiates `fun`, as jax.value_and_grad does, and reduces the gradients over the ranks.
 
     Takes `fun`, `argnums` and `has_aux` as jax.value_and_grad does, and the options of
-    distributed(). The value stays this rank's. The gradients travel as one group. Works within jit.
+    distributed(). The value stays this rank's. The gradients are reduced as one group.
+    Works within jit.
 
     Examples:
         >>> hvd.value_and_grad(lambda w: (w * w).sum())(jnp.ones(2))
@@ -184,9 +185,10 @@ def broadcast_parameters(
 ) -> Tree:
     """Returns a pytree like `params` with the root's values: parameters or an optimizer's state.
 
-    Any dtypes and shapes, numbers too; not within jit. If calls come from several threads, give
-    each a `name`. If one rank has an error, all ranks raise: ValueError for different structures or
-    roots, TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
+    Leaves may be numbers, or arrays of any dtype and shape. Does not work within jit. If calls
+    come from several threads, give each a `name`. If one rank has an error, all ranks raise:
+    ValueError for different structures or roots, TypeError for leaves that are not arrays,
+    MismatchError for different shapes or dtypes.
 
     - params: a pytree of arrays.
     - root_rank: the sender's rank in the world; it must be a member of the process set.

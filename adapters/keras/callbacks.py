@@ -193,7 +193,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     - multiplier: a number, or a function of the epoch.
     - staircase: True changes the rate when an epoch starts; False changes it with every batch, and
-      epochs are fractions.
+      passes fractional epochs to `multiplier`.
     - steps_per_epoch: batches per epoch, for staircase=False; None takes fit()'s number.
     - momentum_correction: ignored, because Keras 3 compiles the momentum into its step.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic training with Keras: states for models and optimizers, and callbacks that commit within
-model.fit(). For any backend, on the training thread."""
+model.fit(). It works with any backend; use it on the training thread."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # the state's attribute for the variables, and their broadcast
+_VALUES = "keras.elastic"  # name of the state's attribute for variables, and of their broadcast
 
 
 class VariablesHandler(StateHandler[Any]):
-    """Saves Keras or TensorFlow variables, and objects that have some, as NumPy arrays."""
+    """Saves Keras or TensorFlow variables, or objects that own variables, as NumPy arrays."""
 
     def _variables(self) -> list[Any]:
         return list(getattr(self.value, "variables", None) or [self.value])
@@ -45,7 +45,7 @@ class VariablesHandler(StateHandler[Any]):
         self.saved = values_of(self._variables())
 
     def restore(self) -> None:
-        """Restores the values. Variables that were built later keep theirs."""
+        """Restores the values. Variables built after save() keep theirs."""
         variables = self._variables()[: len(self.saved)]
         assign(variables, self.saved[: len(variables)])
 
@@ -63,7 +63,7 @@ class VariablesHandler(StateHandler[Any]):
 
 
 class VariableList:
-    """Makes a list of variables one object of a state."""
+    """Wraps a list of variables as one object, so that a state can hold it as an attribute."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
@@ -93,8 +93,8 @@ class VariablesState(ObjectState):
 class KerasState(VariablesState):
     """State of a model, its optimizer and attributes: KerasState(model, batch=0, epoch=0).
 
-    `optimizer` None means the one that the model was compiled with. `backend` is ignored; for
-    compatibility with Horovod. Raises ValueError for a model without weights.
+    If `optimizer` is None, takes the one that the model was compiled with. `backend` is accepted
+    for compatibility with Horovod and ignored. Raises ValueError for a model without weights.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
@@ -148,7 +148,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras hook: all ranks, new ones too, count batches from here."""
+        """Keras hook: restarts the count, so that all ranks, new ones too, commit together."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -166,7 +166,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets `state.batch` to the number of finished batches of the epoch, 0 after the epoch.
 
     Keras 3 does not let a callback shorten an epoch. So an interrupted epoch starts again, unless
-    the training function passes fewer batches.
+    the training function passes only the remaining batches to fit().
 
     Examples:
         >>> state = farandole.elastic.ObjectState(batch=0)
@@ -189,7 +189,8 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets `state.epoch` to the number of finished epochs, earlier attempts included.
 
-    Pass `epochs=all_epochs, initial_epoch=state.epoch` to fit(), or `all_epochs - state.epoch`.
+    To fit(), pass `epochs=all_epochs, initial_epoch=state.epoch`, or else
+    `epochs=all_epochs - state.epoch`.
 
     Examples:
         >>> state = farandole.elastic.ObjectState(epoch=0)

@@ -186,7 +186,8 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks, or may be when a function that is traced now runs again."""
+    """True if there are other ranks. Also true if other ranks may join before a function that is
+    traced now runs again."""
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -230,7 +231,7 @@ _register_all()
 
 
 def inside(optimizer: Any) -> list[Any]:
-    """The optimizers in an optimizer's attributes."""
+    """The optimizers that an optimizer contains in its attributes."""
     values: list[Any] = []
     for x in vars(optimizer).values():
         if isinstance(x, Mapping):  # such as keras.optimizers.OptimizerMap
@@ -242,7 +243,7 @@ def inside(optimizer: Any) -> list[Any]:
 
 
 def unreduced_optimizers(optimizer: Any) -> list[str]:
-    """Class names of optimizers, contained ones too, whose gradients were not reduced."""
+    """Class names of the optimizers whose gradients were not reduced, contained ones included."""
     if isinstance(optimizer, DistributedOptimizerMixin) and optimizer._farandole_used:
         return []
     parts = [x for x in inside(optimizer) if x.built]
@@ -270,7 +271,8 @@ def DistributedOptimizer(
 
     Its class becomes a subclass of the same name. Its state and its saved form do not change.
 
-    - optimizer: a keras.optimizers optimizer; unused, if backward_passes_per_step is above 1.
+    - optimizer: a keras.optimizers optimizer; with backward_passes_per_step above 1 it must be
+      new, that is, not built yet.
     - compression: Compression.none, fp16 or bf16 of the backend's package, or a class with compress
       and decompress; None sends gradients unchanged.
     - sparse_as_dense: True sends TensorFlow's embedding slices as dense tensors; False gathers the
@@ -278,8 +280,8 @@ def DistributedOptimizer(
     - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
       only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-    - backward_passes_per_step: number of batches per step, by Keras's gradient_accumulation_steps;
-      the last one reduces the gradients.
+    - backward_passes_per_step: number of batches per step. Keras's gradient_accumulation_steps
+      accumulates their gradients; the ranks reduce them with the last batch.
     - average_aggregated_gradients: True averages these batches' gradients, False adds them.
     - process_set: the ranks that reduce.
 
@@ -287,7 +289,7 @@ def DistributedOptimizer(
     scale_local_gradients, which exist for compatibility with Horovod: it reduces all gradients as
     one group.
 
-    Raises ValueError and TypeError for wrong options, ImportError for a backend without adapter.
+    Raises ValueError and TypeError for wrong options, ImportError for a backend without an adapter.
 
     Examples:
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

@@ -84,7 +84,7 @@ def grouped_allreduce(
 
     Shapes and dtypes are equal on all ranks. The list is one call, inside tf.function one node,
     which succeeds or fails as a whole. For tf.IndexedSlices, with Average and Sum only, the result
-    holds the slices of all ranks. Returns new tensors. Gradients, of Average and Sum, are reduced
+    holds the slices of all ranks. Returns new tensors. For Average and Sum, gradients are reduced
     in the same way.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
@@ -123,7 +123,7 @@ def allreduce(
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
     Shape and dtype are equal on all ranks. For a tf.IndexedSlices, with Average and Sum only, the
-    result holds the slices of all ranks. Returns a new tensor. Gradients, of Average and Sum, are
+    result holds the slices of all ranks. Returns a new tensor. For Average and Sum, gradients are
     reduced in the same way.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.

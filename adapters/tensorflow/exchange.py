@@ -39,7 +39,7 @@ def alltoall(
     Member i gets the next `splits[i]` rows of the tensor. The result holds the received rows in
     rank order. Tensors have at least one dimension; dtype and all dimensions but the first are
     equal on all ranks. Returns a new tensor; with `splits`, (the tensor, the number of rows from
-    each member as int32). The gradient sends gradients back to where the rows came from.
+    each member as int32). The backward pass sends gradients back to where the rows came from.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
@@ -120,9 +120,9 @@ def grouped_reducescatter(
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors. Their
-    gradient, of Average and Sum, is Horovod's: all ranks' gradients concatenated, times the number
-    of ranks for Sum.
+    divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors. For
+    Average and Sum, their gradient is Horovod's: all ranks' gradients concatenated, and for Sum
+    multiplied by the number of ranks.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
     - device_dense: ignored; for compatibility with Horovod.
@@ -158,9 +158,9 @@ def reducescatter(
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
     Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor. Its
-    gradient, of Average and Sum, is Horovod's: all ranks' gradients concatenated, times the number
-    of ranks for Sum.
+    divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor. For
+    Average and Sum, its gradient is Horovod's: all ranks' gradients concatenated, and for Sum
+    multiplied by the number of ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - device_dense: ignored; for compatibility with Horovod.

@@ -26,7 +26,7 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduces gradients: dense ones by one grouped allreduce, slices by one allgather.
 
-    None must be None on all ranks, and stays None.
+    If a gradient is None on one rank, it must be None on all ranks; the result is then None too.
     """
     results = list(gradients)
     if sparse_as_dense:

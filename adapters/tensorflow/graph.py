@@ -122,7 +122,7 @@ def barrier_node(call: Callable[[], object]) -> Any:
 
 
 def evaluated_when_run(question: Callable[[], int | None]) -> Any:
-    """An int64 scalar that is asked again each time a function runs.
+    """An int64 scalar that is evaluated again each time a traced function runs.
 
     For numbers such as hvd.size() that elastic training may change between runs.
     """

@@ -34,7 +34,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Compression:
-    """The compressors of farandole: none sends unchanged tensors; fp16 and bf16 cast to 16 bits."""
+    """The compressors of farandole: none sends tensors unchanged; fp16 and bf16 cast to 16 bits."""
 
     none = Identity
     fp16 = Cast(torch.float16, _shortens, _cast)

@@ -93,7 +93,7 @@ def _text(value: Any) -> str:
 
 
 def fingerprint_of_tensor(x: Tensor) -> str:
-    """A fingerprint of dtype, shape and elements; "" for a tensor that has none itself.
+    """A fingerprint of dtype, shape and elements; "" for a tensor whose elements cannot be read.
 
     Copies a tensor from a GPU, and waits for the stream.
     """

@@ -42,7 +42,7 @@ class Skeleton:
 
     counts: list[int]  # parameters in each group
     options: list[dict[str, Any]]  # of each group, without "params"
-    state: list[tuple[Any, Any]]  # (parameter's number, value); of other entries ((key,), value)
+    state: list[tuple[Any, Any]]  # (parameter's number, value); other entries: ((key,), value)
     shapes: list[Shape]
     owners: list[int]  # for each tensor the number of its parameter; 0: it belongs to none
 

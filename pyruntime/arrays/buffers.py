@@ -185,8 +185,8 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """The pointer twice, because a cffi pointer also keeps the memory alive; (0, None) if `x`
-        has a different form or would be copied."""
+        """Returns a cffi pointer twice: as the address, and as the owner, since it keeps the memory
+        alive. Returns (0, None) if `x` has a different form or would be copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:

@@ -106,8 +106,8 @@ class CudaArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule for a consumer working in `stream`: None is the default one, -1 needs no
-        order."""
+        """A capsule for a consumer working in `stream`. None means the default stream; -1 means
+        that the consumer needs no ordering."""
         if stream is None:
             stream = LEGACY_STREAM
         if stream not in (-1, self.stream):

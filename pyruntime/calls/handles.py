@@ -147,8 +147,8 @@ class Handle(Generic[T]):
         self._let_go(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
-        """Releases the core's handles; after a failure by sweep(), since other tensors of the group
-        may be under way."""
+        """Releases the core's handles. After a failure, leaves them to sweep(), because other
+        tensors of the group may still be under way."""
         if failure is None:
             leases.end(numbers)
         else:
@@ -288,7 +288,7 @@ def value_of(number: int) -> int:
 
 
 def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaArray, Shape]:
-    """Takes the memory that the core allocated for a finished handle's result. Of an allgather or
+    """Takes the memory that the core allocated for a finished handle's result. For an allgather or
     alltoall, also returns the rows received from each member: 0 from one that has joined.
 
     `buffer`: the input; `stream`: the first stream that reads a result on a GPU.

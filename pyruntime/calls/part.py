@@ -33,8 +33,8 @@ def end(reason: BaseException) -> None:
 
 
 def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
-    """Calls end(reason) soon, if `still()` is true by then. If the exception ends the program
-    before, the peers get that exception as the cause."""
+    """Calls end(reason) after a moment, if `still()` is true then. If the exception ends the
+    program sooner, the peers get that exception as the cause."""
 
     def act() -> None:
         if still():
@@ -47,13 +47,13 @@ def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
 
 
 def check() -> None:
-    """Raises ShutdownError from end() until shutdown()."""
+    """Raises ShutdownError if end() was called and shutdown() was not called since."""
     if _library.why_left:
         raise ShutdownError(_library.why_left)
 
 
 def has_ended() -> bool:
-    """True from end() until shutdown()."""
+    """True if end() was called and shutdown() was not called since."""
     return bool(_library.why_left)
 
 

@@ -50,11 +50,11 @@ def collective(
     """Decorates a function so that its errors are reported to the peers. The function submits one
     call and does nothing afterwards that could fail, or submits none and returns then(...).
 
-    `op` is the first operation that the peers submit. `first` makes its name from the user's
-    `name`; `unnamed` is its name if the user gives none; None: the call is matched by its order.
-    `tell` reports errors to the peers; it gets several calls if peers may be in any of these.
-    `calls` computes the calls in which peers wait from the arguments, if the name does not
-    determine them.
+    `op` is the first operation that the peers submit. `first` is the pattern of that call's name,
+    filled in with the user's `name`. `unnamed` is its name if the user gives none; None means that
+    unnamed calls match by their order. `tell` reports errors to the peers; it gets every call in
+    which a peer may be waiting. `calls` derives those calls from the arguments; it is needed if the
+    name does not determine them.
     """
 
     def decorate(function: F) -> F:
@@ -218,7 +218,8 @@ class _Checks:
         return told(reason)
 
     def _named(self, given: dict[str, Any]) -> list[Call]:
-        """The calls that peers may wait in. Empty if `name` is invalid: theirs is then unknown."""
+        """The calls that peers may wait in. Empty if this rank's `name` is invalid, because the
+        name that the peers use is then unknown."""
         name = given.get("name")
         if isinstance(name, (bytes, bytearray)):
             name = name.decode(errors="replace")

@@ -54,7 +54,7 @@ class Call:
     root: int = -1
     splits: tuple[int, ...] = ()
     tag: int = 0
-    by_members: bool = False  # add or remove a set: the shape lists the ranks that take part
+    by_members: bool = False  # only members add or remove the set: the shape lists them
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
@@ -69,7 +69,7 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
 # Process set -> the only thread that may make unnamed calls: two threads' calls have no order.
 _callers: dict[int, threading.Thread] = {}
-_in_order: set[int] = set()  # sets whose users put all threads' calls in one order
+_in_order: set[int] = set()  # sets whose callers keep the calls of all threads in one order
 _world = 0  # see world()
 _mixed = False  # see is_mixed()
 # join() calls of this rank, by process set. Each restarts the counts of calls and steps, because
@@ -161,7 +161,7 @@ def note_join(process_set: int) -> None:
 
 def begin_unnamed(call: Call) -> None:
     """Call this before an unnamed call. Raises ValueError if another living thread makes such calls
-    in this set; so does every other rank."""
+    in this set. Peers need no report: the same program raises the error on each of them."""
     own = threading.current_thread()
     if call.op in _UNORDERED or call.process_set in _in_order:
         return
@@ -231,7 +231,7 @@ def submit(
     number of farandole's frames from the caller outwards; 0: the call has no site. `alike`: True if
     all ranks make it on the same line.
 
-    A call without tensors has one handle too, which waits for peers; they must have none either.
+    A call without tensors also has one handle, which waits for peers; they must not send tensors.
     Without `outputs` the core allocates the results, if there are any. Raises the core's error
     about wrong arguments; peers then fail too.
     """
@@ -279,7 +279,7 @@ def _submit_tensors(
 _REFUSALS = (
     (TypeError, lib.FARANDOLE_E_TYPE),
     (MismatchError, lib.FARANDOLE_E_MISMATCH),
-    (NotImplementedError, lib.FARANDOLE_E_ARGUMENT),  # elastic training repeats library errors
+    (NotImplementedError, lib.FARANDOLE_E_ARGUMENT),  # not LIBRARY: elastic training would retry
     (RuntimeError, lib.FARANDOLE_E_LIBRARY),
 )
 

@@ -55,7 +55,7 @@ def restart() -> None:
     global _wanted, _libraries
     _outer.clear()
     _wanted = setting("FARANDOLE_CALL_SITES") != "off"
-    standard = str(Path(os.__file__).parent)  # sysconfig reads files, which this user may not
+    standard = str(Path(os.__file__).parent)  # sysconfig would read files, perhaps unreadable ones
     _libraries = tuple(f"{folder}/" for folder in (*own_folders(), standard))
 
 

@@ -3,7 +3,7 @@
 between them and the supervisor. membership/agent.py makes its decisions. It runs on the main
 thread; other threads put events into its queue.
 
-A host has one agent of a job at a time: a new agent kills the old one, and so that one's ranks.
+A host has one agent of a job at a time: a new agent kills the old one, whose ranks then end too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODULE = "farandole.launch.agent"  # in every agent's command line
 BEAT = 1.0  # seconds between heartbeats
 CONTACT = "FARANDOLE_SUPERVISOR"  # set by the supervisor: its address, its key, the ranks' secret
 PREEMPTED = 75  # exit code of agents and supervisors after a signal
-_LEASE = 30.0  # seconds, until the supervisor sends its lease
+_LEASE = 30.0  # seconds; used until the supervisor has sent a lease
 _LAST_WORDS = 1.0  # seconds to wait for the last message of an ended process
 
 Event = Callable[[], object]

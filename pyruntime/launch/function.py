@@ -50,11 +50,12 @@ def run(
 ) -> list[R]:
     """Calls `function(*args, **kwargs)` on `np` new ranks; returns their results in rank order.
 
-    Starts them as `farandole run` does (`hosts` and `hostfile` as its options, `launcher_args` as
-    its --mpi-args; `environment` is set for all ranks). The function calls farandole.init() itself;
-    function and results are sent by cloudpickle, so they may be defined in a notebook. The ranks'
-    output appears here, with `verbose` the launcher's command too. `executable` is their Python, by
-    default this one. `start_timeout`: seconds until all must have started.
+    Starts them as `farandole run` does: `hosts`, `hostfile` and `launcher_args` are its options
+    --hosts, --hostfile and --mpi-args. `environment` is set for all ranks. The function calls
+    farandole.init() itself; function and results are sent by cloudpickle, so they may be defined in
+    a notebook. The ranks' output appears here; with `verbose`, so does the launcher's command.
+    `executable` is their Python, by default this one. All ranks must start within `start_timeout`
+    seconds.
 
     Raises what the function raised, with the rank and its traceback as the cause (if several
     raise, the first exception that is not about another rank's end); PeerError if a rank ended

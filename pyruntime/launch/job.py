@@ -53,7 +53,7 @@ class Job:
     tag: bool = False  # output lines begin with their rank
     timestamp: bool = False
     output: str | None = None  # prefix of files for the ranks' output
-    interfaces: str | None = None  # of the network, comma-separated
+    interfaces: str | None = None  # names of network interfaces, comma-separated
     ssh_port: int | None = None
     ssh_identity: str | None = None
     extra: tuple[str, ...] = ()  # the user's own options for the launcher

@@ -11,7 +11,7 @@ class Ending:
     """Reasons so far. The first failure counts."""
 
     leaves: bool = False  # all ranks shall end after their next commit
-    well: bool = False  # a process has succeeded; no other one is started for it
+    well: bool = False  # a process has succeeded; no process is started in its place
     lost_late: bool = False  # a process was lost after another one had succeeded
     failure: str = ""  # why all processes are killed
     code: int = 1  # exit code of the job if it fails: the program's own

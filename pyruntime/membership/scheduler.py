@@ -2,9 +2,9 @@
 """The supervisor's decisions: which processes an elastic job has, and who is in its next world.
 
 Two worlds never train at once: a commit needs every member of its world. When one member has ended
-or waits for the next world, the present world can make no more commits. Only then a new world is
-decided, and only if a process with a commit of the present world waits, or no process that may have
-one lives.
+or waits for the next world, the present world can make no more commits. Only then does the
+scheduler decide on a new world. It also needs a waiting process with a commit of the present world,
+or the certainty that no living process has one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Scheduler:
 
     def _apply(self, news: Change, now: float) -> None:
         worker = news.now
-        # To receive the state that a world starts with is no progress.
+        # Receiving the state that a world starts with does not count as progress.
         known = max(self._record.world.start, news.before.state.commit)
         if worker.state.commit.number > known.number:
             self._idle = 0
@@ -241,7 +241,7 @@ class Scheduler:
             self._record = Record(world, self._record.done + 1)
             return
         newest = [x for x in here if x.state.commit.world == world.number > 0]
-        # Wait for members that are left of a world that is over, even if nobody waits yet.
+        # Wait for the remaining members of a world that is over, even if none of them waits yet.
         left = not self._record.done and any(worker.name in world.members for worker in near)
         if not ((here or left) and self._all_wait(near, here, bool(newest), now) and here):
             return

@@ -143,7 +143,7 @@ def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[s
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
     groups: dict[_Waits, list[MatchedCall]] = {}
-    # Calls with most waiting ranks come first: few ranks lack them.
+    # Calls that most ranks have submitted come first, because only a few ranks lack them.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")

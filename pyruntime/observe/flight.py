@@ -220,8 +220,8 @@ class RecordedCall:
     peer: int = -1  # the other rank of a message; -1: any
     tag: int = 0
     site: str = ""  # caller's file:line
-    # Place in the coordinator's log, or from 1 << 62 on among the set's calls in a cell. Equal on
-    # all ranks. 0: not negotiated.
+    # Place in the coordinator's log; values from 1 << 62 on are places among the set's calls in a
+    # cell. Equal on all ranks. 0: not negotiated.
     position: int = 0
     bucket: int = 0
     lane: int = 0  # process set that runs the bucket; for a message, identifies its two ranks

@@ -117,7 +117,7 @@ def _of_node(text: str) -> int:
 def complete() -> None:
     """Sets missing variables of torchrun if another launcher gives this process a place among
     several. MASTER_ADDR and MASTER_PORT stay unset, since all ranks must agree on them. If RANK or
-    WORLD_SIZE contradict, sets nothing; check() reports it."""
+    WORLD_SIZE contradict the launcher, sets nothing; check() reports it."""
     found = launcher()
     if found is TORCHRUN or found.size <= 1 or found.rank < 0:
         return

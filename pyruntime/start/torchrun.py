@@ -2,10 +2,10 @@
 """The rendezvous of ranks on one host under torchrun, or under any launcher that sets RANK,
 WORLD_SIZE and MASTER_PORT. Used by the bootstrap.
 
-Rank 0 listens on a Unix socket while its process lives. Its name follows from the launcher's
-variables for one attempt of one job, and from the network namespace. So it does not need
-MASTER_PORT, where torch's store is, and every job and every restart has its own. The name can be
-guessed, but its folder is closed to other users.
+Rank 0 listens on a Unix socket while its process lives. The socket's name follows from the
+launcher's variables for one attempt of one job, and from the network namespace. So every job and
+every restart has a separate socket, and the rendezvous leaves the port MASTER_PORT to torch's
+store. The name can be guessed, but the socket's folder is closed to other users.
 """
 
 from __future__ import annotations

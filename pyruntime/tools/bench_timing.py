@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the peers of `farandole bench` in turns, and checks the first call of each turn."""
+"""Times the peers of `farandole bench` alternately, and checks the first call of each turn."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def calls_for(nbytes: int) -> int:
 
 
 def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
-    """Times at least `calls` calls of each peer that supports the case, in turns. Collective."""
+    """Times at least `calls` calls of each peer that supports the case. Collective.
+
+    Peers alternate: in each turn every peer makes a part of its calls.
+    """
     peers = [peer for peer in peers if peer.supports(case)]
     operands = [Operand(case) for _ in peers]
     runs = [peer.prepare(x) for peer, x in zip(peers, operands, strict=True)]

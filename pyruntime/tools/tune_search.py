@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of `farandole tune`: chooses one setting after another by timing its values in
-turns."""
+"""The search of `farandole tune`: chooses one setting after another by timing its values
+alternately."""
 
 from __future__ import annotations
 

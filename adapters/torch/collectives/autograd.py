@@ -17,7 +17,7 @@ Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 # (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
 Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
-_NAMES = 1024  # unnamed calls give their backward collectives this many names in turn
+_NAMES = 1024  # names that the backward collectives of unnamed calls use in rotation
 
 
 def differentiable(

@@ -236,8 +236,8 @@ class Gradient:
 
 
 def send_together(batch: list[Gradient], now: Round) -> Exception | None:
-    """Sends gradients by one call, which costs a third of single calls; one by one if any of them
-    cannot be sent as it is. Returns the core's error."""
+    """Sends gradients by one call, which costs a third as much as separate calls; one by one if any
+    of them cannot be sent as it is. Returns the core's error."""
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:

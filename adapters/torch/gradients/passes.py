@@ -57,7 +57,7 @@ class BackwardPass:
     node, hooks on the next nodes pass the reducers on to the task that runs those. If there is no
     next node, because a hook of a leaf called backward(), the node itself gets the hook.
 
-    Only autograd keeps this object alive, so it is collected with the task. By this, reducers
+    Only autograd keeps this object alive, so it is collected with the task. That is how reducers
     notice an exception in the pass.
     """
 
