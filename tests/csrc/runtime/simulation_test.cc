@@ -30,7 +30,8 @@ Trouble trouble_of(uint64_t seed) {
   check::Random random(seed ^ 0x7b0b1e);
   const double kind = random.unit();
   if (kind < 0.6) return Trouble::kLittle;
-  return kind < 0.75 ? Trouble::kStop : kind < 0.85 ? Trouble::kCut : Trouble::kSilence;
+  if (kind < 0.7) return Trouble::kHunger;
+  return kind < 0.82 ? Trouble::kStop : kind < 0.9 ? Trouble::kCut : Trouble::kSilence;
 }
 
 Statistics run_one(uint64_t seed, int ranks, bool trace) {

@@ -42,11 +42,18 @@ Segment map_memory(Kernel& kernel, Fd fd) {
   return segment;
 }
 
+void Network::allocate(const char* what) {
+  if (hunger_ > 0 && kernel_.random().chance(hunger_)) {
+    throw Error(ErrorCode::kLibrary, std::string("there is no memory to ") + what);
+  }
+}
+
 class Network::Links final : public HostLinks {
  public:
   Links(Network& network, const Topology& topology) : network_(network), topology_(topology) {}
 
   Segment give(SetId set, const char*, SegmentSize size, std::span<const int> locals) override {
+    network_.allocate("create");
     Fd fd = create_memory(size.bytes);
     for (int local : locals) {
       const Rank to = topology_.local[static_cast<size_t>(local)];
@@ -60,7 +67,9 @@ class Network::Links final : public HostLinks {
     while (!given.empty()) {
       auto [its, fd] = std::move(given.front());
       given.pop_front();
-      if (its == set) return map_memory(network_.kernel_, std::move(fd));
+      if (its != set) continue;
+      network_.allocate("map");
+      return map_memory(network_.kernel_, std::move(fd));
     }
     check::fail("a rank waits for memory that its leader has not given");
   }

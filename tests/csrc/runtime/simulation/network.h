@@ -27,6 +27,8 @@ class Network {
   Fabric::Parts connect(const Topology& topology, SegmentSize staging, int fan_out);
   // `notify`: wakes the rank when a message has come.
   void open(Rank rank, std::function<void()> notify) { notify_[rank] = std::move(notify); }
+  // The memory of every so many sets cannot be had by a leader, or not be mapped by a member.
+  void starve(double share) { hunger_ = share; }
   // Nobody hears from this rank any more. Hosts that are linked to it learn that after `patience_ns`.
   void lose(Rank rank, int64_t patience_ns);
   bool lost(Rank rank) const { return lost_.contains(rank); }
@@ -61,6 +63,7 @@ class Network {
     int64_t due_ns;
     ByteString bytes;
   };
+  void allocate(const char* what);
   void carry(Rank from, Rank to, ByteString message, bool end, int64_t least_ns);
   Rank host_of(Rank rank) const { return node_[static_cast<size_t>(rank)]; }
   // Between the hosts of these ranks.
@@ -77,6 +80,7 @@ class Network {
   std::map<std::tuple<Carries, Rank, Rank>, Way> ways_;
   std::map<Route, std::deque<Parcel>> parcels_;
   std::set<Rank> lost_;
+  double hunger_ = 0;
 };
 
 }  // namespace farandole::simulation

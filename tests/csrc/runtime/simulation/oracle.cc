@@ -148,6 +148,15 @@ void foresee_leave(Program& program, const Departure& early) {
   if (uncertain || waits) use_names_once(program);
 }
 
+// A set whose memory rank 0 lacks is not made. Elsewhere, and for messages, that ends the job.
+void foresee_hunger(Program& program) {
+  for (PlannedCall& call : program.calls) {
+    call.allowed |= kInvalid;
+    if (call.request.signature.op == Op::kAddSet) call.allowed |= kDone;
+    call.calm = call.allowed;
+  }
+}
+
 // Others give up what a rank comes too late for. Sets may be fewer or more than planned then.
 void foresee_lateness(Program& program) {
   for (PlannedCall& call : program.calls) {
@@ -174,6 +183,7 @@ void foresee_trouble(Program& program) {
   if (program.trouble == Trouble::kLittle) return;
   for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
   if (program.late()) foresee_lateness(program);
+  if (program.trouble == Trouble::kHunger) foresee_hunger(program);
 }
 
 void foresee_skips(Program& program) {

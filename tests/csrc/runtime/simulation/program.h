@@ -81,6 +81,7 @@ enum class Trouble : uint8_t {
   kDeaths,   // any rank may die at any moment
   kStop,     // a rank stops, for longer than others wait for it or for ever
   kCut,      // a link between two hosts ends
+  kHunger,   // memory of a set cannot be had now and then
   kSilence,  // a link loses all that one host sends to the other, and ends once that is noticed
 };
 

@@ -126,6 +126,7 @@ void World::make_faults() {
   if (program_.trouble == Trouble::kLittle && random_.chance(0.3)) {
     plan([this, rank = random_.between(0, last)] { stop(rank, kernel_.delay(kMoment)); });
   }
+  if (program_.trouble == Trouble::kHunger) network_.starve(random_.chance(0.5) ? 0.1 : 0.5);
   if (program_.trouble == Trouble::kStop) {
     for (int more = random_.between(1, 2); more > 0; --more) {
       const int64_t long_ns = kSecond + kernel_.delay(8 * kSecond);
