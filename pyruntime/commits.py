@@ -40,6 +40,7 @@ from farandole.trust import (
 FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
+_ABANDONED = 600.0  # seconds after which no writer will finish a file
 _NEW = "commit.new"  # begins the names of unfinished files; a killed job may leave one
 _PICKLED = "elastic.pickle"  # file of an unreleased farandole
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
@@ -129,8 +130,10 @@ def write_commit(
         make_folder(folder.parent)
     with _opened(folder, True, above) as place:
         for left in os.listdir(place):  # noqa: PTH208  # a descriptor has no path
-            if left.startswith(_NEW):  # another writer, if there is one, then tries again
-                with contextlib.suppress(FileNotFoundError):
+            # Another process may still write a younger file.
+            with contextlib.suppress(FileNotFoundError):
+                age = time.time() - os.stat(left, dir_fd=place, follow_symlinks=False).st_mtime
+                if left.startswith(_NEW) and age > _ABANDONED:
                     os.unlink(left, dir_fd=place)
         data = (block.flat.data for block in blocks.found.values())
         new = f"{_NEW}.{secrets.token_hex(8)}"

@@ -118,7 +118,8 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            worlds.agent.lost |= bool(noted[2] > 1)  # so that all ranks leave in the same way
+            # Kept though an agent may be reached again: all ranks leave in the same way.
+            worlds.agent.leaves_lost |= bool(noted[2] > 1)
         if noted[:4].any():
             # Check again: a preempted host signals its ranks one by one, so signals may have
             # arrived during the write.
@@ -420,7 +421,7 @@ def run_fn(
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
-                    if call.worlds is not None and call.worlds.agent.lost:
+                    if call.worlds is not None and call.worlds.agent.leaves_lost:
                         call.worlds.leave(None)  # first, so that no rank's error reaches the others
                     agent_client.leave_job()
                 skip_sync = interrupt.skip_sync

@@ -36,10 +36,12 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, arrays
         return
     members: Iterable[tuple[Any, Any]] = enumerate(arrays)
-    if isinstance(arrays, Mapping):
+    keyed = isinstance(arrays, Mapping)
+    if keyed:
         members = sorted(arrays.items(), key=lambda member: str(member[0]))
     for key, value in members:
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
+        if pair and not keyed:
             key, value = value
         yield from items(value, f"{name}.{key}" if name else str(key))
 

@@ -114,8 +114,9 @@ std::optional<Stuck> Engine::oldest_bucket() const {
   const BegunRun *run = lanes_.oldest(), *gpu = gpu_.oldest();
   if (!run || (gpu && gpu->begun_ns < run->begun_ns)) run = gpu;
   if (!run) return std::nullopt;
-  return Stuck{run->done.set, run->done.bucket, run->done.gpu, now_ns() - run->begun_ns,
-               run->ranks};
+  Stuck stuck{run->done.set, run->done.bucket, run->done.gpu, now_ns() - run->begun_ns};
+  if (stuck.set != kWorldSet) stuck.ranks = run->ranks;
+  return stuck;
 }
 
 Deadline Engine::next_tick() const {

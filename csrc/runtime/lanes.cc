@@ -162,7 +162,11 @@ bool GpuBuckets::step() {
   std::shared_ptr<GpuEvent> past;
   const bool moved = gpu->lane().step(may_launch(), past);
   settle_finished();
-  if (past) calls_.launch(runs_[launched_++], past);
+  if (past) {
+    BegunRun& run = runs_[launched_++];
+    run.begun_ns = now_ns();  // until now it may have waited for the program
+    calls_.launch(run, past);
+  }
   return moved;
 }
 
@@ -183,10 +187,7 @@ Deadline GpuBuckets::look_again() const {
   return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
 }
 
-const BegunRun* GpuBuckets::oldest() const {
-  if (runs_.empty()) return nullptr;
-  return launched_ > 0 || may_launch() ? &runs_.front() : nullptr;
-}
+const BegunRun* GpuBuckets::oldest() const { return launched_ > 0 ? &runs_.front() : nullptr; }
 
 void GpuBuckets::close(SetId set, const Failure& failure) {
   RankGpu* gpu = gpu_;

@@ -81,7 +81,7 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
-  // The oldest bucket; nullptr: there is none, or it may not be launched yet.
+  // The oldest launched bucket, whose age counts from its launch; nullptr: there is none.
   const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.

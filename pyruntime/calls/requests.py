@@ -154,9 +154,9 @@ class Scope:
         return self._name
 
 
-def note_join(process_set: int) -> None:
+def note_join(process_set: int, count: int = 1) -> None:
     """Counts a join of this rank. When it makes its next call, all members have joined."""
-    joins[process_set] += 1
+    joins[process_set] += count
 
 
 def begin_unnamed(call: Call) -> None:

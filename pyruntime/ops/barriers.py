@@ -8,6 +8,7 @@ import contextlib
 from farandole.calls.handles import Handle, value_of
 from farandole.calls.public_call import collective, then
 from farandole.calls.requests import NOTHING, Call, Op, note_join, refuse_all, submit
+from farandole.errors import StallError
 from farandole.members import ProcessSet, global_process_set, set_id
 
 
@@ -36,6 +37,15 @@ def _start_join(call: Call, timeout: float | None) -> Handle[int]:
     numbers = submit(call, [NOTHING], own=1)
     note_join(call.process_set)
     return Handle(numbers, lambda done: value_of(done[0]), call, timeout)
+
+
+def _wait_for_join(handle: Handle[int], process_set: int) -> int:
+    try:
+        return handle.wait()
+    except StallError as error:
+        if not error.under_way:  # given up: the others have not counted it
+            note_join(process_set, -1)
+        raise
 
 
 def _join_with_error(calls: list[Call], reason: Exception) -> None:
@@ -67,7 +77,8 @@ def join(
 
     - device: ignored; for compatibility with Horovod.
     - process_set: the ranks that take part, by default all.
-    - timeout: seconds until the wait raises StallError.
+    - timeout: seconds until the wait raises StallError. It is also raised, and the join given up,
+      once a member that has not joined has been idle for FARANDOLE_STALL_ABORT seconds.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -75,4 +86,6 @@ def join(
         >>> hvd.join()
         0
     """
-    return then(_start_join(Call(Op.JOIN, process_set=set_id(process_set)), timeout).wait)
+    number = set_id(process_set)
+    handle = _start_join(Call(Op.JOIN, process_set=number), timeout)
+    return then(lambda: _wait_for_join(handle, number))

@@ -45,7 +45,8 @@ class AgentClient:
         self._answers: dict[tuple[int, int], dict[str, str]] = {}
         self._sent_at = 0.0  # time of the last report of a commit
         self.left = False  # this rank ends because it was asked to
-        self.lost = False  # the supervisor does not answer some rank's agent
+        self.lost = False  # the supervisor does not answer this rank's agent
+        self.leaves_lost = False  # all ranks leave because some agent's supervisor does not answer
         self.connection = open_connection(address, b"", int(number), _CONNECT)
         self._send("here", os.getpid())
         what, before = "", 0
@@ -186,7 +187,7 @@ class AgentClient:
     def end(self) -> NoReturn:
         """Ends this rank as it was asked to: raises SystemExit, or LibraryError if the job ends
         because the supervisor does not answer."""
-        if self.lost:
+        if self.lost or self.leaves_lost:
             raise LibraryError(
                 "the supervisor of this elastic job does not answer; remedy: give the same command "
                 "again, with the same --checkpoint-dir: it continues from the commit on the disk"
@@ -247,7 +248,7 @@ def connect() -> AgentClient | None:
 def retries_init(reason: Exception) -> bool:
     """Returns True if init(), which has failed with an error that a retry may avoid, shall be
     repeated in the next world. This rank has then left the present one."""
-    if _client is None or _client.alone or _client.lost:
+    if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
     _client.leave(stalled=isinstance(reason, StallError))

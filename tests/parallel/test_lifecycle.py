@@ -269,7 +269,7 @@ def test_a_rank_that_waits_in_shutdown_gives_up_in_the_end(monkeypatch):
     """All hear whom it waited for: the ranks that have not left."""
     monkeypatch.setenv("FARANDOLE_SHUTDOWN_TIMEOUT", "0.3")
     fd.init()
-    stay = f"for rank(s 0.*{last() - 1}|s 0, {last() - 1}| 0) to leave too"
+    stay = f"for rank(s 0.*{last() - 1}|s 0, {last() - 1}| 0) to leave"
     if fd.rank() == last():
         with pytest.raises(fd.StallError, match=stay):
             fd.shutdown()

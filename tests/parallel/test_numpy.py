@@ -59,7 +59,7 @@ def test_models_that_differ():
 
 
 @pytest.mark.parametrize("who", ["all", "rank 0"])
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, 3)
 def test_a_name_that_is_given_twice_is_an_error(who):
     """Else one of the two arrays would keep this rank's values."""
     arrays = [np.full(3, 1.0 + hvd.rank()) for _ in range(2)]

@@ -224,7 +224,9 @@ def test_a_link_where_the_new_file_is_written(folder: Path, tmp_path: Path) -> N
     write_commit(folder, {"step": 3})
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    (folder / "commit.new.1").symlink_to(victim)
+    link = folder / "commit.new.1"
+    link.symlink_to(victim)
+    os.utime(link, (1, 1), follow_symlinks=False)  # abandoned long ago
     write_commit(folder, {"step": 4})
     assert [path.name for path in folder.iterdir()] == [FILE]
     assert victim.read_text() == "kept"
@@ -234,7 +236,7 @@ def test_a_link_where_the_new_file_is_written(folder: Path, tmp_path: Path) -> N
 def test_nobody_publishes_the_unfinished_file_of_another_writer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a rank that was cut off still writes: both finish, one after the other."""
+    """As when a rank that was cut off still writes: the one that ends last wins."""
     begun, go_on, create, sync = threading.Event(), threading.Event(), os.fdopen, os.fsync
 
     def write() -> None:

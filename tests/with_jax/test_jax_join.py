@@ -73,6 +73,6 @@ ROOTED = {
 def test_a_root_that_has_joined(active, case, within):
     gone = next(rank for rank in range(hvd.size()) if rank not in active)
     call = within(ROOTED[case](gone))
-    says = f"root rank {gone} .*has joined: choose a root"
+    says = f"root rank {gone} .*has joined: choose a different root"
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=says):
         jax.block_until_ready(call(row(hvd.size())))

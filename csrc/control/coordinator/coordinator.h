@@ -67,6 +67,7 @@ class Coordinator {
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);
   void arrived(SetState& set, Call& call, Rank from, int64_t now_ns);
   void judge(SetState& set, Call& call, Rank from);
+  void complete(SetState& set, Call& call);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
   void join(Rank from, const Join& join, int64_t now_ns);
   void done(Rank from, const Done& done);

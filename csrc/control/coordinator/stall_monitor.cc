@@ -47,9 +47,11 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
   return nullptr;
 }
 
-constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
 constexpr int64_t kLongestLead = 2'000'000'000;  // from asking to failing
-constexpr size_t kMaxReports = 20;               // failures that show stacks
+// Silence of a bucket's member after which the job may end: a loaded machine answers late.
+constexpr int64_t kGoneNs = 10'000'000'000;
+constexpr int64_t kTickPauseNs = 100'000'000;  // between two ticks because of reported buckets
+constexpr size_t kMaxReports = 20;             // failures that show stacks
 constexpr uint64_t kNoSequence =
     std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
 
@@ -94,9 +96,9 @@ std::string StallMonitor::text_from(const std::vector<WarningPart>& parts) {
   return text;
 }
 
-bool StallMonitor::is_silent(Rank rank, int64_t now_ns) const {
+bool StallMonitor::is_silent(Rank rank, int64_t now_ns, int64_t for_ns) const {
   const RankState& state = state_of(rank);
-  return state.owes_answer() && now_ns - state.asked_ns >= kAnswerNs;
+  return state.owes_answer() && now_ns - state.asked_ns >= for_ns;
 }
 
 bool StallMonitor::is_stopped(Rank rank) const {
@@ -229,31 +231,52 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// Measures the wait from the last call of the longest idle missing member: the others may still have data.
-WaitingCall StallMonitor::view_of_join(const SetState& set) const {
+int64_t StallMonitor::idle_since(Rank rank, int64_t now_ns) const {
+  int64_t since_ns = state_of(rank).heard_ns;
+  bool waits = false;
+  shared_.posts.for_each([&](const Posted& posted) { waits |= posted.rank == rank; });
+  for (auto& [id, set] : shared_.sets) {
+    const int member = set->member_of(rank);
+    if (member < 0) continue;
+    waits |= set->moves() && set->left.empty();
+    for (const Call* call : shared_.calls.waiting(*set)) waits |= call->heard(member);
+    since_ns = std::max(since_ns, set->progressed_ns);
+  }
+  return waits ? now_ns : since_ns;
+}
+
+// Counts from when the missing member that has been idle for the longest time became idle: the others may still have
+// data.
+WaitingCall StallMonitor::view_of_join(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
   for (int m : set.joined.members()) view.here.push_back(set.rank_of(m));
-  int64_t heard_ns = kNever;
+  int64_t idle_ns = kNever;
   for (int m : set.joined.missing()) {
     view.missing.push_back(set.rank_of(m));
-    heard_ns = std::min(heard_ns, state_of(set.rank_of(m)).heard_ns);
+    idle_ns = std::min(idle_ns, idle_since(set.rank_of(m), now_ns));
   }
-  view.since_ns = std::max(set.joined_since_ns, heard_ns);
+  view.since_ns = std::max(set.joined_since_ns, idle_ns);
   view.key = {set.id, {}, kNoSequence};
   return view;
 }
 
+std::vector<Rank> StallMonitor::members_of(const Stuck& stuck) const {
+  return stuck.set == kWorldSet ? numbers_below(shared_.settings.size) : stuck.ranks;
+}
+
 void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
   const std::vector<Rank>& ranks = stuck.ranks;
-  const bool sound = stuck.age_ns >= 0 && std::ranges::is_sorted(ranks) &&
-                     index_in(ranks, from) >= 0 && ranks.front() >= 0 &&
-                     ranks.back() < shared_.settings.size;
-  if (!sound) throw Error(ErrorCode::kInternal, "a rank reports an impossible bucket");
-  const int64_t since_ns = now_ns - stuck.age_ns;
-  stuck_[static_cast<size_t>(from)] = {stuck, since_ns, now_ns};
-  expect_progress(since_ns, now_ns);
-  if (stuck.age_ns >= patience_ns()) next_tick_ns_ = std::min(next_tick_ns_, now_ns);
+  const bool world = stuck.set == kWorldSet && ranks.empty();
+  const bool sound = world || (stuck.set != kWorldSet && std::ranges::is_sorted(ranks) &&
+                               index_in(ranks, from) >= 0 && ranks.front() >= 0 &&
+                               ranks.back() < shared_.settings.size);
+  if (!sound || stuck.age_ns < 0) {
+    throw Error(ErrorCode::kInternal, "a rank reports an impossible bucket");
+  }
+  stuck_[static_cast<size_t>(from)] = {stuck, now_ns};
+  if (stuck.age_ns < patience_ns()) return;
+  next_tick_ns_ = std::min(next_tick_ns_, std::max(now_ns, ticked_ns_ + kTickPauseNs));
 }
 
 std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns) const {
@@ -262,23 +285,24 @@ std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns)
     // Skips old reports: a rank repeats its report four times within the shorter limit (RankWatch::Patience).
     if (one.stuck.bucket == 0 || now_ns - one.said_ns >= patience_ns() / 2) continue;
     const Bucket*& first = oldest[{one.stuck.set, one.stuck.gpu}];
-    if (!first || one.since_ns < first->since_ns) first = &one;
+    if (!first || one.stuck.age_ns > first->stuck.age_ns) first = &one;
   }
   std::vector<const Bucket*> buckets;
   for (const auto& [lane, bucket] : oldest) buckets.push_back(bucket);
   return buckets;
 }
 
-// Only members that may have stopped count as missing.
-WaitingCall StallMonitor::view_of(const Bucket& bucket, int64_t now_ns) const {
+// Its age is the one last reported: since then the bucket may have ended.
+WaitingCall StallMonitor::view_of(const Bucket& bucket, int64_t now_ns, int64_t silent_ns) const {
   WaitingCall view;
   view.what = (bucket.stuck.gpu ? "GPU bucket " : "bucket ") + std::to_string(bucket.stuck.bucket) +
               " of process set " + std::to_string(bucket.stuck.set);
   view.moving = true;
-  view.since_ns = bucket.since_ns;
+  view.since_ns = now_ns - bucket.stuck.age_ns;
   std::set<Rank> stuck;
-  for (Rank rank : bucket.stuck.ranks) {
-    if (is_stopped(rank) || is_silent(rank, now_ns)) stuck.insert(first_silent(rank, now_ns));
+  for (Rank rank : members_of(bucket.stuck)) {
+    const bool gone = is_stopped(rank) || is_silent(rank, now_ns, silent_ns);
+    if (gone) stuck.insert(first_silent(rank, now_ns));
   }
   view.missing.assign(stuck.begin(), stuck.end());
   return view;
@@ -290,7 +314,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
     for (const Call* call : shared_.calls.waiting(*set)) {
       views.push_back(view_of(*set, *call));
     }
-    if (set->joins()) views.push_back(view_of_join(*set));
+    if (set->joins()) views.push_back(view_of_join(*set, now_ns));
   }
   shared_.posts.for_each([&](const Posted& posted) { views.push_back(view_of(posted)); });
   for (const Bucket* bucket : under_way(now_ns)) views.push_back(view_of(*bucket, now_ns));
@@ -334,7 +358,7 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
 // Fails the join of the members that wait in it, and the others' open calls, which would count them as joined.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
-  WaitingCall view = view_of_join(set);
+  WaitingCall view = view_of_join(set, now_ns);
   if (now_ns - view.since_ns < shared_.settings.stall_abort_ns) return;
   const Failure failure = no_progress(view, all_waiting(now_ns), now_ns);
   for (Call* call : shared_.calls.waiting(set)) shared_.calls.give_up(set, *call, failure);
@@ -359,9 +383,11 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
 // Returns the failure of a stalled bucket. It ends the job, because a bucket cannot be withdrawn. Returns none unless a
 // member is known to be stopped or silent, because the machine may just be slow.
 Failure StallMonitor::standing(int64_t now_ns) const {
+  const int64_t abort_ns = shared_.settings.stall_abort_ns;
+  const int64_t silent_ns = std::max(kAnswerNs, std::min(kGoneNs, abort_ns / 4));
   for (const Bucket* bucket : under_way(now_ns)) {
-    if (now_ns - bucket->since_ns < shared_.settings.stall_abort_ns) continue;
-    const WaitingCall view = view_of(*bucket, now_ns);
+    if (bucket->stuck.age_ns < abort_ns) continue;
+    const WaitingCall view = view_of(*bucket, now_ns, silent_ns);
     if (!view.missing.empty()) return no_progress(view, {view}, now_ns);
   }
   return {};
@@ -380,7 +406,8 @@ void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
     }
   }
   for (const Bucket* bucket : under_way(now_ns)) {
-    asked.insert(bucket->stuck.ranks.begin(), bucket->stuck.ranks.end());
+    const std::vector<Rank> members = members_of(bucket->stuck);
+    asked.insert(members.begin(), members.end());
   }
   for (const Rank rank : std::vector<Rank>(asked.begin(), asked.end())) {
     for (Rank leader = above(rank); leader != 0; leader = above(leader)) asked.insert(leader);
@@ -500,6 +527,7 @@ void StallMonitor::conclude(int64_t now_ns) {
 
 Failure StallMonitor::tick(int64_t now_ns) {
   next_tick_ns_ = kNever;
+  ticked_ns_ = now_ns;
   if (shared_.settings.stall_abort_ns > 0) {
     give_up_posts(now_ns);
     for (auto& [id, set] : shared_.sets.known()) {

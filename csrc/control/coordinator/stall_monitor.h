@@ -40,7 +40,6 @@ class StallMonitor {
  private:
   struct Bucket {
     Stuck stuck = {};  // bucket 0: none
-    int64_t since_ns = 0;
     int64_t said_ns = 0;
   };
   struct RankState {
@@ -52,7 +51,8 @@ class StallMonitor {
     bool owes_answer() const { return asked_ns > std::max(heard_ns, answered_ns); }
   };
   const RankState& state_of(Rank rank) const { return ranks_[static_cast<size_t>(rank)]; }
-  bool is_silent(Rank rank, int64_t now_ns) const;
+  // True if it has owed an answer for `for_ns`.
+  bool is_silent(Rank rank, int64_t now_ns, int64_t for_ns = kAnswerNs) const;
   bool is_stopped(Rank rank) const;  // by a signal or a debugger
   Rank above(Rank rank) const;       // the rank that forwards its reports; 0: none, or rank 0 does
   // For a rank that does not answer: the silent rank on its path to rank 0 that is nearest to rank 0.
@@ -63,8 +63,12 @@ class StallMonitor {
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
   WaitingCall view_of(const Posted& posted) const;
-  WaitingCall view_of_join(const SetState& set) const;
-  WaitingCall view_of(const Bucket& bucket, int64_t now_ns) const;
+  // Returns the time since which this rank neither waits for others nor has a bucket under way. It computes, or hangs.
+  int64_t idle_since(Rank rank, int64_t now_ns) const;
+  WaitingCall view_of_join(const SetState& set, int64_t now_ns) const;
+  std::vector<Rank> members_of(const Stuck& stuck) const;
+  // Only members that are stopped, or have been silent for `silent_ns`, count as missing.
+  WaitingCall view_of(const Bucket& bucket, int64_t now_ns, int64_t silent_ns = kAnswerNs) const;
   // Returns each lane's oldest bucket that is unfinished on a rank whose user waits.
   std::vector<const Bucket*> under_way(int64_t now_ns) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
@@ -97,9 +101,11 @@ class StallMonitor {
                         int64_t now_ns);
 
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  static constexpr int64_t kAnswerNs = 1'500'000'000;  // for a rank's answer
 
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
+  int64_t ticked_ns_ = 0;
   std::vector<RankState> ranks_;
   std::vector<Bucket> stuck_;  // by rank
   int64_t question_ns_ = -1;   // time of the last CollectStacks

@@ -150,7 +150,7 @@ struct Stuck {
   uint64_t bucket = 0;
   bool gpu = false;
   int64_t age_ns = 0;
-  std::vector<Rank> ranks = {};  // members of the set, ascending
+  std::vector<Rank> ranks = {};  // members of the set, ascending; empty for the world
 };
 // The rank is gone. Sent by the leader of its host, or by the leader above that one.
 struct Lost {

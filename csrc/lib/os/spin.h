@@ -29,7 +29,7 @@ class Spin {
     const int64_t longest = calls ? kLongestCall : kLongest;
     const int wanted = calls ? local_ranks : 2 * local_ranks;
     waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (cores >= wanted ? longest : 0);
-    moving_ns_ = crowded ? waiting_ns_ : std::max(longest, waiting_ns_);
+    moving_ns_ = crowded ? waiting_ns_ : std::max(setting_us < 0 ? longest : kLongest, waiting_ns_);
     if (crowded && calls) {
       if (setting_us < 0) waiting_ns_ = moving_ns_ = kLongestCrowded;
       looks_ = 1;

@@ -96,6 +96,7 @@ inline Request disband_set_of(SetId set, std::vector<int64_t> ranks, std::string
 // A rank's report that its first bucket in a lane has not ended.
 inline Stuck stuck_for(int64_t seconds, std::vector<Rank> ranks, SetId set = kWorldSet,
                        bool gpu = false) {
+  if (set == kWorldSet) ranks.clear();
   return {set, 1, gpu, seconds * 1'000'000'000, std::move(ranks)};
 }
 

@@ -218,7 +218,7 @@ TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
   job.report(0, StackReport{});
   job.at(12);
   job.tick();
-  contains(job.coordinator().take_notices().at(0), "it has not ended for 12 s; rank 2 stuck");
+  contains(job.coordinator().take_notices().at(0), "it has not ended for 10 s; rank 2 stuck");
 }
 
 // Those of its cells are not known before it is asked.
@@ -299,11 +299,9 @@ TEST(a_stall_that_ends_in_time_is_not_reported) {
 
 namespace {
 
-// Rank 1 is stopped while a bucket of ranks 1, 2 and `teller` moves, which alone waits for it.
+// Rank 1 is stopped while a bucket of the world, or of ranks 1 and 2, moves. `teller` alone waits for it.
 void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::string& what) {
-  std::vector<Rank> members{1, 2, teller};
-  std::ranges::sort(members);
-  members.erase(std::ranges::unique(members).begin(), members.end());
+  const std::vector<Rank> members = set == kWorldSet ? numbers_below(3) : std::vector<Rank>{1, 2};
   job.at(10);
   job.report(teller, stuck_for(10, members, set, gpu));
   CHECK(only<CollectStacks>(job.tick()).ranks == members);
@@ -316,7 +314,12 @@ void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::strin
            what + ": all have submitted it, but it has not ended for 10 s; rank 1 stuck");
   job.at(29);
   job.report(teller, stuck_for(29, members, set, gpu));
+  CHECK_EQ(kinds(job.tick()), "where");
+  for (Rank r : members) {
+    if (r != 1) job.report(r, StackReport{});
+  }
   job.at(30);
+  job.report(teller, stuck_for(30, members, set, gpu));
   const Failure failure = only<Abort>(job.tick()).failure;
   CHECK(failure.code == ErrorCode::kStall);
   contains(failure.text, what);
@@ -375,7 +378,7 @@ TEST(a_rank_that_reports_an_impossible_bucket_is_refused) {
   const std::vector<std::vector<Rank>> impossible{{}, {1}, {-1, 0}, {0, 2}, {1, 0}};
   for (const std::vector<Rank>& ranks : impossible) {
     Job job(2);
-    CHECK_THROWS(job.report(0, stuck_for(1, ranks)), ErrorCode::kInternal);
+    CHECK_THROWS(job.report(0, stuck_for(1, ranks, 1)), ErrorCode::kInternal);
   }
 }
 
@@ -386,6 +389,7 @@ TEST(a_join_for_which_nobody_comes_fails) {
   job.at(25);
   for (Rank r : {1, 2}) job.submit(r, tensor("x"));
   CHECK_EQ(kinds(job.publish()), "define run");
+  job.report(0, Done{kWorldSet, 1});
   job.at(34);
   CHECK_EQ(kinds(job.tick()), "");
   job.at(35);
@@ -407,6 +411,26 @@ TEST(a_join_for_which_nobody_comes_fails) {
   CHECK(only<Fail>(log).failure.text == failure.text);
   job.submit_all(tensor("z"));
   CHECK_EQ(kinds(job.publish()), "define run");
+}
+
+// Rank 0 has run out of data. Rank 1 waits for rank 2, and then for the bucket: it is not idle.
+TEST(a_join_waits_for_ranks_that_are_not_idle) {
+  Job job(watchful(3));
+  job.report(0, Join{kWorldSet});
+  job.submit(1, tensor("x"));
+  job.at(28);
+  job.submit(2, tensor("x"));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  for (int64_t now : {31, 59}) {
+    job.at(now);
+    CHECK_EQ(kinds(job.tick()), "");
+  }
+  job.at(60);
+  job.report(0, Done{kWorldSet, 1});
+  job.at(89);
+  job.tick();
+  job.at(90);
+  contains(only<Joined>(job.tick()).failure.text, "ranks 1, 2 missing");
 }
 
 // As long as all answer, the machine is slow, or the tensor is huge.

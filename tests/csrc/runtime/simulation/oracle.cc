@@ -125,12 +125,14 @@ void foresee_leave(Program& program, const Departure& early) {
     const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
     if (refused) call.allowed |= kRefused;  // where it is refused, and to those that wait
   }
-  // A set whose removal fails stays: there may be no room for another.
-  const bool stays = std::ranges::any_of(program.calls, [](const PlannedCall& call) {
-    return call.removes >= 0 && (call.allowed & kPeerGone) != 0;
+  // There may be no room for a set: one whose removal fails stays, and one that was to be refused may be made.
+  const bool crowded = std::ranges::any_of(program.calls, [](const PlannedCall& call) {
+    if (call.removes >= 0) return (call.allowed & kPeerGone) != 0;
+    const bool adds = call.request.signature.op == Op::kAddSet;
+    return adds && (call.allowed & kDone) != 0 && (call.allowed & kInvalid) != 0;
   });
   for (PlannedCall& call : program.calls) {
-    if (stays && call.request.signature.op == Op::kAddSet) call.allowed |= kInvalid;
+    if (crowded && call.request.signature.op == Op::kAddSet) call.allowed |= kInvalid;
     // The others need not wait for the leaver's calls before they remove a set.
     const auto removes = [&](const PlannedCall& other) { return other.removes == call.set; };
     if (call.set > 0 && std::ranges::any_of(program.calls, removes)) call.allowed |= kInvalid;
