@@ -102,7 +102,7 @@ def test_a_root_that_has_joined_is_an_error_on_all(active: list[int], call: str)
 @in_turns
 def test_a_new_set_has_no_joined_member(active: list[int]) -> None:
     gone = [rank for rank in range(fd.size()) if rank not in active]
-    says = rf"ranks? {gone[0]}.* joined, .*make sets before join"
+    says = rf"ranks? {gone[0]}.* joined, .*add sets before join"
     with pytest.raises(ValueError, match=says):
         form_process_set(list(range(fd.size())), f"all {active}", 60)
     with pytest.raises(ValueError, match=says):

@@ -12,7 +12,7 @@ namespace farandole::simulation {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kLongest = 300 * kSecond;  // of a world
+constexpr int64_t kLongest = 1000 * kSecond;  // of a world: each call may stall
 constexpr int64_t kMoment = kSecond / 5;     // for which a rank may stop unnoticed
 constexpr uint64_t kTurns = 4000;            // in which faults begin
 constexpr uint64_t kMostTurns = 20'000'000;
