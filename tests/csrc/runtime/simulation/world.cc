@@ -266,6 +266,7 @@ void World::die(Rank rank) {
   dead_.insert(rank);
   troubled_ = true;
   job_breaks();
+  reach(rank, std::numeric_limits<int64_t>::max());
   kernel_.drop(rank);
   network_.lose(rank, kernel_.delay(2'000'000));
   for (Rank peer : ranks_[static_cast<size_t>(rank)]->topology.local) {
