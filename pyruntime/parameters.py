@@ -26,6 +26,10 @@ PARAMETERS = "broadcast_parameters"  # default name of its calls
 _MOST_NAMES = 5  # parameters listed in an error
 
 
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
+
+
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
 
@@ -35,14 +39,12 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays
         return
-    members: Iterable[tuple[Any, Any]] = enumerate(arrays)
-    keyed = isinstance(arrays, Mapping)
-    if keyed:
+    members: Iterable[tuple[Any, Any]]
+    if isinstance(arrays, Mapping):
         members = sorted(arrays.items(), key=lambda member: str(member[0]))
+    else:
+        members = (pair if _is_pair(pair) else (i, pair) for i, pair in enumerate(arrays))
     for key, value in members:
-        pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
-        if pair and not keyed:
-            key, value = value
         yield from items(value, f"{name}.{key}" if name else str(key))
 
 

@@ -46,6 +46,7 @@ def test_named_pairs():
     root = hvd.size() - 1
     pairs = [(name, np.full(3, 10.0 * hvd.rank() + i)) for i, name in enumerate("ba")]
     assert [name for name, _ in items(pairs)] == ["b", "a"]
+    assert [name for name, _ in items({"l": ("w", np.ones(1))})] == ["l.0", "l.1"]
     hvd.broadcast_parameters(pairs, root_rank=root)
     assert [x.tolist() for _, x in pairs] == [[10.0 * root + i] * 3 for i in range(2)]
 
