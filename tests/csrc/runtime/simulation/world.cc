@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kLongest = 1000 * kSecond;  // of a world: each call may stall
-constexpr int64_t kMoment = kSecond / 5;     // for which a rank may stop unnoticed
-constexpr uint64_t kTurns = 4000;            // in which faults begin
+constexpr int64_t kMoment = kSecond / 5;      // for which a rank may stop unnoticed
+constexpr uint64_t kTurns = 4000;             // in which faults begin
 constexpr uint64_t kMostTurns = 20'000'000;
 // Until then each call of a broken job has ended: a wire's patience, and that of a rank that leaves.
 constexpr int64_t kPatience = 4 * kSecond;
@@ -266,8 +266,10 @@ void World::die(Rank rank) {
   dead_.insert(rank);
   troubled_ = true;
   job_breaks();
-  reach(rank, std::numeric_limits<int64_t>::max());
   kernel_.drop(rank);
+  // Ranks in a sync may not learn of the death: who would tell them is stopped.
+  kernel_.at(kernel_.now_ns() + kPatience,
+             [this, rank] { reach(rank, std::numeric_limits<int64_t>::max()); });
   network_.lose(rank, kernel_.delay(2'000'000));
   for (Rank peer : ranks_[static_cast<size_t>(rank)]->topology.local) {
     if (peer == rank) continue;
