@@ -190,11 +190,16 @@ def replace_file(
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, mode, dir_fd=folder_fd), "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    try:
+        with os.fdopen(os.open(new, flags, mode, dir_fd=folder_fd), "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    except BaseException:  # a full disk would stay full
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder_fd)
+        raise
     os.fsync(folder_fd)  # else a crash of the machine may undo the rename
 
 

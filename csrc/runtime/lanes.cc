@@ -160,12 +160,13 @@ bool GpuBuckets::step() {
   if (!gpu) return false;
   if (send_key()) return true;
   std::shared_ptr<GpuEvent> past;
+  const bool begun = gpu->lane().begun();
   const bool moved = gpu->lane().step(may_launch(), past);
   settle_finished();
   if (past) {
-    BegunRun& run = runs_[launched_++];
-    run.begun_ns = now_ns();  // until now it may have waited for the program
-    calls_.launch(run, past);
+    calls_.launch(runs_[launched_++], past);
+  } else if (!begun && gpu->lane().begun()) {
+    runs_[launched_].begun_ns = now_ns();  // until now it may have waited for the program
   }
   return moved;
 }
@@ -187,7 +188,10 @@ Deadline GpuBuckets::look_again() const {
   return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
 }
 
-const BegunRun* GpuBuckets::oldest() const { return launched_ > 0 ? &runs_.front() : nullptr; }
+const BegunRun* GpuBuckets::oldest() const {
+  const bool moves = launched_ > 0 || (!runs_.empty() && gpu().lane().begun() && may_launch());
+  return moves ? &runs_.front() : nullptr;
+}
 
 void GpuBuckets::close(SetId set, const Failure& failure) {
   RankGpu* gpu = gpu_;

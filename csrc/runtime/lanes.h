@@ -81,7 +81,7 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
-  // The oldest launched bucket, whose age counts from its launch; nullptr: there is none.
+  // The oldest bucket that moves; nullptr: there is none. Its age counts from when it began.
   const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.

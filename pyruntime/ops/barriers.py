@@ -78,7 +78,7 @@ def join(
     - device: ignored; for compatibility with Horovod.
     - process_set: the ranks that take part, by default all.
     - timeout: seconds until the wait raises StallError. It is also raised, and the join given up,
-      once a member that has not joined has been idle for FARANDOLE_STALL_ABORT seconds.
+      after FARANDOLE_STALL_ABORT seconds in which no rank has made a call.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

@@ -187,7 +187,8 @@ class AgentClient:
     def end(self) -> NoReturn:
         """Ends this rank as it was asked to: raises SystemExit, or LibraryError if the job ends
         because the supervisor does not answer."""
-        if self.lost or self.leaves_lost:
+        # Ranks that leave together have agreed. One that waits for its next world decides alone.
+        if self.leaves_lost or (self.lost and self._member.state.away):
             raise LibraryError(
                 "the supervisor of this elastic job does not answer; remedy: give the same command "
                 "again, with the same --checkpoint-dir: it continues from the commit on the disk"

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -85,8 +86,9 @@ struct MemberSlice {
 // Ranks that report together (those of a host and of the hosts below), with a bit mask for each set, so that taking
 // their report needs few operations.
 struct RankGroup {
-  std::vector<Rank> ranks;              // ascending
-  std::map<SetId, MemberSlice> slices;  // made on first use; set ids are never reused
+  std::vector<Rank> ranks;                  // ascending
+  std::map<SetId, MemberSlice> slices;      // made on first use; set ids are never reused
+  std::pair<SetId, int64_t> heard{-1, -1};  // set and time of the last report for all ranks
 
   // `members`: the set's ranks, ascending.
   const MemberSlice& slice_of(SetId set, const std::vector<Rank>& members) {

@@ -176,16 +176,22 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
 void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(id);
   if (!known) throw Error(ErrorCode::kInternal, "a host reported an unknown id");
+  if (ready_at_once(group, *known, sequence, now_ns))
+    return hear(group, known->request.set, now_ns);
   const SetState* set = shared_.sets.find(known->request.set);
   const std::vector<Rank> members = set ? set->ranks : numbers_below(shared_.settings.size);
-  if (ready_at_once(group, *known, sequence, now_ns)) {
-    for (Rank rank : group.ranks) {
-      if (index_in(members, rank) >= 0) stalls_.heard(rank, now_ns);
-    }
-    return;
-  }
   for (Rank rank : group.ranks) {
     if (index_in(members, rank) >= 0) ready(rank, plain_ready(known, id, sequence), now_ns);
+  }
+}
+
+// Only members have made a call of the set. Looks at them once for each set and report.
+void Coordinator::hear(RankGroup& group, SetId id, int64_t now_ns) {
+  const std::pair now{id, now_ns};
+  if (std::exchange(group.heard, now) == now) return;
+  const SetState* set = shared_.sets.find(id);
+  for (Rank rank : group.ranks) {
+    if (!set || set->member_of(rank) >= 0) stalls_.heard(rank, now_ns);
   }
 }
 
@@ -198,7 +204,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   Call& call =
       known.call.is_open() ? known.call : find_call(*set, known, known.request, sequence, now_ns);
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
-  if (call.complete()) complete(*set, call);
+  if (call.complete()) publisher_.judge(*set, call);
   return true;
 }
 
@@ -223,12 +229,7 @@ void Coordinator::arrived(SetState& set, Call& call, Rank from, int64_t now_ns) 
 
 void Coordinator::judge(SetState& set, Call& call, Rank from) {
   if (call.given_up()) shared_.outbox.fail_late(from, call.key(), call.given_up());
-  if (call.complete()) complete(set, call);
-}
-
-void Coordinator::complete(SetState& set, Call& call) {
-  set.progressed_ns = now_ns_;
-  publisher_.judge(set, call);
+  if (call.complete()) publisher_.judge(set, call);
 }
 
 // Returns the call of this request; opens it at the first report.
@@ -300,7 +301,7 @@ void Coordinator::done(Rank from, const Done& done) {
     throw Error(ErrorCode::kInternal, "a rank reported the end of a bucket that is not its own");
   }
   lane.done = std::max(lane.done, done.bucket);
-  set->progressed_ns = now_ns_;
+  stalls_.bucket_ended(now_ns_);
 }
 
 void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {

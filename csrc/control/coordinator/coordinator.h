@@ -64,10 +64,10 @@ class Coordinator {
   // Take plain contributions, of one rank or of a group. ready_at_once() is false if ranks must be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
+  void hear(RankGroup& group, SetId id, int64_t now_ns);
   bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);
   void arrived(SetState& set, Call& call, Rank from, int64_t now_ns);
   void judge(SetState& set, Call& call, Rank from);
-  void complete(SetState& set, Call& call);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
   void join(Rank from, const Join& join, int64_t now_ns);
   void done(Rank from, const Done& done);

@@ -96,7 +96,6 @@ struct SetState {
   MemberMask joined;
   MemberMask left;
   Rank last_joined = -1;
-  int64_t progressed_ns = 0;                  // when a call was complete, or a bucket ended
   int64_t joined_since_ns = 0;                // time of the first Join
   bool join_given_up = false;                 // end the join although some have not joined
   Failure join_failure;                       // the first that a Join reported
@@ -113,10 +112,6 @@ struct SetState {
   // True if members wait in join() for others.
   bool joins() const { return !joined.empty() && !joined.full() && !join_given_up; }
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
-  // True if the set's lowest rank has not reported the end of all buckets.
-  bool moves() const {
-    return waits_for_lanes() || host.published > host.done || gpu.published > gpu.done;
-  }
 };
 
 Failure removed(SetId set);

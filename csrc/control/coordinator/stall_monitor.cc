@@ -231,32 +231,14 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-int64_t StallMonitor::idle_since(Rank rank, int64_t now_ns) const {
-  int64_t since_ns = state_of(rank).heard_ns;
-  bool waits = false;
-  shared_.posts.for_each([&](const Posted& posted) { waits |= posted.rank == rank; });
-  for (auto& [id, set] : shared_.sets) {
-    const int member = set->member_of(rank);
-    if (member < 0) continue;
-    waits |= set->moves() && set->left.empty();
-    for (const Call* call : shared_.calls.waiting(*set)) waits |= call->heard(member);
-    since_ns = std::max(since_ns, set->progressed_ns);
-  }
-  return waits ? now_ns : since_ns;
-}
-
-// Counts from when the missing member that has been idle for the longest time became idle: the others may still have
-// data.
+// The others may have data for hours. So a join counts from when the whole job came to rest.
 WaitingCall StallMonitor::view_of_join(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
   for (int m : set.joined.members()) view.here.push_back(set.rank_of(m));
-  int64_t idle_ns = kNever;
-  for (int m : set.joined.missing()) {
-    view.missing.push_back(set.rank_of(m));
-    idle_ns = std::min(idle_ns, idle_since(set.rank_of(m), now_ns));
-  }
-  view.since_ns = std::max(set.joined_since_ns, idle_ns);
+  for (int m : set.joined.missing()) view.missing.push_back(set.rank_of(m));
+  const bool at_rest = under_way(now_ns).empty();
+  view.since_ns = at_rest ? std::max(set.joined_since_ns, active_ns_) : now_ns;
   view.key = {set.id, {}, kNoSequence};
   return view;
 }
@@ -355,14 +337,12 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Fails the join of the members that wait in it, and the others' open calls, which would count them as joined.
+// Calls of the others, which count joined members, are as old as the join, and have been given up.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);
   if (now_ns - view.since_ns < shared_.settings.stall_abort_ns) return;
-  const Failure failure = no_progress(view, all_waiting(now_ns), now_ns);
-  for (Call* call : shared_.calls.waiting(set)) shared_.calls.give_up(set, *call, failure);
-  set.join_failure = failure;
+  set.join_failure = no_progress(view, all_waiting(now_ns), now_ns);
   set.join_given_up = true;
   lost_.emplace_back(now_ns, std::move(view));
 }

@@ -25,7 +25,11 @@ class StallMonitor {
       : shared_(shared), ranks_(static_cast<size_t>(shared.settings.size)), stuck_(ranks_.size()) {}
 
   // Call when a rank makes a call.
-  void heard(Rank rank, int64_t now_ns) { ranks_[static_cast<size_t>(rank)].heard_ns = now_ns; }
+  void heard(Rank rank, int64_t now_ns) {
+    active_ns_ = now_ns;
+    ranks_[static_cast<size_t>(rank)].heard_ns = now_ns;
+  }
+  void bucket_ended(int64_t now_ns) { active_ns_ = now_ns; }
   // A call or bucket has started at `since_ns`: schedules ticks at its next limits.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
@@ -63,8 +67,6 @@ class StallMonitor {
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;
   WaitingCall view_of(const Posted& posted) const;
-  // Returns the time since which this rank neither waits for others nor has a bucket under way. It computes, or hangs.
-  int64_t idle_since(Rank rank, int64_t now_ns) const;
   WaitingCall view_of_join(const SetState& set, int64_t now_ns) const;
   std::vector<Rank> members_of(const Stuck& stuck) const;
   // Only members that are stopped, or have been silent for `silent_ns`, count as missing.
@@ -106,6 +108,7 @@ class StallMonitor {
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   int64_t ticked_ns_ = 0;
+  int64_t active_ns_ = 0;  // when a rank last made a call, or a bucket ended
   std::vector<RankState> ranks_;
   std::vector<Bucket> stuck_;  // by rank
   int64_t question_ns_ = -1;   // time of the last CollectStacks

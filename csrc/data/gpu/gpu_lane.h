@@ -40,6 +40,7 @@ class GpuLane {
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
   // Number of buckets that are done. They are done in launch order, and then nothing uses their buffers.
   uint64_t finished() const { return finished_; }
+  bool begun() const { return begun_; }  // the first bucket that is not launched
   bool ready(bool may_launch) const;
   Deadline look_again(bool may_launch) const;  // see Backend
   // Blocks until launched work is done or has failed, for at most half a minute.
@@ -61,7 +62,7 @@ class GpuLane {
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<GpuBucket> waiting_;
-  bool begun_ = false;  // the first of waiting_ has begun
+  bool begun_ = false;  // see begun()
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
   GpuCompletions completions_;  // for launched buckets
