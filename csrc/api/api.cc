@@ -26,7 +26,7 @@ Process::Process() {
         process().mutex.unlock();
       },
       [] {
-        process().arenas.after_fork_in_child();  // first: Fd closes the descriptors that it needs
+        process().arenas.after_fork_in_child();  // first: it needs descriptors that Fd closes
         Fd::after_fork_in_child();
         process().mutex.unlock();
       });

@@ -55,7 +55,7 @@ constexpr int64_t kept_rows(int64_t rows, int member, int members) {
 // Meaning of Signature::root: the only member with an input, the only member with a result, or a process set.
 enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
-// The end of a message that a call is. PostTable matches a send and a receive. Both ranks then run the sender's row.
+// Role of a call in a message between two ranks. PostTable matches a send and a receive; both ranks then run the send.
 enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {

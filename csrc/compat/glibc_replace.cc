@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces functions that glibc 2.28 lacks by code that needs only glibc 2.28; see glibc_forward.S.
+// Replaces functions that glibc 2.28 lacks with code that needs only glibc 2.28; see glibc_forward.S.
 #include <sys/random.h>
 #include <sys/stat.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs, one for each kind of element. A codec loads `kLanes` elements into a vector of the type that computes with
-// them (the lanes), and stores the vector with a single rounding.
+// Codecs, one for each kind of element. A codec loads `kLanes` elements as lanes, a vector of the type in which they
+// are computed, and stores the lanes with a single rounding.
 //
 // `Cpu` is a type in an anonymous namespace (target_*.cc), so every template instance has internal linkage, and the
 // linker cannot use code for a newer CPU on an older one. Don't include std headers: their inline functions would have

@@ -11,7 +11,7 @@
 
 namespace farandole::kernels {
 
-// bool: Min, Max, Product; complex: Sum, Average; other dtypes: all five. None: Adasum, which is not element-wise.
+// bool: Min, Max, Product; complex: Sum, Average; other dtypes: all five. Adasum: no dtype, as it is not element-wise.
 bool supports(DType dtype, ReduceOp op);
 
 // out[i] = post * (pre*in[0][i] op pre*in[1][i] op ...) / divisor, strictly in this order. Average is Sum with the

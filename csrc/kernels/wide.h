@@ -8,7 +8,7 @@
 
 namespace farandole::kernels {
 
-// A zero of the wide type of an integer type of up to 32 bits: it holds sums of thousands of inputs exactly.
+// Zero in the wide type of an integer of up to 32 bits. That type holds sums of thousands of inputs exactly.
 template <class Cpu, class T>
 constexpr auto wide_zero() {
   if constexpr (sizeof(T) < 4)

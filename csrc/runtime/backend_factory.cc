@@ -30,7 +30,7 @@ size_t usual_block_bytes(size_t wanted, SetId id) {
   return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;
 }
 
-// The configured size of a block, or the next one that the schedule can cut for this number of members.
+// The configured size of a block, raised to one that the schedule can cut for this number of members.
 size_t shm_block_bytes(const Config& config, SetId id, int members) {
   const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
   const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes), id);

@@ -223,7 +223,7 @@ void Engine::give_up(const Failure& failure) {
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
   found = calls_.job.verdict(std::move(found));
-  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // then rank 0 logs it
+  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // so rank 0 logs it
   if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
   if (calls_.job.stopped()) return break_down(found);
   // First makes new calls fail, then tells the peers, then lets lanes close connections, which takes seconds on GPUs.

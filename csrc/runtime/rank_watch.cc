@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-// A waiting rank checks four times before a limit.
+// A waiting rank checks four times within the shorter limit.
 RankWatch::Patience patience_of(const Config& config, const Topology& topology) {
   RankWatch::Patience patience{nanoseconds(config.stall_warn).count(),
                                nanoseconds(config.stall_abort).count(), 0, topology.rank != 0};

@@ -13,8 +13,8 @@
 namespace farandole {
 namespace {
 
-// Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier. If
-// the caller ran other code between submission and wait, the background thread would take the work over.
+// Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier.
+// call() waits at once, because the background thread takes over the work of a caller that does not wait.
 constexpr std::chrono::milliseconds kCallPatience{20};
 // Time for which a failing rank waits for its peers to learn why.
 constexpr std::chrono::seconds kFarewell{1};

@@ -213,8 +213,8 @@ class FlightMemory {
       : memory_(memory), local_ranks_(local_ranks), ranks_(ranks) {}
   void prepare();
 
-  // For other processes. nullopt: this build has not prepared the memory. Reads the header once: a hostile writer may
-  // change it.
+  // For other processes. nullopt: the memory was not prepared by this build. Reads the header once: a hostile writer
+  // may change it.
   static std::optional<FlightMemory> attach(std::byte* memory, size_t bytes);
 
   int local_ranks() const { return local_ranks_; }

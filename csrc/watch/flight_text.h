@@ -26,7 +26,7 @@ void dump_flights(const FlightMemory& memory, std::span<const int> locals,
 // another user, so the writer may be hostile: every number is checked before use.
 class FlightView {
  public:
-  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is not such memory, or is that of a different build.
+  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is no flight memory, or that of another build.
   explicit FlightView(int fd);
 
   int local_ranks() const { return memory_.local_ranks(); }

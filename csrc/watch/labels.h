@@ -19,7 +19,7 @@ struct LabelMemory {
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. "": an unknown label. Cuts names, because a hostile writer could refer to a long one in every event.
+  // Any process. "": an unknown label. Truncates names: a hostile writer could refer to a long one in every event.
   static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };

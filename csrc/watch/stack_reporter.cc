@@ -26,8 +26,8 @@ namespace {
 constexpr size_t kMaxText = 4000;     // bytes of a report
 constexpr size_t kMaxStacks = 65536;  // bytes read; the default capacity of a pipe
 constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
-constexpr std::chrono::milliseconds kFirstLine{
-    500};  // Python's main thread may be in a native call
+// The main thread may be in a system call that delays the signal.
+constexpr std::chrono::milliseconds kFirstLine{500};
 // Python does not mark the end of its output, so this much silence ends it.
 constexpr std::chrono::milliseconds kNextLine{100};
 
@@ -105,7 +105,7 @@ constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main one or uses one of kQuietFiles. False if the list is cut.
+// True if every thread with Python frames is the main one or uses one of kQuietFiles. False if the list is truncated.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -120,7 +120,7 @@ bool main_is_alone(const std::string& stacks) {
       runs |= !is_main;
       for (std::string_view file : kQuietFiles) quiet |= line.find(file) != std::string::npos;
     } else if (line.find("...") != std::string::npos) {
-      return false;  // the list is cut
+      return false;  // the list is truncated
     }
   }
   return main_seen && (!runs || quiet);

@@ -23,8 +23,8 @@ struct StackSource {
 // Returns the highest real-time signal without a handler; 0: all have one.
 int free_signal();
 
-// Gives a signal an empty handler, if it has none. Python restores that one at exit, so a late signal does not end the
-// process.
+// Gives a signal an empty handler, if it has none. Python restores that handler at exit, so a late signal does not end
+// the process.
 void make_harmless(int signal);
 
 // Line numbers of the `for` and `while` statements around line `number` (from 1) of a Python source, outermost first.

@@ -328,7 +328,7 @@ void Call::put_off(Rank from, const Report& report) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  // In a by_members() call, this rank may not be one of the others' members.
+  // In a by_members() call, this rank may be missing from the members that the others list.
   if (!by_members(request())) take(member);
   arrived_.insert(member);
   terms_.refuse(member, std::move(failure));

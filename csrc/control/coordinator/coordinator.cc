@@ -59,7 +59,7 @@ void fetch(const Definition* definition) {
 }
 
 // True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Not too late:
-// a call that succeeds without them, or one that contradicts such a call of the same name.
+// a call that can succeed without them, or one whose name an open call of that kind has, so that they are compared.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -73,7 +73,7 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call counts members as joined that may still report it, because the first leave has ended their joins.
+// True if the call counted in joined members that may still report it: the first leave has ended their joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -154,7 +154,7 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// Takes a call of a whole host in a few operations on words.
+// Takes one report for all ranks of a host. Usually counts them in with a few operations on words.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;

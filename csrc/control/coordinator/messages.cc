@@ -44,7 +44,7 @@ Failure mismatch(const Posted& sent, const Posted& received) {
                                     "device, or different tags to different messages"};
 }
 
-// Returns why no rank can match this post any more, or kOk. Once a rank has left, joins end at once.
+// Returns why no rank can match this post any more, or kOk. Once a rank leaves, joins end, so joined ranks can.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {

@@ -79,8 +79,8 @@ struct Definition {
   int uses = 0;            // calls in flight
   bool published = false;  // its Define is in the log
   bool forgetting = false;
-  Call
-      call;  // of a named request: the call in flight; kept here, as most reports need nothing else
+  // The call in flight of a named request. Stored here, because most reports need nothing else.
+  Call call;
   Request request;
   MemberMask forgotten;  // while forgetting: ranks that have dropped it
   std::list<uint32_t>::iterator recency;
@@ -92,10 +92,10 @@ class Registry {
 
   // nullptr: the id is not in use.
   Definition* at(uint32_t id);
-  // Finds or creates a definition. Key: (set, name), whatever the signature; unnamed: (set, signature).
+  // Finds or creates the definition for (set, name), or for (set, signature) if the request has no name.
   Definition& intern(const Request& request);
   void touch(Definition& definition);
-  // Returns ids to forget if more than `capacity` are in use: the oldest without a call. Examines few; call it often.
+  // Returns ids to forget if more than `capacity` are in use: the oldest without a call. Checks few ids; call it often.
   std::vector<uint32_t> evict();
   // `rank` has dropped this id. The id is free when all ranks have.
   void forgot(uint32_t id, Rank rank);
@@ -132,7 +132,7 @@ class OpenCalls {
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report. Counts in joined members.
+  // Opens a call at its first report. Counts in the members for which it does not wait.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
   // Ends a call. An unnamed call stays in its slot until drop_finished().

@@ -42,7 +42,7 @@ class CallSites {
  public:
   explicit CallSites(Shared& shared) : shared_(shared) {}
 
-  // Call it once for each call that is complete and agreed. If lines differ, returns a failure if check_sites is set;
+  // Call it once per complete call on which ranks agree. If lines differ, returns a failure if check_sites is set;
   // otherwise sends the set's ranks a notice, once for each combination of lines.
   Failure judge(const SetState& set, const Call& call);
 
@@ -58,7 +58,7 @@ class Publisher {
   BackendPolicy& backends() { return backends_; }
   // Call it after each report. Fails or queues a complete call.
   void judge(SetState& set, Call& call);
-  // Queues a call that is complete and agreed.
+  // Queues a complete call on which all ranks agree.
   void queue(SetState& set, Call& call);
   // Writes all entries that can go out now, for all sets.
   void flush();

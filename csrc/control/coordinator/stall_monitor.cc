@@ -50,7 +50,7 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 constexpr int64_t kLongestLead = 2'000'000'000;  // from asking to failing
 // Silence of a bucket's member after which the job may end: a loaded machine answers late.
 constexpr int64_t kGoneNs = 10'000'000'000;
-constexpr int64_t kTickPauseNs = 100'000'000;  // between two ticks because of reported buckets
+constexpr int64_t kTickPauseNs = 100'000'000;  // at least, between two ticks for reported buckets
 constexpr size_t kMaxReports = 20;             // failures that show stacks
 constexpr uint64_t kNoSequence =
     std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
@@ -156,7 +156,7 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  if (!heard_since && answered_ns < call.since_ns) return {};  // unknown: may have used cells
+  if (!heard_since && answered_ns < call.since_ns) return {};  // it may have made calls in cells
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }

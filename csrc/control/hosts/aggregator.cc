@@ -54,7 +54,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// Handles each id by itself, so that reports of one call meet here however each rank cuts its batches.
+// Handles each id separately, so that reports of one call meet here even if ranks batch their calls differently.
 void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -123,7 +123,7 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
-// Call it if these ranks have made another call: their users no longer wait.
+// For ranks that have made another call: their users no longer wait.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
   for (Rank rank : ranks) expediting_.erase(rank);
@@ -141,7 +141,7 @@ Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& rank
   return held;
 }
 
-// Counts the members below, in whatever form they have reported.
+// Releases the reports of a call once all members below have reported it, in whatever form.
 void Aggregator::release_if_whole(const Key& key, const Held& held) {
   const SetBelow& whole = sets_.at(key.set);
   if (std::cmp_less(held.heard, whole.ranks.size())) return;

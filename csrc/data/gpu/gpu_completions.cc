@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-// The thread that calls the destructor has waited for the stream before. Work that has not ended then never ends,
+// Limits the destructor's wait. Its caller has already waited for the stream, so work that still runs never ends,
 // because a peer is dead.
 constexpr std::chrono::seconds kPatience{5};
 

@@ -107,7 +107,7 @@ size_t HierarchicalBackend::held() const {
   return bytes;
 }
 
-// Only the wire and this member access arenas, and finished() is true when both have done so.
+// Only the wire and this member access arenas, and after finished() neither does.
 void HierarchicalBackend::rest() {
   for (BlockTransfer& f : transfers_) f.arena = {};
 }
@@ -118,7 +118,7 @@ void HierarchicalBackend::plan_next() {
   if (has_next_) next.plan(hosts_, member_, parts_);
 }
 
-// Slot and arena are free when this host's members have consumed the block that had them, and its messages are
+// A slot and its arena are free when this host's members have consumed the block in it, and that block's messages are
 // complete.
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)

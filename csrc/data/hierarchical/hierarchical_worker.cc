@@ -33,7 +33,7 @@ void HierarchicalWorker::stage(uint64_t block, const BlockTransfer& f) const {
   for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
 }
 
-// Copies bytes that other members of this host read to the slot, and bytes for this member itself to its output.
+// Copies to the slot the bytes that other members of this host read, and to the output the bytes for this member.
 void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
                                      const Chunk& chunk) const {
   const bool mine = chunk.sender == member_;

@@ -57,7 +57,7 @@ void TcpWire::move() {
   }
 }
 
-// False if a connection needs polling because it is being opened or the poller had no room, or a fault is withheld.
+// False if a connection in use is not watched (it is being opened, or the poller had no room), or a fault is withheld.
 bool TcpWire::wakes() const {
   return ends_->poller && !fault_ && std::ranges::all_of(connections_, [](const Connection& one) {
            return one.transfers.empty() || one.watched;

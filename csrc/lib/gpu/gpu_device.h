@@ -78,7 +78,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // The core's stream: of high priority, independent of the default stream.
   cuda::Stream stream() const { return stream_; }
 
-  // Waits at most 5 seconds for the work that is now in stream(), because aborted kernels end soon.
+  // Waits at most 5 seconds for the work that is now in stream(); aborted kernels end sooner.
   void synchronize() noexcept;
 
   std::shared_ptr<GpuEvent> event();

@@ -29,8 +29,8 @@ void fill_all(const DynamicLibrary& library, Api& api) {
 
 }  // namespace
 
-// NCCL connects in its own threads, which must not wait for a stream while another thread captures in global mode.
-// NCCL's result does not say so, but its last error text quotes CUDA.
+// NCCL's threads connect peers. CUDA forbids them to wait for a stream while another thread captures in global mode.
+// NCCL's result does not show this cause, but its last error text quotes CUDA.
 std::string Api::text_of(Result result, Comm comm) const {
   const char* found = last_error(comm);
   const std::string words = found ? found : "";

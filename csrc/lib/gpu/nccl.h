@@ -31,7 +31,7 @@ struct UniqueId {
   char bytes[128];
 };
 
-// The first members of ncclConfig_t. By `size` and `version` NCCL knows which members there are.
+// The first members of ncclConfig_t. `size` and `version` tell NCCL which members there are.
 struct ConfigV21400 {
   size_t size = sizeof(ConfigV21400);
   unsigned magic = 0xcafebeef;

@@ -9,8 +9,8 @@
 //   completed: the last member arrived and found that all make the same call; or
 //   dissolved: a member gave up, and all members that had arrived must make their call through the coordinator.
 // The next round starts without arrivals. A completed round needs every member, so at most one completes between two
-// arrivals of a member. So a member learns from the number of completed rounds how its round ended, even if others
-// were dissolved since; and two places for data are enough, selected by the parity of that number.
+// arrivals of a member. Thus the number of completed rounds tells a member how its round ended, even if later rounds
+// were dissolved. Two places for data are enough: the parity of that number selects one.
 #pragma once
 
 #include <cstdint>

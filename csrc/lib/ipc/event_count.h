@@ -39,8 +39,8 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors by which this process wakes threads that sleep in a Poller: those of a rank to which other hosts can
-// send. Without them, the threads sleep on the word itself.
+// File descriptors by which this process wakes a rank's threads that sleep in a Poller, because other hosts can send to
+// that rank. Without them, the threads sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
   Poller* poller = nullptr;  // null: the sleepers belong to another process
@@ -107,7 +107,7 @@ class Wakeup {
 
   // Sleeps once, for at most a second, so that a caller handles its signals. Check for work afterwards. False: a signal
   // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst, and return true exactly if work was
-  // published since prepare() or a socket of the Poller changed: a notify() that finds no sleeper changes nothing.
+  // published since prepare() or a socket of the Poller changed: a notify() that found no sleeper left no trace.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));

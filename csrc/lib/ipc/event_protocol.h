@@ -65,8 +65,8 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before it checks for work: a notifier that saw the flag has woken no thread, or only the driver, which
-// may not do that work.
+// Clears kDriven before it checks for work: a notifier that saw the flag has woken at most the driver, which may be
+// stopping.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

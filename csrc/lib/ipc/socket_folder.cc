@@ -55,8 +55,8 @@ std::string trouble_with(const std::string& folder, std::optional<struct stat>& 
   return {};
 }
 
-// True if a process has this socket open. Tries to connect a datagram socket, which makes no connection: farandole's
-// are stream sockets.
+// True if a process has this socket open. A datagram socket cannot connect to farandole's stream sockets, but the error
+// shows whether a process has them open.
 bool has_process(const std::string& path) {
   const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};

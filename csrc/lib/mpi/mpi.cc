@@ -143,7 +143,7 @@ enum class Abi { kOpenMpi, kMpich, kStandard, kUnknown };
 Abi abi_of(const DynamicLibrary& mpi, const std::string& version) {
   if (mpi.find<void>("ompi_mpi_comm_world") != nullptr) return Abi::kOpenMpi;
   const auto ask = mpi.find<int(int*, int*)>("MPI_Abi_get_version");
-  int major = -1, minor = -1;  // set by libraries with another ABI
+  int major = -1, minor = -1;  // -1: another ABI
   if (ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1) {
     return Abi::kStandard;
   }

@@ -153,7 +153,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // once per wait(): a peer that a second look() proves would not end the wait
+    look(own, key);  // only here: wait() does not wake for a peer that is proved already
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;

@@ -112,7 +112,7 @@ class TcpCaller {
   const Key128 key_;
   Stage stage_ = Stage::kPause;
   Deadline due_ = Deadline::at(0);        // end of the stage
-  Deadline refused_ = Deadline::never();  // the first refusal of all; never: not refused
+  Deadline refused_ = Deadline::never();  // first refusal since an address was silent; never: none
   size_t next_ = 0;                       // index of the address to try
   Key128 nonce_{};
   std::vector<std::byte> received_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping on a word of shared memory, also of other processes (not FUTEX_PRIVATE).
+// Sleeps on words of shared memory, also across processes (not FUTEX_PRIVATE).
 #pragma once
 
 #include <atomic>

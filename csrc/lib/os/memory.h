@@ -24,8 +24,8 @@ using Mapping = std::unique_ptr<std::byte, Unmap>;
 // groups that contain the process. Page cache counts as free.
 size_t available_memory();
 
-// Throws Error(kLibrary) with a remedy if `bytes` exceed available_memory(). The kernel would not refuse too large a
-// memfd, but invoke the OOM killer. `label`: purpose of the memory.
+// Throws Error(kLibrary) with a remedy if `bytes` exceed available_memory(), because the kernel does not refuse a
+// memfd that is too large, but invokes the OOM killer. `label`: purpose of the memory.
 void refuse_too_much(const char* label, size_t bytes);
 
 // Asks for huge pages in a private buffer that will be fully written: they save most page faults. A hint, without

@@ -25,16 +25,16 @@ class Poller {
   Poller& operator=(const Poller&) = delete;
 
   // Watches a socket until it is closed. collect() sets `changed`, which must outlive the socket, when the socket has
-  // new bytes or new room, or has ended; without `changed`, it sets has_news(). The driver, or before it starts.
-  // False: the kernel refused; see errno.
+  // new bytes or new room, or has ended; without `changed`, it sets has_news(). Called by the driver, or before
+  // it starts. False: the kernel refused; see errno.
   [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
-  // Reads the changes since the last call. The driver only, like has_news() and take_news().
+  // Reads the changes since the last call. Driver only, like has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
 
   // On: changes of sockets wake only the driver, because two threads would wake for each message otherwise. Off: they
-  // wake both, also for changes that came meanwhile. The driver only.
+  // wake both, also for changes that came meanwhile. Driver only.
   void mute(bool on);
   // True if collect() would find a change. Any thread.
   bool ready() const;
@@ -44,7 +44,7 @@ class Poller {
 
  private:
   Fd sockets_;
-  Fd edges_;  // watches only `sockets_`, and reports each change once, even before collect()
+  Fd edges_;  // watches only `sockets_`; reports a change once, even if collect() has not read it
   std::array<Fd, kBells> bells_;
   bool news_ = false;
 };

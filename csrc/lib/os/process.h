@@ -33,7 +33,7 @@ std::optional<uint64_t> process_start_time(pid_t pid);
 // True if a signal or a debugger has stopped the process: it has not ended, but cannot answer.
 bool is_stopped(pid_t pid);
 
-// Number of cores that these processes may use together, at least 1. 0 is the calling thread. Skips ended processes.
+// Number of cores that these processes may use together, at least 1. PID 0: the calling thread. Skips ended processes.
 int cores_of(std::span<const pid_t> processes);
 
 // Inode of the PID namespace. Only ranks with equal ones may compare process numbers. 0: unknown.

@@ -14,11 +14,11 @@ namespace farandole {
 // A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
 // core: this thread then sleeps, now and the next few times. Each polling thread has its own object. If ranks share
 // cores, a caller yields after each look: the peer for which it waits may need this core, and yielding costs less than
-// sleeping and waking. A yield is then too long only if it lasts much longer than a peer's part in a small call.
+// sleeping and waking. Then only a yield that lasts much longer than a peer's part in a small call counts as long.
 class Spin {
  public:
   // A caller has nothing else to do. The background thread takes a core that the program may need: it polls only if
-  // there are more cores, and less and less often while it finds no work.
+  // there are spare cores, and less and less often while it finds no work.
   enum class Who { kCaller, kBackground };
 
   // `setting_us`: FARANDOLE_SPIN_US; -1: depends on `cores`, the number that the host's ranks may use together.
@@ -68,7 +68,7 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  // After a few milliseconds of computing, ranks make their calls this far apart. A caller has nothing else to do.
+  // Covers the time between the ranks' calls after a few milliseconds of computing.
   static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;

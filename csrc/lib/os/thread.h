@@ -34,7 +34,7 @@ Thread start_thread(const std::string& name, std::function<void()> run);
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);
-  // Waits for the thread's end until the deadline, then abandons it; the process may end earlier.
+  // Waits for the thread until the deadline, then abandons it; the process may exit while it runs.
   void join_or_leave(Deadline deadline);
 
  private:

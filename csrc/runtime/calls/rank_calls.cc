@@ -14,8 +14,8 @@ namespace farandole {
 namespace {
 
 // True if inputs may travel in reports: one round trip instead of two, but slower for many calls. Either all inputs of
-// a batch do, or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in jobs of
-// several hosts, where buckets add in a different order.
+// a batch travel so, or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in
+// jobs of several hosts, where buckets add in a different order.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
   auto small = [&](const PreparedSubmission& one) {
@@ -256,7 +256,7 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
   tell_refusal(request, why);
 }
 
-// Reports a refusal: of a join() when this rank joins, because all ranks must join; of a message only if the peer is
+// Reports a refused call: a join() when this rank joins, because all ranks must join; a message only if its peer is
 // known.
 void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
