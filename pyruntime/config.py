@@ -44,7 +44,7 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The variable whose name resembles `name`, or its first words, most; or ""."""
+    """The variable whose name, or the start of it, is most like `name`; "" if none is close."""
     short = _short(name.upper())
     words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
@@ -85,8 +85,8 @@ def setting(name: str) -> str:
 def usual_file(name: str) -> Path | None:
     """A file in the user's configuration directory.
 
-    None if the user has no home, neither HOME nor a passwd entry, as in containers with arbitrary
-    user ids.
+    None if the user has neither HOME nor a home in passwd, as in containers with arbitrary user
+    ids.
     """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises

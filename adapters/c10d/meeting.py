@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helps torch.distributed and farandole find the ranks of a job, each by means of the other.
+"""Lets torch.distributed find the ranks of a job through farandole, and farandole through c10d.
 
 `env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
 missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
@@ -77,7 +77,7 @@ def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
     """Opens a store for env:// over farandole's ranks. Collective.
 
     Returns None if init() has not run and no launcher has started this process. Raises ValueError
-    if `asked`, a "rank" or "world_size", contradicts farandole's.
+    if a "rank" or "world_size" in `asked` differs from farandole's.
     """
     unmet.mark_met()
     if not (topology.is_initialized() or has_launcher()):
@@ -127,7 +127,8 @@ class StoreBootstrap(SocketBootstrap):
     def __init__(
         self, store: Store, rank: int, size: int, seconds: float, job: bytes = b""
     ) -> None:
-        """Meets the other ranks. Collective; may be repeated with one store, also after a failure.
+        """Meets the other ranks. Collective; may be repeated with the same store, even after a
+        failure.
 
         `seconds`: time limit; `job`: further bytes, which only the ranks of this job know.
         Raises StallError, naming the missing ranks, and LibraryError if ranks of several hosts have
@@ -166,7 +167,7 @@ class StoreBootstrap(SocketBootstrap):
                 _warn_of_separate_jobs(size)
 
     def _serve(self, size: int) -> None:
-        """Rank 0 listens until it closes, and writes its address into the store."""
+        """Rank 0 listens until close() or hang_up(), and writes its address into the store."""
         server = RendezvousServer(size, self._proof, here=not self._knows)
         self._server = finalize(self, server.close)
         self._server.atexit = False
@@ -308,8 +309,8 @@ def _name_of(store: Store) -> bytes:
 
 
 def _warn_of_separate_jobs(size: int) -> None:
-    """Warns if each process of a launcher has started its own job. A parameter search may want
-    that."""
+    """Warns if each process of a launcher has started its own job. Does not raise, because a
+    parameter search may want that."""
     if (found := launchers.launcher()).size > 1:
         text = (
             f"farandole: {found} started {found.size} processes, but all {size} ranks of this job "
@@ -320,7 +321,7 @@ def _warn_of_separate_jobs(size: int) -> None:
 
 
 def _own_secret() -> tuple[bytes, LibraryError | None]:
-    """This rank's secret, b"" if it has none, and the error to raise once the others know of it."""
+    """This rank's secret, b"" if it has none; and the error to raise once the others know it."""
     try:
         trusts = setting("FARANDOLE_TRUST_NETWORK") == "1"
         return job_secret() or _PUBLIC * trusts, None

@@ -137,8 +137,8 @@ def reducescatter(
 ) -> Tree:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more. Any op but Adasum works. The derivative, for
+    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one more. Any op but Adasum works. The derivative, for
     Average and Sum, is an allgather. Returns new arrays.
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.

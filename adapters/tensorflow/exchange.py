@@ -119,9 +119,9 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors. For
-    Average and Sum, their gradient is Horovod's: all ranks' gradients concatenated, and for Sum
+    Tensors have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors.
+    For Average and Sum, their gradient is Horovod's: all ranks' gradients concatenated, and for Sum
     multiplied by the number of ranks.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
@@ -157,9 +157,9 @@ def reducescatter(
 ) -> Any:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor. For
-    Average and Sum, its gradient is Horovod's: all ranks' gradients concatenated, and for Sum
+    Tensors have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor.
+    For Average and Sum, its gradient is Horovod's: all ranks' gradients concatenated, and for Sum
     multiplied by the number of ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.

@@ -20,7 +20,7 @@ from farandole.torch import mpi_ops as _mpi_ops
 from farandole.torch.compression import Compression
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.mpi_ops import *  # noqa: F403
-from farandole.torch.mpi_ops import __all__ as __all__  # for mypy, as the list below is for others
+from farandole.torch.mpi_ops import __all__ as __all__  # mypy reads this list, Python the one below
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 
 __all__ = [  # noqa: F811

@@ -12,10 +12,10 @@ _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter 
 
 @functools.cache
 def stay_outside() -> None:
-    """Excludes farandole's files from tracing. Functions that they call are compiled as usual.
+    """Excludes farandole's files from tracing. Functions called from them are compiled as usual.
 
-    Tracing runs a step twice, and the first run would reduce gradients. This imports nothing: every
-    torch optimizer has imported the compiler already.
+    Tracing runs a step twice, and the first run would reduce gradients. stay_outside() need not
+    import the compiler, because every torch optimizer has done so.
     """
     for rules in filter(None, map(sys.modules.get, _RULES)):
         for name in _OURS:

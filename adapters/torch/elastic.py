@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 import torch
-from typing_extensions import TypeVar  # which torch itself needs
+from typing_extensions import TypeVar  # torch itself depends on it
 
 from farandole.elastic import ObjectState, State, run
 from farandole.handlers import StateHandler, register, registry

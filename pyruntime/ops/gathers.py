@@ -164,7 +164,7 @@ def reducescatter_async(
 ) -> Handle[T]:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
+    Arrays have at least one dimension; shape and dtype must be equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
     returns a new array of the same kind.
 
@@ -197,7 +197,7 @@ def reducescatter(
 ) -> T:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shape and dtype are equal on all ranks. If rows do not
+    Arrays have at least one dimension; shape and dtype must be equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a new array of the
     same kind.
 
@@ -230,7 +230,7 @@ def grouped_reducescatter_async(
 ) -> Handle[list[T]]:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
     returns new arrays of the same kind.
 
@@ -263,7 +263,7 @@ def grouped_reducescatter(
 ) -> list[T]:
     """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
+    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do not
     divide evenly, the first ranks get one more; a result may be empty. Returns new arrays of the
     same kind.
 

@@ -30,18 +30,18 @@ def reducescatter(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """This rank's rows of postscale_factor * op(prescale_factor * x); op is Average by default.
 
-    Tensors need at least one dimension; shape and dtype are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns a new tensor,
+    Tensors need at least one dimension; shape and dtype must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one more; a result may be empty. Returns a new tensor,
     differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
     concatenated, times the number of ranks for Sum.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
-      class.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a
+      class of yours.
     - op: Average (the default), Sum, Min, Max or Product.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.
@@ -69,18 +69,18 @@ def grouped_reducescatter(
     *,
     timeout: float | None = None,
 ) -> list[Tensor]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+    """This rank's rows of postscale_factor * op(prescale_factor * x); op is Average by default.
 
-    Tensors need at least one dimension; shapes and dtypes are equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns new tensors,
+    Tensors need at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one more; a result may be empty. Returns new tensors,
     differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
     concatenated, times the number of ranks for Sum.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
-      class.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a
+      class of yours.
     - op: Average (the default), Sum, Min, Max or Product.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds, after which the wait raises StallError.
