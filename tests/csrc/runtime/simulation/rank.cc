@@ -385,7 +385,7 @@ void SimulatedRank::leave(bool failed) {
   const auto& actions = program_.actions[static_cast<size_t>(topology.rank)];
   leaves_ = true;
   early_ = next_action_ + 1 < actions.size();
-  if (failed) world_.job_breaks();
+  if (failed) world_.job_breaks(topology.rank);
   if (!failed) world_.reach(topology.rank, std::numeric_limits<int64_t>::max());
   const std::string why = failed ? "ValueError: planned" : "";
   std::optional<Failure> gave_up;

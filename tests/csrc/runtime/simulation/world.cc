@@ -265,11 +265,8 @@ void World::die(Rank rank) {
   tell(ranks_[static_cast<size_t>(rank)]->where() + " dies");
   dead_.insert(rank);
   troubled_ = true;
-  job_breaks();
+  job_breaks(rank);
   kernel_.drop(rank);
-  // Ranks in a sync may not learn of the death: who would tell them is stopped.
-  kernel_.at(kernel_.now_ns() + kPatience,
-             [this, rank] { reach(rank, std::numeric_limits<int64_t>::max()); });
   network_.lose(rank, kernel_.delay(2'000'000));
   for (Rank peer : ranks_[static_cast<size_t>(rank)]->topology.local) {
     if (peer == rank) continue;
@@ -292,8 +289,11 @@ void World::die_now(Rank rank) {
                       std::numeric_limits<int64_t>::max());
 }
 
-void World::job_breaks() {
+void World::job_breaks(Rank rank) {
   if (broken_ns_ == 0) broken_ns_ = kernel_.now_ns();
+  // Ranks in a sync may not learn of it: the rank that would tell them may be stopped.
+  kernel_.at(kernel_.now_ns() + kPatience,
+             [this, rank] { reach(rank, std::numeric_limits<int64_t>::max()); });
 }
 
 void World::check_in_time(int64_t begun_ns) {

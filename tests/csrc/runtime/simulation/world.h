@@ -56,7 +56,7 @@ class World {
   void reach(Rank rank, int64_t sync);  // and all before; the next ones have higher numbers
   bool passed(int64_t sync) const { return sync <= passed_; }  // all have reached it
   void die_now(Rank rank);                                     // the calling thread's own
-  void job_breaks();                                           // all calls end soon
+  void job_breaks(Rank rank);                                  // all calls end soon
   void check_in_time(int64_t begun_ns);
   void check_wait(Rank rank, int64_t begun_ns) const;  // of one call, that has just ended
   // A rank has seen the job's end without being asked to leave.
