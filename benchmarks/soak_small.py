@@ -132,7 +132,8 @@ class Soak:
     def bucket(self, _: int) -> None:
         """Starts a bucket. Waits for the oldest one if three are under way."""
         x = values(hvd.rank(), self.turn, BUCKET)
-        handle = hvd.allreduce_async_(x, op=hvd.Sum, name=f"bucket {self.turn % 5}")
+        begun = self.done["bucket"] + len(self.buckets)
+        handle = hvd.allreduce_async_(x, op=hvd.Sum, name=f"bucket {begun % 3}")
         self.buckets.append((handle, self.turn))
         while len(self.buckets) > 2:
             handle, turn = self.buckets.pop(0)

@@ -411,6 +411,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
     // A lower bound of the time of its last call, because the rank was asked before it computed `ago`.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
+    active_ns_ = std::max(active_ns_, state.heard_ns);
   }
   if (question_open_ && all_answered()) conclude(now_ns);
 }

@@ -432,6 +432,21 @@ TEST(a_join_waits_while_a_bucket_moves) {
   contains(only<Joined>(job.tick()).failure.text, "ranks 1, 2 missing");
 }
 
+// Ranks 1 and 2 complete calls in their cell, of which the coordinator learns from their answers only.
+TEST(a_join_waits_while_others_make_calls_in_cells) {
+  Job job(watchful(3));
+  job.report(0, Join{kWorldSet});
+  for (int64_t now : {10, 20, 29}) {
+    job.at(now);
+    job.tick();
+    StackReport busy;
+    busy.direct_ago_ns = 1'000'000;
+    for (Rank r : {1, 2}) job.report(r, busy);
+  }
+  job.at(31);
+  CHECK(all<Joined>(job.tick()).empty());
+}
+
 // As long as all answer, the machine is slow, or the tensor is huge.
 TEST(a_slow_bucket_is_waited_for) {
   Job job(watchful(2));
