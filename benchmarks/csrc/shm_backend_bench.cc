@@ -80,26 +80,25 @@ class Rank {
   }
 
  private:
-  static std::vector<EventCount*> wakeups(const Options& options, const Segment& segment) {
-    std::vector<EventCount*> wakeups;
+  static std::vector<Wakeup> wakeups(const Options& options, const Segment& segment) {
+    std::vector<Wakeup> wakeups;
     for (int rank = 0; rank < options.ranks; ++rank) {
-      wakeups.push_back(reinterpret_cast<EventCount*>(segment.data()) + rank);
+      wakeups.emplace_back(reinterpret_cast<EventCount*>(segment.data())[rank]);
     }
     return wakeups;
   }
 
   ShmSetup setup(const World& world) {
-    return {rank_,
-            options_.ranks,
-            world.segment.data() + 2 * kBellsRoom,
-            world.segment.size() - 2 * kBellsRoom,
-            wakeups_,
-            options_.block_bytes,
-            options_.slots,
-            options_.direct_bytes,
-            &arenas_,
-            world.locals,
-            {}};
+    return {.member = rank_,
+            .members = options_.ranks,
+            .memory = world.segment.data() + 2 * kBellsRoom,
+            .bytes = world.segment.size() - 2 * kBellsRoom,
+            .wakeups = wakeups_,
+            .block_bytes = options_.block_bytes,
+            .slots = options_.slots,
+            .direct_bytes = options_.direct_bytes,
+            .arenas = &arenas_,
+            .locals = world.locals};
   }
 
   void wait() {
@@ -108,7 +107,7 @@ class Rank {
       if (backend_.ready()) return;
       ::sched_yield();
     }
-    EventCount& wakeup = *wakeups_[static_cast<size_t>(rank_)];
+    Wakeup wakeup = wakeups_[static_cast<size_t>(rank_)];
     const uint32_t ticket = wakeup.prepare();
     if (backend_.ready()) return;
     wakeup.wait(Sleeper::kCaller, ticket, [&] { return backend_.ready(); }, Deadline::never());
@@ -116,7 +115,7 @@ class Rank {
 
   const Options& options_;
   const int rank_;
-  const std::vector<EventCount*> wakeups_;
+  const std::vector<Wakeup> wakeups_;
   HostArenas arenas_;
   ShmBackend backend_;
 };

@@ -59,11 +59,11 @@ void Driver::after_submit() {
 }
 
 // For threads that do not drive. The driver calls has_work().
-bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
+bool Driver::work_is_left() const { return !driven() && setup_.engine.has_work(); }
 
 // True if no thread drives, and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
-  return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
+  return !driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
 // Calls `step`. If it throws, ends the job with that error on all ranks.
@@ -232,7 +232,7 @@ void Driver::background() {
       setup_.wakeup.stop_driving([] { return false; });
     }
     if (moved) continue;
-    const Deadline tick = setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick();
+    const Deadline tick = driven() ? Deadline::never() : setup_.engine.next_tick();
     sleeps_until_ns_ = tick.ns();
     setup_.wakeup.wait(Sleeper::kBackground, ticket, wanted, tick);
   }

@@ -63,6 +63,8 @@ class Driver {
   // signal came, or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
+  // True if a thread of this rank drives.
+  bool driven() const { return setup_.wakeup.driven(); }
 
  private:
   struct Role;
