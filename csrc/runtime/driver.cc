@@ -105,6 +105,11 @@ bool Driver::drive(Predicate&& done, Deadline deadline) {
   }
 }
 
+void Driver::hurry() {
+  setup_.calls.expedite();
+  after_submit();
+}
+
 bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   while (!done()) {
     if (deadline.expired()) return false;
@@ -175,7 +180,7 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   size_t ready = 0;
   auto done = [&] { return setup_.calls.handles.finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
-  setup_.calls.expedite();
+  hurry();
   const Wanted held(setup_.engine.gpu(), wanted);
   const Handle first = wanted[ready];
   if (endless && is_main_thread()) setup_.engine.main_waits_for = first;
@@ -204,7 +209,7 @@ std::string Driver::explain(Handle handle, Deadline deadline) {
 bool Driver::done(Handle handle) {
   const bool over = setup_.calls.handles.done(handle);
   if (over) return true;
-  setup_.calls.expedite();
+  hurry();
   look();  // the user may poll and never wait
   return false;
 }
@@ -222,16 +227,16 @@ void Driver::ask_scheduler() {
 void Driver::background() {
   ask_scheduler();
   scheduled_.count_down();
-  auto has_work = [this] { return setup_.engine.has_work(); };
+  auto has_reason = [this] { return quit_ || driven() || setup_.engine.has_work(); };
   auto wanted = [this] { return quit_ || work_is_left() || sleeps_past_tick(); };
   while (!quit_) {
     uint32_t ticket = setup_.wakeup.prepare();
-    bool moved = false;
     if (setup_.wakeup.try_drive()) {
-      moved = step() || setup_.background_spin(setup_.engine.moving(), has_work);
+      const bool moved = step();
       setup_.wakeup.stop_driving([] { return false; });
+      // Polls without driving, until a caller drives: a caller that found it driving would sleep.
+      if (moved || setup_.background_spin(setup_.engine.moving(), has_reason)) continue;
     }
-    if (moved) continue;
     const Deadline tick = driven() ? Deadline::never() : setup_.engine.next_tick();
     sleeps_until_ns_ = tick.ns();
     setup_.wakeup.wait(Sleeper::kBackground, ticket, wanted, tick);

@@ -53,6 +53,8 @@ class Driver {
 
   // ---- Any thread
   void after_submit();
+  // Likewise, for a caller that only waits: other hosts then hear of its calls at once.
+  void hurry();
   // `endless`: the caller promises to repeat the wait until it is over.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
                bool endless = false);

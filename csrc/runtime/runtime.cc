@@ -245,7 +245,7 @@ bool Runtime::call(PreparedSubmission& prepared) {
     } catch (...) {
       error = std::current_exception();
     }
-    driver_->after_submit();
+    driver_->hurry();
     if (error) std::rethrow_exception(error);
   }
   Handle& handle = prepared.handles.front();

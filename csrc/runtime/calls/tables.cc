@@ -297,7 +297,7 @@ bool Reporter::flush() {
 }
 
 void Reporter::expedite() {
-  if (!expedited_.exchange(true)) send(Expedite{});
+  if (!expedited_.exchange(true)) pass(Expedite{});
 }
 
 }  // namespace farandole

@@ -199,7 +199,7 @@ class Reporter {
   void pass_batch();
   // Wakes the leader.
   void send(const Report& report);
-  // A user waits: leaders forward this rank's reports at once, until its next call.
+  // A user waits: leaders forward this rank's reports at once, until its next call. Does not wake the leader.
   void expedite();
   // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
