@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Carries reports to the host's leader, and log entries to the host's ranks, over rings in shared memory, two per rank.
-// There are no locks, so a rank may die at any point. Nothing blocks, not even a full ring.
+// There are no locks, so a rank may die at any point. No call blocks, even if a ring is full.
 #pragma once
 
 #include <atomic>
