@@ -102,7 +102,7 @@ class LeaderChannel {
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
   // Passes arrived reports to `hear`, and ranks with corrupt rings to `lose`. Does not access a corrupt ring again.
-  // False: nothing to do.
+  // Returns false if there was nothing to do.
   bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
   // Wakes members that have entries to read or room to write. Call after a batch.

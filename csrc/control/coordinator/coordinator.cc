@@ -73,7 +73,7 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call has counted joined members as arrived that may still report it, because the first leave ended joins.
+// True if the call has counted as arrived joined members that may still report it: the first leave has ended joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {

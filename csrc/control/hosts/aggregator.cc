@@ -26,7 +26,7 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
     for (Rank rank : ranks) {
       if (std::ranges::binary_search(below, rank)) continue;
       throw Error(ErrorCode::kInternal, "a host sent a report of rank " + std::to_string(rank) +
-                                            ", which is not in its branch of the hosts");
+                                            ", which is not in its branch of the host tree");
     }
     visit(ranks, in.get_bytes());
   }

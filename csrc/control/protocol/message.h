@@ -167,7 +167,7 @@ struct UseGpu {
 enum class BackendKind : int32_t { kStaged, kLibrary };
 constexpr int32_t kBackendKindCount = 2;
 // Opens a set's backend on all members, before the set's first GPU bucket. For a library, the lowest member reports
-// the key by which the members connect, and the coordinator logs it.
+// the key with which the members connect, and the coordinator logs it.
 struct OpenGpu {
   SetId set = kWorldSet;
   std::string key = {};  // empty: open the set's backend
