@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The C ABI of farandole, the only entry to the core. It holds only declarations, enums and `#define N literal`,
  * because cffi reads this file unchanged. Unless a function's comment says otherwise, any thread may call it, and an
- * int32_t result is FARANDOLE_OK or an error code. farandole_error() then returns the text to the same thread. "-code"
- * is a negated error code. */
+ * int32_t result is FARANDOLE_OK or an error code. After an error, farandole_error() returns its text to the same
+ * thread. "-code" stands for a negated error code. */
 
 #define FARANDOLE_ABI_VERSION 18
 
@@ -17,9 +17,9 @@
 #define FARANDOLE_E_SHUTDOWN 7
 #define FARANDOLE_E_LIBRARY 8
 
-/* Length of farandole_world.key, and a result of farandole_wait that is no error. */
-#define FARANDOLE_KEY_BYTES 16
-#define FARANDOLE_PENDING 100 /* a timeout or a signal: run signal handlers, then wait again */
+#define FARANDOLE_KEY_BYTES 16 /* length of farandole_world.key */
+/* A result of farandole_wait, not an error. After a timeout or a signal: run signal handlers, then wait again. */
+#define FARANDOLE_PENDING 100
 
 enum farandole_op {
   FARANDOLE_ALLREDUCE = 0,
@@ -31,7 +31,7 @@ enum farandole_op {
   FARANDOLE_JOIN = 6,
   FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending */
   FARANDOLE_REMOVE_SET = 8, /* root: the set's id; with by_members, shape: the set's ranks */
-  FARANDOLE_SCATTER = 9,    /* other ranks' inputs give only dtype and trailing shape */
+  FARANDOLE_SCATTER = 9,    /* only the root sends; other inputs give dtype and trailing shape */
   /* A send and a receive match, first in, first out, if each names the other's rank as `root`, and set and tag are
    * equal. They must agree on dtype and number of elements. */
   FARANDOLE_SEND = 10,
@@ -68,8 +68,8 @@ enum farandole_dtype {
   FARANDOLE_FLOAT8_E5M2 = 16
 };
 
-/* One tensor of one call. The core copies strings and arrays, but not input and output: these must stay valid, and
- * nobody else may access them, from farandole_submit until farandole_settled returns 1. */
+/* One tensor of one call. The core copies strings and arrays, but not input and output. From farandole_submit until
+ * farandole_settled returns 1, these must stay valid, and nobody else may access them. */
 typedef struct farandole_request {
   int32_t op;
   int32_t reduce_op;
@@ -84,9 +84,9 @@ typedef struct farandole_request {
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank receives, or contributes the identity */
   /* allreduce, broadcast, reduce: has the input's shape. allgather: has the input's number of rows for each member,
-   * so all inputs must have the same shape. reducescatter: has this rank's rows. May be the input, except in alltoall
-   * and scatter; a reducescatter's result then lies at its start. An allgather's input may lie where its rows belong
-   * in the output. Other overlaps are refused. NULL: in allgather, alltoall, reducescatter and scatter the core
+   * so all inputs must have the same shape. reducescatter: has this rank's rows. Except in alltoall and scatter, may be
+   * the input's memory; a reducescatter's result then lies at its start. An allgather's input may lie where its rows
+   * belong in the output. Other overlaps are refused. NULL: in allgather, alltoall, reducescatter and scatter the core
    * allocates the result (see farandole_result); other calls drop it. */
   void* output;
   int32_t n_splits;      /* length of splits; 0: equal parts */
@@ -122,9 +122,9 @@ typedef struct farandole_world {
   const int32_t* blob_bytes;
   /* Address of an MPI_Comm of these ranks in this order, valid until farandole_shutdown; NULL: no MPI between hosts. */
   const void* mpi_comm;
-  int32_t number; /* of this world; each restart of the job makes the next one */
-  /* FARANDOLE_KEY_BYTES derived from a secret and all blobs, equal on all ranks. Both ends of a socket prove that they
-   * know it. */
+  int32_t number; /* of this world; each restart of the job increments it */
+  /* FARANDOLE_KEY_BYTES bytes, derived from a secret and all blobs, equal on all ranks. Both ends of a socket prove
+   * that they know the key. */
   const char* key;
 } farandole_world;
 
@@ -151,7 +151,7 @@ typedef struct farandole_counter {
   int64_t value;
 } farandole_counter;
 
-/* ---- starting and leaving. The caller provides one allgather of opaque bytes, nothing else. */
+/* ---- starting and leaving. The caller provides only one allgather of opaque bytes. */
 const char* farandole_version(void);
 const char* farandole_build_id(void);
 /* 1 if this process runs as this user. 0 for the kernel's overflow user (nobody) in a user namespace that does not map
@@ -161,26 +161,26 @@ int32_t farandole_is_own_user(uint32_t user);
 int32_t farandole_stack_signal(void);
 /* Prepares stack reports. Call once per process, before farandole_prepare. Arguments: the signal on which Python writes
  * its stacks to a pipe (0: none), the pipe's non-blocking read end, and folders, separated by ':', whose frames are
- * left out on top of a stack. Install Python's handler afterwards. */
+ * omitted at the top of a stack. Install Python's handler afterwards. */
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
-/* Texts about this process, one item a line, also before init(). farandole_mpi: file, binary interface and version of
- * the loaded MPI, or nothing. farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach.
- * farandole_sockets: the prefix of this user's socket paths; a text that is equal in processes that can reach each
- * other's Unix sockets. They write what fits, and return the full length, or -code. */
+/* Write texts about this process, one item per line, at most `capacity` bytes, also before init(). Return the full
+ * length, or -code. farandole_mpi: file, binary interface and version of the loaded MPI, or nothing.
+ * farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach. farandole_sockets: the prefix of
+ * this user's socket paths, then a text that is equal in processes that can reach each other's Unix sockets. */
 int32_t farandole_mpi(char* text, int32_t capacity);
 int32_t farandole_addresses(char* text, int32_t capacity);
 int32_t farandole_sockets(char* text, int32_t capacity);
 /* Sets the folders, separated by ':', that are searched for libnccl and libnvrtc. Call before farandole_prepare. */
 void farandole_library_folders(const char* folders);
 /* Starts a watchdog for calls without a time limit, such as MPI_Init. After `seconds` it prints `text` on stderr and
- * ends this process; if processes[i] ends, at once, with texts[i]. Replaces the previous watchdog; negative `seconds`:
- * by none. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
+ * ends this process; if processes[i] ends, it does so at once with texts[i]. Replaces the previous watchdog; negative
+ * `seconds` start no new one. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
 int32_t farandole_end_after(double seconds, const char* text, int32_t count,
                             const int32_t* processes, const char* const* texts);
 /* Step 1: reads the settings and opens this rank's sockets. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
 /* Step 2, after an allgather of the blobs, with world->node as MPI reports it. Returns the lowest rank of this rank's
- * host (perhaps itself), or -code. An allgather of the results gives world->node for step 3. */
+ * host (it may be this rank), or -code. An allgather of the results gives world->node for step 3. */
 int32_t farandole_probe(const farandole_world* world);
 /* Step 3: connects to the others, in bounded time. After a failure on any rank, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
@@ -201,26 +201,26 @@ void farandole_forked(void);
 /* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. Does not report a
  * failure to peers: call farandole_refuse. Several tensors of one process set, all on the CPU or all on the GPU, form a
  * group: one call, reduced together or not at all, with the name, set and site of the first tensor. `count` 0 prepares
- * an empty group; tensors[0], a barrier, gives its name. */
+ * an empty group with the name of tensors[0], which must be a barrier. */
 int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count);
-/* Submits prepared calls in order. Stops at the first that fails, and returns its error code; the calls before have
- * their handles, and the peers' calls fail, too. inputs, outputs, streams and handles have an element for each tensor
+/* Submits prepared calls in order. Stops at the first that fails, and returns its error code; that call fails on its
+ * peers, too; the calls before it have handles. inputs, outputs, streams and handles have an element for each tensor
  * of each call in turn; an empty group counts as one tensor. Inputs and outputs are addresses (0: none). streams: the
  * CUDA streams that produce the inputs; NULL: all tensors are on the CPU. */
 int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const uintptr_t* outputs,
                          const uint64_t* streams, int32_t count, int64_t* handles);
-/* Submits a call of one CPU tensor; returns a handle, or -code. For Python, where making arrays takes time. The second
- * form is for cffi, which passes a pointer faster than an address. */
+/* Submits a call of one CPU tensor; returns a handle, or -code. Saves Python the time to make arrays. The second form
+ * is for cffi, which passes a pointer faster than an address. */
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
-/* Like farandole_submit_one, for a caller that only waits next: ranks of one host then complete a small call among
- * themselves. Returns 0 if the call is done; it has no handle. Returns a handle if it is not done within 20 ms, has
- * failed, has no `input` or no `output`, or a signal has come. */
+/* Like farandole_submit_one, for a caller that would wait for the result at once. Ranks of one host complete a small
+ * call among themselves. Returns 0 if the call is done; it has no handle. Returns a handle if it is not done within
+ * 20 ms, has failed, has no `input` or no `output`, or a signal has come. */
 int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
-/* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. For a
- * join, reports it with this rank's next join; when all members have joined, all joins fail. */
+/* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. A
+ * refused join is reported with this rank's next join; when all members have joined, all joins fail. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
 /* For callers that pass a copy of a user's array, whose own address the core never sees. Returns FARANDOLE_E_ARGUMENT
  * if an unfinished call writes to these elements or, with `writes`, reads them. `size`: bytes of an element; strides in
@@ -240,16 +240,16 @@ int32_t farandole_finish(int64_t handle, double seconds);
 /* Makes later work in this CUDA stream wait for the GPU results of these handles. Call after farandole_wait. Does not
  * block. */
 int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t stream);
-/* 1: the core no longer uses the handle's buffers (on a GPU later than farandole_wait); 0: it does; -code: no such
- * handle. */
+/* 1: the core no longer uses the handle's buffers (on a GPU, later than farandole_wait returns); 0: it still does;
+ * -code: no such handle. */
 int32_t farandole_settled(int64_t handle);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
 /* Releases the handle, at once or when the call is done. Until then its buffers must stay valid. */
 void farandole_release(int64_t handle);
 void farandole_release_all(const int64_t* handles, int32_t count);
 /* Passes a result's memory to the caller, who frees it with farandole_free (on a GPU: farandole_free_on). Returns NULL
- * if the core owns none; farandole_error() says if the call failed, its result was taken already or is in the caller's
- * memory, or another thread has shut down. */
+ * if the core owns none; farandole_error() says why: the call has failed, the result was taken before or is in the
+ * caller's memory, or another thread has shut down. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
 /* Frees GPU memory after the work now in this CUDA stream, and returns 1. Returns 0 if the stream is being captured
@@ -275,7 +275,7 @@ int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t ca
  * Register it with XLA, which calls it. Argument: XLA_FFI_CallFrame; result: XLA_FFI_Error, or NULL.
  * csrc/api/api_xla.cc lists the attributes. */
 void* farandole_xla_collective(void* call_frame);
-/* The handler for the platform "CUDA". Returns when the collective is launched. It runs in XLA's stream order. */
+/* The handler for the platform "CUDA". Returns when the collective is launched, which runs in XLA's stream order. */
 void* farandole_xla_collective_on(void* call_frame);
 
 /* ---- zero copy */
@@ -307,7 +307,7 @@ int32_t farandole_start_timeline(const char* path, int32_t mark_cycles);
 int32_t farandole_stop_timeline(void);
 /* Records in this rank's flight recorder how its world was formed (one line for each world), and dumps the recorder. */
 int32_t farandole_story(const char* text);
-/* Adds a line to the flight recorder about something that looks wrong, although nothing has failed, and dumps it. */
+/* Adds a line to the flight recorder about something that looks wrong but has not failed; then dumps the recorder. */
 int32_t farandole_finding(const char* text);
 /* Writes `folder`/flight-rank-N.json for each rank with a recorder in the memory `fd`. */
 int32_t farandole_dump(int32_t fd, const char* folder, const char* reason);

@@ -31,7 +31,7 @@ enum class Op : int32_t {
 // Data movement from inputs to outputs. It determines a backend's algorithm.
 enum class Pattern : uint8_t {
   kNone,            // no bytes move
-  kMeet,            // no bytes move; done when all members have made the call
+  kMeet,            // no bytes move; ends when all members have made the call
   kReduceToAll,     // one result for all members, or for the root if there is one
   kReduceToOwners,  // one result; each member receives its own rows
   kOneToAll,        // all members receive the root's input
@@ -64,7 +64,7 @@ struct CollectiveTraits {
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
   bool rides_along =
-      false;  // small inputs travel in reports, and their result in the log, without a backend
+      false;  // small inputs travel in reports, and the result in the log, without a backend
   bool changes_sets = false;  // adds or removes a process set; all ranks of the world take part
   End end = End::kNone;
 
@@ -82,11 +82,11 @@ struct CollectiveTraits {
   constexpr bool rooted() const { return from_root() || to_root(); }
   // True if all members have the same role. Then they should call from the same program line.
   constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
-  // True if members may differ in the first dimension: the result's is known when all have reported.
+  // True if members may differ in the first dimension. The result's is known once all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
   // True if each sender says how many rows it sends to each member.
   constexpr bool splits() const { return rows == Rows::kPairs; }
-  // True if rows are distributed: the input then needs at least one dimension.
+  // True if members exchange rows, so that the input needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
   // Number of row counts in the log entry, and the index of a member's first count.
   constexpr size_t logged_rows(size_t members) const {

@@ -49,59 +49,59 @@ constexpr Limits one_of(const char* choices) { return {0, 0, choices}; }
 
 const Variable kVariables[] = {
     {"FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "32M",
-     "bytes of tensors reduced together in one bucket; 0: one tensor a bucket", kJobWide,
+     "bytes of tensors reduced together in one bucket; 0: one tensor per bucket", kJobWide,
      &Config::fusion_bytes},
     {"FARANDOLE_BLOCK_BYTES", "", "512K",
      "bytes of one block of the shared-memory pipeline; a few blocks should fit the L2 cache",
      kJobWide, &Config::block_bytes, between(1 << 10, 1 << 30)},
-    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead", kJobWide,
+    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead of peers", kJobWide,
      &Config::staging_slots, between(2, 64)},
     {"FARANDOLE_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", "8192",
-     "tensor names with a number, which travels instead of the name", kJobWide,
+     "number of tensors for which messages carry an id instead of the name", kJobWide,
      &Config::cache_capacity, between(1)},
-    {"FARANDOLE_PROCESS_SETS", "", "64", "process sets at the same time, including the world",
+    {"FARANDOLE_PROCESS_SETS", "", "64", "most process sets at one time, including the world",
      kJobWide, &Config::max_process_sets, between(1, 1 << 20)},
     {"FARANDOLE_STALL_WARN", "HOROVOD_STALL_CHECK_TIME_SECONDS", "10",
-     "seconds until a tensor for which ranks wait is reported; 0: never", kJobWide,
+     "seconds that a call may wait for other ranks before a warning; 0: never warns", kJobWide,
      &Config::stall_warn},
     {"FARANDOLE_STALL_ABORT", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "300",
-     "seconds until waiting for a tensor fails with StallError; 0: never", kJobWide,
-     &Config::stall_abort},
+     "seconds that a call may wait for other ranks before it fails with StallError; 0: no limit",
+     kJobWide, &Config::stall_abort},
     {"FARANDOLE_INIT_TIMEOUT", "HOROVOD_START_TIMEOUT", "60",
-     "seconds in which all ranks must meet in init()", kJobWide, &Config::init_timeout},
+     "seconds that each step of init() waits for the other ranks", kJobWide, &Config::init_timeout},
     {"FARANDOLE_SHUTDOWN_TIMEOUT", "", "86400",
-     "seconds that a rank waits in shutdown() or at its exit for all others to leave, before it "
-     "names those that have not; 0: for ever",
+     "seconds that a rank waits in shutdown() or at exit for the other ranks to leave; then an "
+     "error names those that have not left; 0: no limit",
      kJobWide, &Config::shutdown_timeout},
     {"FARANDOLE_TUNING", "", "",
      "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
      "configuration directory, if it exists; none: no file",
      kOwn, &Config::tuning},
     {"FARANDOLE_FLIGHT_DIR", "", "",
-     "folder for flight recorder dumps on errors and stalls; empty: none are written", kJobWide,
+     "folder for flight recorder dumps on errors and stalls; empty: no dumps", kJobWide,
      &Config::flight_dir},
     {"FARANDOLE_CHECKPOINT_DIR", "", "",
-     "folder for the commits of elastic training, from which it resumes; empty: none", kJobWide,
+     "folder in which elastic training keeps commits, to resume from them; empty: none", kJobWide,
      &Config::checkpoint_dir},
     {"FARANDOLE_CHECKPOINT_SECONDS", "", "10",
-     "seconds between two commits written to FARANDOLE_CHECKPOINT_DIR; 0: writes each commit",
+     "seconds between two commits written to FARANDOLE_CHECKPOINT_DIR; 0: writes every commit",
      kJobWide, &Config::checkpoint_seconds},
     {"FARANDOLE_GRACE", "", "30",
-     "seconds from SIGTERM or SIGUSR1 until a rank of elastic training ends, finished or not",
-     kJobWide, &Config::grace},
+     "seconds that a rank of elastic training may run on after SIGTERM or SIGUSR1", kJobWide,
+     &Config::grace},
     {"FARANDOLE_TIMELINE", "HOROVOD_TIMELINE", "",
-     "file for a trace of the whole run (rank 0's; rank N writes NAME.rankN.SUFFIX); DYNAMIC or "
-     "empty: none before start_timeline()",
+     "file to which rank 0 writes a trace of the whole run (rank N: NAME.rankN.SUFFIX); DYNAMIC or "
+     "empty: no trace before start_timeline()",
      kJobWide, &Config::timeline},
     {"FARANDOLE_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", "0",
      "1: mark each batch of log entries in the timeline", kJobWide, &Config::timeline_mark_cycles,
      between(0, 1)},
     {"FARANDOLE_CHECK_NUMERICS", "", "0",
-     "1: searches every input for NaN and infinity, which fail the call on all ranks", kJobWide,
+     "1: checks every input; a NaN or infinity fails the call on all ranks", kJobWide,
      &Config::check_numerics, between(0, 1)},
     {"FARANDOLE_CALL_SITES", "", "warn",
-     "if unnamed calls that match come from different program lines: warn, check (MismatchError), "
-     "or off: does not record lines",
+     "action if unnamed calls that match come from different program lines: warn, check (raises "
+     "MismatchError) or off (does not record lines)",
      kJobWide, &Config::call_sites, one_of("off, warn, check")},
     {"FARANDOLE_VERIFY_EVERY", "", "1000",
      "steps between two comparisons of the ranks' models, unless the program sets verify_every; 0: "
@@ -111,79 +111,79 @@ const Variable kVariables[] = {
      "seconds after which a silent connection between two hosts counts as lost", kJobWide,
      &Config::peer_timeout},
     {"FARANDOLE_WIRE", "", "auto",
-     "transport of inputs between hosts: mpi, tcp (farandole's sockets), or auto: MPI if the job "
-     "has one, else TCP",
+     "transport of tensors between hosts: mpi, tcp (farandole's sockets), or auto (MPI if the job "
+     "has one, else TCP)",
      kJobWide, &Config::wire, one_of("auto, tcp, mpi")},
     {"FARANDOLE_INTERFACE", "", "",
-     "network interfaces by which hosts reach this one, separated by commas: the start of a name "
-     "(ib), =NAME, an address or a network (10.1.0.0/16); after ^: all except these",
+     "network interfaces at which other hosts reach this one, separated by commas: the start of a "
+     "name (ib), =NAME, an address or a network (10.1.0.0/16); ^ before the list: all except these",
      kOwn, &Config::interface},
     {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
      "like FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
     {"FARANDOLE_GPU_BACKEND", "", "auto",
-     "path of tensors on GPUs: nccl, host (through host memory), or auto: NCCL if all ranks have "
-     "it",
+     "path of tensors on GPUs: nccl, host (through host memory), or auto (NCCL if all ranks have "
+     "it, else host)",
      kJobWide, &Config::gpu_backend, one_of("auto, nccl, host")},
     {"FARANDOLE_SHARED_GPU", "", "error",
-     "if two ranks use one GPU: error, host (tensors travel through host memory) or nccl", kJobWide,
-     &Config::shared_gpu, one_of("error, host, nccl")},
+     "action if two ranks use one GPU: error, host (sends tensors through host memory) or nccl",
+     kJobWide, &Config::shared_gpu, one_of("error, host, nccl")},
     {"FARANDOLE_GPU_ORDER", "", "background",
-     "when buckets on GPUs are launched: by the background thread, or only while the program waits "
-     "(program), which keeps the order of its other NCCL work",
+     "when buckets on GPUs are launched: background (at any time, by the background thread) or "
+     "program (only while the program waits, so its other NCCL work keeps its order)",
      kJobWide, &Config::gpu_order, one_of("background, program")},
-    {"FARANDOLE_NCCL_ALGO", "", "", "value of NCCL_ALGO unless that is set: ring, tree, ...",
+    {"FARANDOLE_NCCL_ALGO", "", "", "value for NCCL_ALGO if that is not set: ring, tree, ...",
      kJobWide, &Config::nccl_algo},
-    {"FARANDOLE_CUDA_LIBRARY", "", "", "path of libcuda.so.1; empty: the loader finds it", kOwn,
-     &Config::cuda_library},
+    {"FARANDOLE_CUDA_LIBRARY", "", "", "path of libcuda.so.1; empty: the dynamic loader finds it",
+     kOwn, &Config::cuda_library},
     {"FARANDOLE_NCCL_LIBRARY", "", "",
-     "path of libnccl.so.2; empty: the process's copy, else one in Python's packages, else the "
-     "loader's",
+     "path of libnccl.so.2; empty: the copy that the process has loaded, else one in Python's "
+     "packages, else the dynamic loader's",
      kOwn, &Config::nccl_library},
     {"FARANDOLE_NVRTC_LIBRARY", "", "", "path of libnvrtc.so; empty: found like NCCL", kOwn,
      &Config::nvrtc_library},
     {"FARANDOLE_NVTX_LIBRARY", "", "", "path of libnvtx3interop.so.1; empty: found like NCCL", kOwn,
      &Config::nvtx_library},
     {"FARANDOLE_NVTX", "NVTX_INJECTION64_PATH", "",
-     "not empty: names buckets and their tensors on a profiler's timeline; profilers set the "
-     "second variable",
+     "not empty: shows the names of buckets and tensors on a profiler's timeline; profilers set "
+     "NVTX_INJECTION64_PATH",
      kOwn, &Config::nvtx},
     {"FARANDOLE_SPIN_US", "", "-1",
-     "microseconds that a wait may spin, with yields, before it sleeps; -1: 300 for a call, or 100 "
-     "if local ranks share cores; for the background thread 50 if each rank has two cores, else 0",
+     "microseconds that a waiting thread polls before it sleeps; -1: a call polls for 300 (100 if "
+     "local ranks share cores), the background thread for 50 (0 below two cores per rank)",
      kOwn, &Config::spin_us, between(-1)},
     {"FARANDOLE_PRIORITY", "", "normal",
-     "priority of the background thread: normal, or realtime if the system permits it: computing "
-     "threads then do not delay it, even on busy cores",
+     "priority of the background thread: normal, or realtime (if the system permits it), so that "
+     "computing threads do not delay it",
      kOwn, &Config::priority, one_of("normal, realtime")},
     {"FARANDOLE_DEATH_WATCH", "", "pidfd",
-     "how a rank learns of a death on its host: 'pidfd', or 'socket': by the end of a connection, "
-     "which also replaces missing pidfds",
+     "means by which a rank detects that another rank of its host has died: pidfd, or socket (the "
+     "end of a connection; also used if pidfds are missing)",
      kOwn, &Config::death_watch, one_of("pidfd, socket")},
     {"FARANDOLE_STACK_SIGNAL", "", "-1",
      "signal on which a rank writes its Python stacks for stall reports; -1: the highest unhandled "
      "real-time signal; 0: none",
      kOwn, &Config::stack_signal, between(-1, 64)},
-    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning", "least serious level that is printed",
+    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning", "lowest level of messages to print",
      kOwn, &Config::log_level, one_of("trace, debug, info, warning, error, fatal")},
     {"FARANDOLE_LOG_FORMAT", "", "text", "text, or json: one object per line", kOwn,
      &Config::log_format, one_of("text, json")},
     {"FARANDOLE_LOG_RATE", "", "20",
-     "log lines per second, without errors; more are dropped and counted; 0: no limit", kOwn,
+     "most log lines per second, not counting errors; drops and counts the rest; 0: no limit", kOwn,
      &Config::log_rate},
     {"FARANDOLE_RENDEZVOUS", "", "",
-     "unix:PATH of a rendezvous server, where ranks meet instead of in MPI; none: this rank alone",
+     "unix:PATH of the rendezvous server at which ranks meet without MPI; none: one rank, alone",
      kOwn, &Config::rendezvous},
     {"FARANDOLE_JOB_SECRET", "", "",
-     "secret of the job, at least 16 characters, for ranks on several hosts that meet by torch's "
-     "store; empty: read from a file",
+     "the job's secret, at least 16 characters, for ranks on several hosts that meet by torch's "
+     "store; empty: read from FARANDOLE_JOB_SECRET_FILE",
      kOwn, &Config::job_secret},
     {"FARANDOLE_JOB_SECRET_FILE", "", "",
      "file with the job's secret, owned by this user and with mode 600; empty: "
      "farandole/job-secret in the configuration directory, if it exists; none: no file",
      kOwn, &Config::job_secret_file},
     {"FARANDOLE_TRUST_NETWORK", "", "0",
-     "1: ranks that meet by torch's store need no secret: nobody but the job can reach the network",
-     kOwn, &Config::trust_network, between(0, 1)},
+     "1: ranks that meet by torch's store need no secret; only for networks of the job alone", kOwn,
+     &Config::trust_network, between(0, 1)},
     {"FARANDOLE_RANK", "", "-1", "number of this rank, with FARANDOLE_RENDEZVOUS", kOwn,
      &Config::rank, between(-1)},
     {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size,
@@ -216,9 +216,9 @@ int64_t parse_integer(const Variable& variable, const std::string& text) {
     const auto [least, most, choices] = variable.limits;
     if (number >= least && number <= most) return number;
     std::string range = "not a number from " + std::to_string(least);
-    refuse(variable, text, range + (most == INT64_MAX ? " on" : " to " + std::to_string(most)));
+    refuse(variable, text, range + (most == INT64_MAX ? " up" : " to " + std::to_string(most)));
   }
-  refuse(variable, text, "not a number below 2^63, with K, M or G behind it at most");
+  refuse(variable, text, "not an integer below 2^63, optionally followed by K, M or G");
 }
 
 const std::string& parse_choice(const Variable& variable, const std::string& text) {
@@ -228,19 +228,19 @@ const std::string& parse_choice(const Variable& variable, const std::string& tex
   while (std::getline(choices >> std::ws, choice, ',')) {
     if (choice == text) return text;
   }
-  refuse(variable, text, std::string("none of ") + variable.limits.choices);
+  refuse(variable, text, std::string("not one of ") + variable.limits.choices);
 }
 
 double parse_seconds(const Variable& variable, const std::string& text) {
   char* end = nullptr;
   double value = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || *end != '\0' || !(value >= 0)) {
-    refuse(variable, text, "not a number of seconds");
+    refuse(variable, text, "not a number of seconds, 0 or more");
   }
   return value;
 }
 
-// The file of settings that `farandole tune` writes: lines `NAME = VALUE`, and comments after `#`.
+// The file of settings that `farandole tune` writes: lines `NAME = VALUE`; a comment starts with `#`.
 struct TuningFile {
   std::string path;  // empty: there is none
   std::map<std::string, std::string> values;
@@ -254,7 +254,7 @@ TuningFile read_tuning_file(const std::string& path) {
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
     if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
-    // Another user can put a file there if HOME is /tmp. This user's jobs must start all the same.
+    // If HOME is /tmp, another user can put a file there. This user's jobs must start nevertheless.
     if (!why.empty())
       log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};
@@ -280,7 +280,7 @@ void apply_tuned(Config& config, const std::string& path, const std::string& nam
   const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), known);
   if (variable == std::end(kVariables)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "tuning file " + path + ": " + name + " is no job-wide setting of this version");
+                "tuning file " + path + ": " + name + " is not a job-wide setting of this version");
   }
   Source& source = config.sources[static_cast<size_t>(variable - kVariables)];
   if (source == Source::kEnvironment) return;

@@ -49,8 +49,8 @@ struct Config {
   std::string nccl_library;
   std::string nvrtc_library;
   std::string nvtx_library;
-  std::string nvtx;      // not empty: name buckets on a profiler's timeline
-  int64_t stack_signal;  // -1: the first free real-time signal; 0: off
+  std::string nvtx;      // not empty: show names on a profiler's timeline
+  int64_t stack_signal;  // -1: the highest free real-time signal; 0: none
   // Read by the Python package
   std::string rendezvous;
   std::string job_secret;
@@ -91,10 +91,10 @@ struct Variable {
 
 std::span<const Variable> variables();
 
-// Reads each variable from the environment, else from the tuning file; else it has the default.
+// Takes each variable from the environment, else from the tuning file, else its default.
 Config read_config();
 
-// The job-wide values, a line each. In init() rank 0 sends this text, and the other ranks apply it.
+// The job-wide values, one per line. In init() the other ranks apply rank 0's text.
 std::string job_wide_text(const Config& config);
 void apply_job_wide_text(Config& config, const std::string& text);
 

@@ -40,10 +40,10 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  DType real;     // type on GPUs: that of a complex number's parts; uint8 for bool; else the same
-  DType carrier;  // accumulator of floats; of integers only if there are factors or a divisor
+  DType real;     // type on GPUs: a complex number's parts; uint8 for bool; else the dtype itself
+  DType carrier;  // accumulator; for integers only if there are factors or a divisor
   int nccl;       // ncclDataType_t; -1: NCCL lacks the type
-  // Bit patterns of values used in reductions (complex types: of each part). 0 is all zero bits.
+  // Bit patterns of values used in reductions; for complex types, of each part. Zero is all zero bits.
   uint64_t one;
   uint64_t highest;  // infinity if the type has it
   uint64_t lowest;   // minus infinity if the type has it

@@ -31,11 +31,11 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Throws Error(kLibrary) for a failed system call. Its text: `what`, the error number's text and the remedy, if given.
+// Throws Error(kLibrary) for a failed system call. The text: `what`, the error number's text, and `remedy` if given.
 [[noreturn]] void throw_system_error(const std::string& what, int error_number,
                                      const std::string& remedy = {});
 
-// An error as a value, in log entries and handles. False: no error.
+// An error as a value, in log entries and handles. Converts to false if there is no error.
 struct Failure {
   ErrorCode code = ErrorCode::kOk;
   std::string text;

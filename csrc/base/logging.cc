@@ -118,7 +118,7 @@ void log(LogLevel level, const std::string& text) {
     const uint64_t left_out = std::exchange(s.left_out, 0);
     line = s.settings.format({level, s.settings.rank, s.settings.host, text, left_out});
   }
-  // A full or closed stderr is not reported.
+  // Ignores a full or closed stderr.
   [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

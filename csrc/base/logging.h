@@ -44,10 +44,10 @@ struct LogSettings {
 // init() calls it. Until then the defaults apply.
 void set_log(LogSettings settings);
 
-// Any thread may call it. Writes each line by one write(2), so lines of several ranks do not mix.
+// Any thread may call it. Writes each line with one write(2), so that lines of different ranks do not mix.
 void log(LogLevel level, const std::string& text);
 
-// Runs one step of a shutdown. If it throws, logs the error, so that the shutdown goes on.
+// Runs one step of a shutdown. If the step throws, logs the error, so that the shutdown goes on.
 template <class Step>
 void attempt(const std::string& what, Step&& step) {
   try {

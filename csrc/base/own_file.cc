@@ -52,7 +52,7 @@ bool has_trusted_owner(int folder) {
   return fstat(folder, &found) == 0 && is_trusted_user(found.st_uid);
 }
 
-// Adds the components of a path to `left`, a stack: its last element comes first in the path.
+// Pushes the components of a path onto the stack `left`, the path's first component last.
 void put(std::vector<std::string>& left, const std::string& path) {
   std::vector<std::string> found;
   std::istringstream pieces(path);
@@ -61,7 +61,7 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Returns the target of the link `name` in `folder`. Empty, with errno, if it is no link or must not be followed.
+// Returns the target of the link `name` in `folder`; "" with errno if it is not a link, or must not be followed.
 std::string target_of(int folder, const char* name, bool reads) {
   const int reason = errno;  // why open_own() could not open the name itself
   struct stat where{};
@@ -139,7 +139,7 @@ std::optional<std::string> read_own_file(const std::string& path, std::string& w
   const int fd = open_own(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (fd < 0) {
     if (errno == EPERM)
-      why = "is a link that another user can have made, or lies in another user's folder";
+      why = "is a link that another user may have made, or lies in another user's folder";
     return std::nullopt;
   }
   struct stat found{};

@@ -16,21 +16,21 @@ bool is_own_user(uid_t user);
 // True if only this user and root can have written the file or folder.
 bool is_own(const struct stat& found);
 
-// Returns the status of a name in a folder, without following a link; nullopt: see errno.
+// Returns the status of a name in a folder. Does not follow a link. On failure returns nullopt and sets errno.
 std::optional<struct stat> look_at(int folder, const char* name);
 
-// True if only this user or root can have put the file `found` into `folder`. If other users may write to the folder
-// and it has no sticky bit, they may have done so, or have renamed a link of this user.
+// True if only this user or root can have put the file `found` into `folder`. In a folder without a sticky bit to which
+// other users may write, they may have made the file, or renamed a link of this user.
 bool is_own_choice(int folder, const struct stat& found);
 
 constexpr int kOwnFolder = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
-// Opens `path` component by component, the last with `flags`: kOwnFolder, or flags to read a file. Creates missing
-// folders if `makes`. Returns -1 with errno; EPERM: a link fails is_own_choice(). A file to read must be in a folder
-// of this user or root, and a link to the file in a folder that passes is_own().
+// Opens `path` component by component, the last with `flags` (kOwnFolder, or flags to read a file). If `makes`, creates
+// missing folders. On failure returns -1 and sets errno. EPERM: a link fails is_own_choice(); or a file to read is not
+// in a folder of this user or root; or a link to that file is in a folder that fails is_own().
 int open_own(const std::string& path, int flags, bool makes = false);
 
-// Returns the text of a regular file of at most 64 MB that open_own() opens and that passes is_own(). On nullopt, `why`
-// says what is wrong with the file; it is empty if the file cannot be opened. Never waits for a pipe's writer.
+// Returns the text of a regular file of at most 64 MB that open_own() opens and that passes is_own(). Otherwise returns
+// nullopt; `why` says what is wrong, but is empty if open() failed without EPERM. Never waits for a pipe's writer.
 std::optional<std::string> read_own_file(const std::string& path, std::string& why);
 
 }  // namespace farandole

@@ -12,7 +12,7 @@ class SimulatedKernel {
  public:
   virtual ~SimulatedKernel() = default;
   virtual int64_t now_ns() = 0;
-  // Sleeps until wake() for this word and one of these bits. False: `until_ns` came first.
+  // Sleeps until wake() is called for this word and one of these bits. Returns false if `until_ns` comes first.
   virtual bool sleep(const std::atomic<uint32_t>& word, uint32_t bits, int64_t until_ns) = 0;
   // Wakes at most `count` threads; returns their number.
   virtual int wake(const std::atomic<uint32_t>& word, int count, uint32_t bits) = 0;

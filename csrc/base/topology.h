@@ -14,7 +14,7 @@ struct Topology {
   std::vector<Rank> node;   // for each rank, the lowest rank on its host
   std::vector<Rank> local;  // ranks on this rank's host, ascending
   int local_rank = 0;
-  int cross_rank = 0;  // index of this host among the hosts with a rank of this local_rank
+  int cross_rank = 0;  // index of this host among the hosts that have this local_rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds the same number of ranks
   int world = 0;            // number of this world; each restart increments it

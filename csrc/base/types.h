@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-// Lengths of a tensor's dimensions. Calls copy it several times, so it allocates memory only above 5 dimensions.
+// Lengths of a tensor's dimensions. Allocates no memory for up to 5 dimensions, because each call copies it often.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -52,7 +52,7 @@ using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// A negative set is a pair of ranks, made at their first message. Users do not see these sets.
+// A negative id is that of a pair: a set of two ranks, opened at their first message. Users do not see it.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
@@ -66,8 +66,8 @@ constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1)
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: not found
 
-// The parameters of a call on which all ranks must agree. A rank reports them once per name; later it reports the
-// name's id. If ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
+// The parameters of a call on which all ranks must agree. A rank reports them once per name; then it reports the name's
+// id instead. If ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -84,7 +84,7 @@ struct Signature {
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
-  // The only rank that gets a result; -1: every rank does.
+  // The only rank that gets a result; -1: every rank gets one.
   Rank target() const { return traits().to_root() ? root : -1; }
   bool operator==(const Signature&) const = default;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces functions that glibc 2.28 lacks with code that needs only glibc 2.28; see glibc_forward.S.
+// Replaces functions that glibc 2.28 lacks by code that needs only glibc 2.28. See glibc_forward.S.
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -31,7 +31,7 @@ int __wrap_stat64(const char* path, struct stat* result) {
 }
 int __wrap_fstat64(int fd, struct stat* result) { return __fxstat(kStatVersion, fd, result); }
 
-// If this is not 0, libstdc++'s shared_ptr counts without atomics. The core has threads, so it stays 0.
+// If this were not 0, libstdc++'s shared_ptr would count without atomics. The core has threads, so it is 0.
 char __wrap___libc_single_threaded = 0;
 
 // libstdc++'s random_device calls it.

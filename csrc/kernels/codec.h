@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs, one for each kind of element. A codec loads `kLanes` elements as lanes, a vector of the type in which they
-// are computed, and stores the lanes with a single rounding.
+// Codecs, one for each kind of element. A codec loads `kLanes` elements into lanes, a vector of the type that computes
+// with them, and stores the lanes with a single rounding.
 //
 // `Cpu` is a type in an anonymous namespace (target_*.cc), so every template instance has internal linkage, and the
 // linker cannot use code for a newer CPU on an older one. Don't include std headers: their inline functions would have
@@ -26,7 +26,7 @@ struct Words {  // a vector as float32 lanes, as their bits, and as one 16-bit e
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
 };
 
-// Fallback for CPUs without conversion instructions: converts 16-bit elements to 32-bit lanes and back by integer
+// Fallback for CPUs without conversion instructions: converts 16-bit elements to 32-bit lanes and back with integer
 // arithmetic.
 template <class Cpu>
 struct PortableHalves {
@@ -50,8 +50,8 @@ struct PortableHalves {
     const Signed magnitude = (half & 0x7fff) << 13;
     const Signed normal = magnitude + ((127 - 15) << 23);
     const Signed special = normal + ((128 - 16) << 23);
-    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14; the result is
-    // exact.
+    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14, which gives an
+    // exact result.
     const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
     Signed bits = magnitude >= (0x1f << 23) ? special : normal;
     bits = magnitude < (1 << 23) ? subnormal : bits;
@@ -129,7 +129,7 @@ struct BFloat16 : Float16<Cpu> {
 };
 
 // 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers that are too large become
-// kBeyond: infinity, or NaN in a format without infinity.
+// kBeyond, which is infinity, or NaN if the format has no infinity.
 template <class Cpu, int kMantissa, int kBeyond>
 struct Float8 : Float16<Cpu> {
   using Stored = uint8_t;
@@ -142,7 +142,7 @@ struct Float8 : Float16<Cpu> {
   static constexpr int kDropped = 23 - kMantissa;  // mantissa bits of a float32 that store() drops
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // Interpreted as an IEEE half (exponent bias 15), the shifted bits are the number divided by a power of two.
+  // The shifted bits, read as an IEEE half (exponent bias 15), are the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);

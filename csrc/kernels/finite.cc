@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kBlock = 2048;  // elements per check
 
-// NaN and infinity have an exponent of ones, so adding the exponent's lowest bit carries into the sign bit. Compilers
+// All exponent bits of NaN and infinity are ones, so adding the lowest one carries into the sign bit. Compilers
 // vectorise this integer arithmetic for every instruction set.
 template <class Word>
 size_t search(const void* data, size_t elements, uint64_t exponent_bits) {

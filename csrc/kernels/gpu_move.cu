@@ -27,7 +27,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// ---- Elements: load() converts one to the type that computes with it, store() rounds back
+// ---- Elements: load() converts an element to the type that computes with it, store() rounds it back
 
 template <class Integer>
 struct IntegerElement {
@@ -143,7 +143,7 @@ __device__ typename To::Raw convert(typename From::Raw raw, const MoveChunk& chu
   const typename From::Number number = From::load(raw);
   if constexpr (To::kInteger) {
     using Integer = typename To::Raw;
-    if (chunk.factor == 1.0) {  // sums wrap when converted; a quotient always fits
+    if (chunk.factor == 1.0) {  // a sum wraps when converted; a quotient always fits
       return static_cast<Integer>(chunk.divisor == 1 ? number
                                                      : number / (long long)(chunk.divisor));
     }

@@ -52,7 +52,7 @@ const Target& named(std::string_view name) {
     names += std::string(names.empty() ? "" : ", ") + candidate.target->name;
   }
   throw Error(ErrorCode::kInvalidArgument, "CPU target '" + std::string(name) +
-                                               "' is unknown or beyond this CPU; it has: " + names);
+                                               "' is unknown or unsupported here; use: " + names);
 }
 
 const Target& current() {
@@ -95,7 +95,7 @@ ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
               std::string("cannot reduce ") + name_of(dtype) + " by " + name_of(op) + why);
 }
 
-constexpr size_t kTileBytes = 32 * 1024;  // for the elements of all inputs in the wide type
+constexpr size_t kTileBytes = 32 * 1024;  // elements of all inputs, in the wide type
 
 const std::byte* element(const void* base, size_t index, DType dtype) {
   return static_cast<const std::byte*>(base) + index * size_of(dtype);

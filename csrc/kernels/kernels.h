@@ -11,14 +11,14 @@
 
 namespace farandole::kernels {
 
-// bool: Min, Max, Product; complex: Sum, Average; other dtypes: all five. Adasum: no dtype, as it is not element-wise.
+// bool: Min, Max, Product. Complex: Sum, Average. Other dtypes: all of these. Adasum: none, as it is not element-wise.
 bool supports(DType dtype, ReduceOp op);
 
 // out[i] = post * (pre*in[0][i] op pre*in[1][i] op ...) / divisor, strictly in this order. Average is Sum with the
-// caller's divisor. n_inputs >= 1. `out` may be one of the inputs, but must not overlap one partly.
+// caller's divisor. n_inputs >= 1. `out` may be one of the inputs, but must not partly overlap any.
 //
-// Floats of fewer than 32 bits accumulate in float32 and round once. If an input is NaN, so is the result, also in Min
-// and Max: the canonical quiet NaN (but a single input without factors is copied).
+// Floats of fewer than 32 bits accumulate in float32 and round once. If an input is NaN, the result is the canonical
+// quiet NaN, also in Min and Max (but a single input without factors is copied).
 // Integers: Sum and Product wrap; division truncates. Factors apply in double: `pre` to each input, `post` / divisor to
 // the result. Products are truncated towards zero and limited to the type's range. With factors or a divisor, integers
 // of up to 16 bits accumulate in 32 bits, those of 32 bits in 64.
@@ -41,10 +41,10 @@ void fill_identity(DType dtype, ReduceOp op, void* out, size_t count);
 
 void copy(void* dst, const void* src, size_t bytes);
 
-// Index of the first element that is NaN or infinite (complex: either part), else `elements`. About as fast as memory.
+// Returns the index of the first element that is NaN or infinite (complex: either part), or `elements` if none is.
 size_t first_not_finite(DType dtype, const void* data, size_t elements);
 
-// Tests choose a `name`; "" is the best, and the default. Throws Error(kInvalidArgument) if the CPU lacks it.
+// Selects a target; "" is the best for this CPU, and the default. Throws Error(kInvalidArgument) if the CPU lacks it.
 void select_target(std::string_view name);
 const char* target();
 std::vector<const char*> targets_available();

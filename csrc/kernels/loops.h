@@ -79,7 +79,7 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical, because the compiler decides which operand's NaN an addition returns.
+  // Makes all NaNs canonical, because the operand whose NaN an addition returns depends on the compiler.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -90,8 +90,8 @@ struct Tiles {
     return scale.input(Codec::load(static_cast<const char*>(in) + at));
   }
 
-  // Reduces four vectors at `at`: reads each input once, with accumulators in registers. The loop is unrolled, so that
-  // each input has its own load instructions: a prefetcher follows one stream per instruction.
+  // Reduces four vectors at `at`. Reads each input once, with accumulators in registers. The loop is unrolled to give
+  // each input its own load instructions, because a prefetcher follows one stream per instruction.
   static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
     Lanes a = input(in[0], at, scale);
     Lanes b = input(in[0], at + kStep, scale);
@@ -116,7 +116,7 @@ struct Tiles {
     Codec::store(out + at, finish(a, scale));
   }
 
-  // Reduces the last `bytes` < kStep; pads each input to a vector.
+  // Reduces the last `bytes` < kStep bytes. Pads each input to a vector.
   static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
                    const Scale& scale) {
     char padded[kStep] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts elements to the type that accumulates them (the wide type), and back: integers with factors or a divisor,
-// floats in a reduction of two steps. Includes no std headers (see codec.h).
+// Converts elements to the type that accumulates them (the wide type), and back. Needed for integers with factors or a
+// divisor, and for floats in a reduction of two steps. Includes no std headers (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -68,7 +68,7 @@ void narrow_integers(void* out, const void* wide, size_t count, const Factors& f
   Integers::store(out, 0, static_cast<const typename Integers::Wide*>(wide), count, f);
 }
 
-// Calls step(first element, elements) for each vector; the last one may be short.
+// Calls step(index of the first element, number of elements) for each vector. The last one may be short.
 template <class Cpu, class Codec, class Step>
 void for_each_vector(size_t count, Step&& step) {
   size_t i = 0;

@@ -108,7 +108,7 @@ def test_wrong_sets():
             fd.add_process_set(twice)
     with pytest.raises(ValueError, match="registered already"):
         fd.add_process_set(ps)
-    with pytest.raises(ValueError, match=r"different ranks between 0 and .*; got ranks 0, 99"):
+    with pytest.raises(ValueError, match=r"distinct ranks between 0 and .*; got ranks 0, 99"):
         fd.add_process_set([0, 99])
     for outside in ([-1], [0, 1 << 40]):
         named = re.escape(str(outside))

@@ -125,8 +125,8 @@ def test_one_core_for_the_whole_process_is_warned_about():
     [
         ("FARANDOLE_FUSION_THRESHOLD", "abc", "FARANDOLE_FUSION_THRESHOLD='abc' is not a number"),
         ("FARANDOLE_STAGING_SLOTS", "1", "FARANDOLE_STAGING_SLOTS='1' is not a number from 2"),
-        ("FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is none of auto, tcp, mpi"),
-        ("FARANDOLE_BLOCK_BYTES", "9999999999G", "'9999999999G' is not a number below 2^63"),
+        ("FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is not one of auto, tcp, mpi"),
+        ("FARANDOLE_BLOCK_BYTES", "9999999999G", "'9999999999G' is not an integer below 2^63"),
         ("FARANDOLE_TUNING", "/nowhere", "tuning file /nowhere: cannot be read"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_init_refuses_is_a_message_too(command, monkeypatch, capsys):
     fd.shutdown()
     monkeypatch.setenv("FARANDOLE_LOG_LEVEL", "loud")
     assert cli.main([command]) == 2
-    assert "FARANDOLE_LOG_LEVEL='loud' is none of trace" in capsys.readouterr().err
+    assert "FARANDOLE_LOG_LEVEL='loud' is not one of trace" in capsys.readouterr().err
 
 
 def test_names_without_effect_are_told_once_with_the_nearest():

@@ -40,7 +40,7 @@ SocketLinks::SocketLinks(const Topology& topology, std::span<const PeerInfo> pee
     UnixMessage hello = link->receive(deadline);
     int local = Decoder(hello.bytes).get<int>();
     if (local <= 0 || local >= topology.local_size() || members_[static_cast<size_t>(local)]) {
-      throw Error(ErrorCode::kInternal, "a rank sent a malformed introduction");
+      throw Error(ErrorCode::kInternal, "a rank sent a malformed first message");
     }
     members_[static_cast<size_t>(local)] = std::move(link);
   }

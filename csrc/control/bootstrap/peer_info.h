@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data that every rank gives to all others at init. MPI or a rendezvous server exchanges them, and every rank
-// checks them. They are not secret: the world's key is derived from all of them and a secret.
+// The data that every rank sends to all others at init, through MPI or a rendezvous server. Every rank checks all data.
+// They are not secret: the world's key is derived from all of them and a secret.
 #pragma once
 
 #include <span>

@@ -216,7 +216,7 @@ std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank
     if (!from.empty()) text += "; they call from " + farandole::text_of(from);
     return Failure{
         ErrorCode::kMismatch,
-        text + "; make the call the same on all ranks, or give different tensors different names"};
+        text + "; pass the same arguments on all ranks, or give different tensors different names"};
   };
   auto size = [](const Request& r) { return std::to_string(r.tensors()); };
   auto makers = [](const Request& r) { return std::string(r.alone ? "its members" : "all ranks"); };
@@ -229,7 +229,7 @@ std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank
       if (values.size() > 1) return told(part, field.name, values);
     }
   }
-  return told(0, "who makes it", opinions(makers, ranks));
+  return told(0, "the set of callers", opinions(makers, ranks));
 }
 
 void Call::open(CallKey key, uint32_t id, const Request* defined, const Request& request,
@@ -278,7 +278,7 @@ bool Call::rode_along() const {
 void Call::take(int member) {
   if (arrived_.insert(member)) return;
   throw Error(ErrorCode::kInternal,
-              "a rank reported " + text_of(key_, request()) + " twice before it had ended");
+              "a rank reported " + text_of(key_, request()) + " twice before the call ended");
 }
 
 void Call::arrive(int member, const Request& request, bool same, const Ready& ready) {

@@ -18,7 +18,7 @@ class Inputs {
   void begin(int members);
   void end();  // frees memory, because thousands of definitions may be idle
 
-  // True if a member's contribution is valid. Repeats the rank's checks, because no later code checks these sizes.
+  // True if a member's contribution is valid. Repeats the rank's checks, because later code relies on these sizes.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
     if (given.has_input) add_plain(member);
@@ -105,11 +105,11 @@ class Terms {
   // Members that have reported terms: those that have neither joined nor refused.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
-  // Once all have reported: why the call fails, or nullopt. ranks[m]: world rank of member m.
+  // Call once all have reported. Returns why the call fails, or nullopt. ranks[m]: world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
-  // The sites of the call with the ranks of each; empty if there is only one.
+  // Returns the sites of the call, with the ranks of each. Empty if there is only one.
   RanksByValue sites(const std::vector<Rank>& ranks) const;
-  // Requests of members that differ from request() only in the site.
+  // Returns the members' requests that differ from request() only in the site.
   std::vector<Request> of_other_sites() const;
 
  private:
@@ -160,19 +160,19 @@ class Call {
   // Takes a member's report. `same`: it has this call's id. Throws Error(kInternal) if it is invalid, or the member has
   // reported before.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Take plain contributions with the call's id, of one member or of several. False: not taken.
+  // Take plain contributions with the call's id, of one member or of several. Return false if they cannot.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
-  // Records that a member which this by_members() call does not need has sent different terms. The call will fail.
+  // Records different terms of a member that this by_members() call does not need. The call will fail.
   void contradict(int member, const Request& request) {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Counts a member as arrived that has joined, has left or does not take part.
+  // Counts as arrived a member that has joined, has left or does not take part.
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all have reported.
   void refuse(int member, Failure failure);
-  // True if the member itself has reported. If it reports the name again, it means the next call of that name.
+  // True if the member itself has reported. A further report of it means the next call of that name.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
   // A report of the next call, kept until this call has ended.
   struct Later {
@@ -191,10 +191,10 @@ class Call {
   void take(int member);
   Inputs& part(size_t i) { return i == 0 ? inputs_ : more_[i - 1]; }
 
-  // A plain contribution uses only the fields from here to inputs_, so these lie together, in few cache lines.
+  // A plain contribution uses only the fields from here to inputs_. They are adjacent, to fit in few cache lines.
   bool open_ = false;
   bool queued_ = false;
-  // True while all agree with the definition, so that a plain contribution with the id only adds an input.
+  // True while all agree with the definition: then a plain contribution with the id only adds an input.
   bool takes_plain_ = false;
   SetId set_ = kWorldSet;
   uint32_t id_ = 0;

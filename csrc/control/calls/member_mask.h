@@ -20,7 +20,7 @@ class MemberMask {
     if (size() > kFew) many_.resize(size());
   }
 
-  // Returns false if the member was there already.
+  // Returns false if the member is present already.
   bool insert(int member) {
     uint64_t& word = words()[static_cast<size_t>(member) / 64];
     uint64_t bit = uint64_t{1} << (member % 64);
@@ -29,7 +29,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members: `words` holds their bits from `first_word` on. False: none added, as some were there already.
+  // Adds `count` members: `words` holds their bits from `first_word` on. Adds none and returns false if one is present.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -83,8 +83,8 @@ struct MemberSlice {
   int count = 0;
 };
 
-// Ranks that report together (those of a host and of the hosts below), with a bit mask for each set, so that taking
-// their report needs few operations.
+// Ranks that report together (those of a host and of the hosts below). A bit mask for each set makes it cheap to take
+// their report.
 struct RankGroup {
   std::vector<Rank> ranks;                  // ascending
   std::map<SetId, MemberSlice> slices;      // made on first use; set ids are never reused

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // per message
 
 // A frame holds this header, the header's MAC, the message, and the MAC of these three. The reader checks the first MAC
-// before it waits for as many bytes as the header says.
+// before it waits for the number of bytes in the header.
 struct FrameHeader {
   uint64_t bytes;   // message length
   uint64_t number;  // counts the frames of its direction, from 0
@@ -30,7 +30,7 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
 [[noreturn]] void throw_altered(const char* what) {
   throw Error(ErrorCode::kPeer, std::string(what) +
                                     ": something between the hosts changed, repeated or dropped "
-                                    "what that rank sent");
+                                    "messages of that rank");
 }
 
 // Makes the kernel end a connection whose peer acknowledges neither data nor, when idle, keepalive probes.
@@ -65,14 +65,14 @@ ByteString FrameWriter::frame(ByteView message) {
 std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
   const auto check = [&](size_t bytes) {
     if (!equal_keys(arrived.subspan(bytes, kMacBytes), siphash128(key_, arrived.first(bytes)))) {
-      throw_altered("a control message with a wrong MAC");
+      throw_altered("a control message has a wrong MAC");
     }
   };
   if (arrived.size() < kBeforeMessage) return std::nullopt;
   check(sizeof(FrameHeader));
   const FrameHeader header = Decoder(arrived).get<FrameHeader>();
   if (header.bytes > kMostBytes || header.number != number_) {
-    throw_altered("a control message out of order");
+    throw_altered("a control message is out of order");
   }
   const size_t sealed = kBeforeMessage + header.bytes;
   if (arrived.size() < sealed + kMacBytes) return std::nullopt;
@@ -95,7 +95,7 @@ TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::millisec
   }
 }
 
-// Drops messages that arrive, because this rank has ended.
+// Drops arriving messages, because this rank has ended.
 void TcpHostChannel::finish(Deadline deadline) {
   while (!say_last() && !deadline.expired()) {
     wait(deadline);
@@ -121,7 +121,7 @@ bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   for (auto& [rank, link] : links_) {
     if (!std::exchange(link.changed, false)) continue;
     any = true;
-    read(link, hear, lose);  // first, because it finds out why a connection ended
+    read(link, hear, lose);  // first, because it tells why a connection ended
     write(link);
   }
   return any;
@@ -181,7 +181,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
-  // Removes handled messages even if hear() throws, so that the next call goes on after them.
+  // Removes handled messages even if hear() throws, so that the next call continues after them.
   struct Rest {
     Link& link;
     size_t& at;
@@ -202,7 +202,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
   lose(link.rank, "is lost: " + altered);
 }
 
-// Treats ECONNRESET and EPIPE as the peer's end, because they occur if a process with unread messages is killed.
+// Treats ECONNRESET and EPIPE as the peer's end. They occur when a process with unread messages is killed.
 std::string TcpHostChannel::end_by(int error_number) const {
   if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
     return "has ended: that rank died; see its own output for the reason (killed, out of memory, "
@@ -210,7 +210,7 @@ std::string TcpHostChannel::end_by(int error_number) const {
   }
   std::string text = std::string("is lost: ") + std::strerror(error_number);
   if (error_number == ETIMEDOUT) {
-    text += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
+    text += " after " + std::to_string(timeout_.count() / 1000) + " s (FARANDOLE_PEER_TIMEOUT)";
   }
   return text + ": that host or the network between the hosts is down";
 }

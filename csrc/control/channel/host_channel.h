@@ -58,17 +58,17 @@ class FrameReader {
 class HostChannel {
  public:
   virtual ~HostChannel() = default;
-  // Never blocks: queues bytes that cannot be sent at once. Drops a message to a peer that is gone.
+  // Does not block: queues bytes that cannot be sent at once. Drops a message to a peer that is gone.
   virtual void send(Rank peer, ByteView message) = 0;
   // Ends the channel: sends the queue, then drops received messages until all peers have ended too, or until
   // `deadline`. The only method that blocks. Call it once.
   virtual void finish(Deadline deadline) = 0;
 
   using OnMessage = std::function<void(Rank, ByteView)>;
-  // `how` completes the connection's name: "is lost: ...".
+  // `how`: the rest of a sentence about the connection, such as "is lost: ...".
   using OnEnd = std::function<void(Rank, const std::string& how)>;
-  // Sends queued bytes, and reports all messages that have arrived, in order; a connection's end comes after its last
-  // message. False: nothing to do.
+  // Sends queued bytes. Reports all messages that have arrived, in order; a connection's end comes after its last
+  // message. Returns false if there was nothing to do.
   virtual bool drain(const OnMessage& hear, const OnEnd& lose) = 0;
   // Any thread: true if drain() has something to report.
   virtual bool has_message() const = 0;

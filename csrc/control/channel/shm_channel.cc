@@ -56,7 +56,7 @@ void MessageWriter::flush() {
   bool left = !move_queue();
   if (left) {
     ring_.want_room();
-    left = !move_queue();  // again, because the reader may have made room before it saw the request
+    left = !move_queue();  // the reader may have made room before it saw the request
   }
   waiting_ = left;
 }
@@ -110,7 +110,7 @@ LeaderChannel::LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& r
   }
 }
 
-// Catches errors of a member's corrupt ring, so that the leader goes on for the other members.
+// Catches errors of a member's corrupt ring, so that the leader still serves the other members.
 template <class Work>
 void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
   if (broken) return;

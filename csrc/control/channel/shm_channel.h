@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Carries reports to the host's leader, and log entries to the host's ranks, over rings in shared memory, two per rank.
-// There are no locks, so a rank may die at any point. Nothing blocks, not even a full ring.
+// There are no locks, so a rank may die at any point. No call blocks, even if a ring is full.
 #pragma once
 
 #include <atomic>
@@ -102,7 +102,7 @@ class LeaderChannel {
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
   // Passes arrived reports to `hear`, and ranks with corrupt rings to `lose`. Does not access a corrupt ring again.
-  // False: nothing to do.
+  // Returns false if there was nothing to do.
   bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
   // Wakes members that have entries to read or room to write. Call after a batch.

@@ -58,8 +58,8 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Not too late:
-// a call that can succeed without them, or one whose name an open call of that kind has, so that they are compared.
+// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Exceptions: a
+// request that succeeds without ranks that have left; a request with the name of such an open call, to compare the two.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -73,7 +73,7 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call counted in joined members that may still report it: the first leave has ended their joins.
+// True if the call has counted as arrived joined members that may still report it: the first leave has ended joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -91,11 +91,11 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Failure of a rank that ended normally and waited too long for the ranks that stay. It names them.
+// Returns the failure if a rank that ended normally has waited too long for the others. Names those that stay.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall, "rank " + std::to_string(from) +
-                                 " waited in shutdown() or at its exit for " + text_of_ranks(stay) +
-                                 " to leave, and now leaves alone: " + leave.text +
+                                 " called shutdown() or exited, waited for " + text_of_ranks(stay) +
+                                 " to leave, then gave up: " + leave.text +
                                  "; every rank must call shutdown() or exit"};
 }
 
@@ -143,7 +143,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                    if (SetState* set = shared_.sets.of(r.set, from))
                      publisher_.backends().connect(*set, from, r);
                  },
-                 [](const Expedite&) {},  // is for leaders that forward reports
+                 [](const Expedite&) {},  // only for leaders that forward reports
                  [&](const Post& r) { messages_.post(from, r, now_ns); },
              },
              report);
@@ -154,7 +154,7 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// Takes one report for all ranks of a host. Usually counts them in with a few operations on words.
+// Takes one report for all ranks of a group. Usually a few operations on words of bit masks suffice.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
@@ -168,7 +168,7 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
     ready(group, one->id, one->sequence, now_ns);
   } else {
     throw Error(ErrorCode::kInternal,
-                "a host sent one report for all its ranks where ranks differ");
+                "a host sent one report for all its ranks, although they may differ in it");
   }
   take_due(now_ns);
 }
@@ -185,7 +185,7 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
   }
 }
 
-// Only members have made a call of the set. Looks at them once for each set and report.
+// Notes that the group's members of the set have made a call. Looks at them once for each set and report.
 void Coordinator::hear(RankGroup& group, SetId id, int64_t now_ns) {
   const std::pair now{id, now_ns};
   if (std::exchange(group.heard, now) == now) return;
@@ -298,7 +298,7 @@ void Coordinator::done(Rank from, const Done& done) {
   if (!set) return;
   LaneQueue& lane = done.gpu ? set->gpu : set->host;
   if (from != set->ranks.front() || done.bucket > lane.published) {
-    throw Error(ErrorCode::kInternal, "a rank reported the end of a bucket that is not its own");
+    throw Error(ErrorCode::kInternal, "a rank reported an impossible end of a bucket");
   }
   lane.done = std::max(lane.done, done.bucket);
   stalls_.bucket_ended(now_ns_);
@@ -313,7 +313,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   int member = set->member_of(from);
   if (set->joined.empty()) set->joined_since_ns = now_ns;
   bool again = !set->joined.insert(member);
-  // Once a rank has left, joins end early, and a rank may join again before it reads that its join has ended.
+  // Once a rank has left, joins end early. A rank may then join again before it reads that its join has ended.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   stalls_.heard(from, now_ns);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides which calls are carried out, and in which order. RootController calls it on rank 0. A pure state machine:
-// reports and the time go in, log entries come out; it has no threads, sockets or clocks. That ranks negotiate by name
-// which tensors are ready is Horovod's idea (Sergeev and Del Balso, 2018).
+// reports and the time go in, log entries come out; it has no threads, sockets or clocks. Like Horovod (Sergeev and Del
+// Balso, 2018), ranks negotiate by name which tensors are ready.
 #pragma once
 
 #include <string>
@@ -33,11 +33,11 @@ class Coordinator {
   void receive(Rank from, const Report& report, int64_t now_ns);
   // Registers ranks that may report together: those of a host and of the hosts below. Returns the group's number.
   int add_group(std::vector<Rank> ranks);
-  // Takes a ReadyMany, or a plain Ready with an id, from all ranks of the group that are members of the call's set.
+  // Takes a ReadyMany, or a plain Ready with an id, for all ranks of the group that are members of the call's set.
   void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or cannot go on: the job fails with this failure.
   void lose(Rank rank, Failure failure);
-  // The caller has published an Abort: no entry may follow.
+  // Call after publishing an Abort: no entry may follow.
   void stop_deciding() { broken_ = true; }
   // Checks for stalls. Call it when next_tick() has come.
   void tick(int64_t now_ns);
@@ -48,9 +48,9 @@ class Coordinator {
   void publish(std::vector<Entry>& log);
   // Removes a process set that publish() has just opened, because there is no memory for it.
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
-  // Returns messages to users about stalls since the last call.
+  // Returns the messages to users about stalls since the previous call.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // For each call since the last take_late_ranks(), the rank that was ready last.
+  // Returns the last rank to be ready for each call that all have reported since the previous take_late_ranks().
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
@@ -61,7 +61,7 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions, of one rank or of a group. ready_at_once() is false if ranks must be taken one by one.
+  // Take plain contributions of one rank or of a group. ready_at_once() returns false if it must be done rank by rank.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   void hear(RankGroup& group, SetId id, int64_t now_ns);

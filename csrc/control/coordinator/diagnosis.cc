@@ -14,7 +14,7 @@ constexpr size_t kMaxNames = 3;  // a larger group is counted instead of named
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
-// The longest prefix, up to a dot, that all the calls' names share: "optimizer.0"; empty: none.
+// The longest prefix, up to a dot, of all the calls' names: "optimizer.0"; empty: none.
 std::string scope_of(const CallGroup& group) {
   std::string scope = group.front()->key.name + ".";
   for (const WaitingCall* call : group) {
@@ -104,7 +104,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   return place;
 }
 
-// True if `other` is in all loops of `from` and in at least one more, which `from` has left.
+// True if `other` is in all loops of `from`, and in at least one more that `from` has left.
 bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);

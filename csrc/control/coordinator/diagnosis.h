@@ -18,7 +18,7 @@ struct WaitingCall {
   std::vector<Rank> here;     // ranks that have submitted it, except joined ranks
   std::vector<Rank> missing;  // ranks that have not submitted it
   int64_t since_ns = 0;
-  bool moving = false;  // a bucket whose bytes do not move; `missing`: ranks that do not answer
+  bool moving = false;  // a bucket that makes no progress; `missing`: stopped or silent ranks
   CallKey key = {};
 };
 

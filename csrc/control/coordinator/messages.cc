@@ -37,14 +37,14 @@ std::string size_text(const Signature& signature) {
 Failure mismatch(const Posted& sent, const Posted& received) {
   const Signature &a = sent.request().signature, &b = received.request().signature;
   if (a.dtype == b.dtype && a.shape == b.shape && a.device == b.device) return {};
-  return {ErrorCode::kMismatch, "the ends of a message disagree: " + text_of(sent) + " has " +
+  return {ErrorCode::kMismatch, "a send and its receive disagree: " + text_of(sent) + " has " +
                                     size_text(a) + ", " + text_of(received) + " has " +
                                     size_text(b) +
                                     "; give both the same dtype, number of elements and kind of "
-                                    "device, or different tags to different messages"};
+                                    "device, or give different messages different tags"};
 }
 
-// Returns why no rank can match this post any more, or kOk. Once a rank leaves, joins end, so joined ranks can.
+// Returns why no rank can match this post any more, or kOk. Joined ranks can once a rank has left: joins then end.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {
@@ -56,11 +56,11 @@ Failure hopeless(const SetState& set, const Posted& posted) {
   }
   std::string text = text_of(posted) + " can't complete: ";
   if (!left.empty()) {
-    text += text_of_ranks(left) + " finished normally and left; every send needs a receive";
+    text += text_of_ranks(left) + " finished normally and left; make a receive for every send";
   } else if (!joined.empty()) {
     text += text_of_ranks(joined) +
-            " joined, and sends and receives nothing until all ranks have joined; make both "
-            "calls before join()";
+            " joined. Joined ranks can't send or receive until all ranks have joined; make the "
+            "send and the receive before join()";
   } else {
     text += "the process set has no other rank";
   }

@@ -72,7 +72,7 @@ class PostTable {
   uint64_t arrivals_ = 0;
 };
 
-// A request that has an id. If there are too many, the least recently used is evicted; its id is free when all ranks
+// A request that has an id. If there are too many, the least recently used is evicted; its id is free once all ranks
 // have dropped it.
 struct Definition {
   uint32_t id = 0;
@@ -95,9 +95,9 @@ class Registry {
   // Finds or creates the definition for (set, name), or for (set, signature) if the request has no name.
   Definition& intern(const Request& request);
   void touch(Definition& definition);
-  // Returns ids to forget if more than `capacity` are in use: the oldest without a call. Checks few ids; call it often.
+  // If more than `capacity` ids are in use, returns the oldest without an open call. Checks few ids, so call it often.
   std::vector<uint32_t> evict();
-  // `rank` has dropped this id. The id is free when all ranks have.
+  // Call when `rank` has dropped this id. The id is free once all ranks have dropped it.
   void forgot(uint32_t id, Rank rank);
 
   // For stall checks.
@@ -132,7 +132,7 @@ class OpenCalls {
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report. Counts in the members for which it does not wait.
+  // Opens a call at its first report. Counts as arrived the members for which the call does not wait.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
   // Ends a call. An unnamed call stays in its slot until drop_finished().

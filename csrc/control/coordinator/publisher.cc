@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostNoticed = 64;  // most notices; each may write a flight dump
+constexpr size_t kMostNoticed = 64;  // notices per job; each may write a flight dump
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane: one moves, one waits
 constexpr size_t kMaxTensors = 1024;          // per bucket; limits its log entry
@@ -114,8 +114,8 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
     if (gpus_.contains(rank)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 "rank " + std::to_string(rank) +
-                    " joined before it used a GPU, so it can't take part in calls on GPUs; let it "
-                    "make a call on its GPU before join()");
+                    " joined before it used a GPU, so it can't take part in calls on GPUs; make a "
+                    "call on a GPU on every rank before join()");
   }
   const std::string& backend = shared_.settings.gpu_backend;
   if (auto pair = sharing(set)) {
@@ -124,13 +124,12 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
           ErrorCode::kInvalidArgument,
           "ranks " + std::to_string(pair->first) + " and " + std::to_string(pair->second) +
               " both use " + gpus_.at(pair->first).name +
-              " on one host. Give each rank its own before its first GPU tensor: "
+              " on one host. Give each rank its own GPU before its first GPU tensor: "
               "torch.cuda.set_device(farandole.local_rank()), "
               "cupy.cuda.Device(farandole.local_rank()).use(), or before JAX's first array "
-              "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank())). If they "
-              "are meant to share it, set "
-              "FARANDOLE_SHARED_GPU=host (through host memory), or nccl if NCCL is told to "
-              "allow it (NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID in each rank)");
+              "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank())). To "
+              "share the GPU, set FARANDOLE_SHARED_GPU=host (through host memory), or =nccl "
+              "with NCCL_MULTI_RANK_GPU_ENABLE=1 or a different NCCL_HOSTID in each rank");
     }
     if (shared_.settings.shared_gpu == "host") return BackendKind::kStaged;
   }
@@ -145,10 +144,11 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
             : library + " on rank " + std::to_string(set.ranks.front()) + " and " + its +
                   " on rank " + std::to_string(rank);
     if (backend != "auto") {
-      throw Error(ErrorCode::kLibrary, why + "; FARANDOLE_GPU_BACKEND is " + backend);
+      throw Error(ErrorCode::kLibrary,
+                  why + "; install one NCCL everywhere, or unset FARANDOLE_GPU_BACKEND=" + backend);
     }
     shared_.outbox.notice("tensors on GPUs travel through host memory: " + why +
-                          " (pip install nvidia-nccl-cu13, the same version everywhere)");
+                          "; install the same NCCL on all ranks (pip install nvidia-nccl-cu13)");
     return BackendKind::kStaged;
   }
   return BackendKind::kLibrary;
@@ -197,7 +197,7 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
               "after join(), which returns the last rank that joined"};
 }
 
-// Finds errors that can be seen only when all ranks have reported the call.
+// Finds errors that show only when all ranks have reported the call.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   for (size_t i = 0; i < call.request().parts(); ++i) {
@@ -295,8 +295,8 @@ void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, boo
   Failure fault = shared_.sets.fault_of(wanted, alone);
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (alone) {
-    const Failure formed{ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
-                                                   text_of_ranks(ranks) + " already"};
+    const Failure formed{ErrorCode::kMismatch,
+                         "'" + key.name + "' is already a process set of " + text_of_ranks(ranks)};
     shared_.sets.bar(key.name, fault ? fault : formed);
   }
   if (fault) return shared_.outbox.write(Fail{key, std::move(fault)});
@@ -334,7 +334,7 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-// Takes calls from the front until the bucket is full. Host and GPU memory have separate lanes, so neither waits.
+// Takes calls from the lane's front until the bucket is full. CPU and GPU calls have separate lanes.
 void Publisher::run_bucket(SetState& set, bool gpu) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
@@ -355,13 +355,13 @@ void Publisher::run_bucket(SetState& set, bool gpu) {
   shared_.outbox.write(std::move(run));
 }
 
-// Ends a join when all ranks have joined, when some have left without joining, or when it was given up. It does so only
-// after the last call is published, because ranks that return from join() may reuse the name of that call.
+// Ends a join when all ranks have joined, when some have left, or when it was given up. Waits until the last call is
+// published, because ranks that return from join() may reuse the name of that call.
 void Publisher::end_join(SetState& set) {
   const bool early = set.join_given_up || !set.left.empty();
   const bool over = set.joined.full() || (!set.joined.empty() && early);
   if (!over || set.waits_for_lanes()) return;
-  // Joined ranks have made fewer unnamed calls, so all ranks go on from this number.
+  // Joined ranks have made fewer unnamed calls. So all ranks continue from this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
   shared_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();

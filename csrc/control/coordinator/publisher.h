@@ -14,12 +14,12 @@
 
 namespace farandole {
 
-// Chooses a set's GPU backend, once, before its first GPU bucket; then logs the key with which the members connect.
+// Chooses a set's GPU backend once, before its first GPU bucket. Then logs the key with which the members connect.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
 
-  // Every rank reports its GPU before its first GPU tensor.
+  // Takes a rank's description of its GPU, which comes before the rank's first GPU tensor.
   void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
   bool is_open(SetId set) const { return open_.contains(set); }
   // Throws Error with the reason if the set's members cannot use GPUs together.
@@ -36,8 +36,8 @@ class BackendPolicy {
   std::set<SetId> open_;
 };
 
-// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order: if a rank skips one,
-// its next call may match a call on another tensor of the same form, and results are wrong without any failure.
+// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order. If a rank skips one,
+// its next call may match a call on a different tensor of equal shape; results are then wrong without any error.
 class CallSites {
  public:
   explicit CallSites(Shared& shared) : shared_(shared) {}

@@ -23,7 +23,7 @@ SetState* SetTable::of(SetId id, Rank from) {
   if (!found && id > kWorldSet && id < next_) return nullptr;
   if (!found || found->member_of(from) < 0) {
     throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) + " reported to process set " +
-                                          std::to_string(id) + ", of which it is not a member");
+                                          std::to_string(id) + " without being a member");
   }
   return found;
 }
@@ -48,7 +48,7 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) 
   }
   const std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (!sound) {
-    return {ErrorCode::kInvalidArgument, "a process set needs different ranks between 0 and " +
+    return {ErrorCode::kInvalidArgument, "a process set needs distinct ranks between 0 and " +
                                              std::to_string(world_size_ - 1) + "; got " +
                                              text_of_ranks(ranks)};
   }

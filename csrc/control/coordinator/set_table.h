@@ -34,8 +34,8 @@ class Outbox {
   void write_something() {
     if (log_.empty()) write(Answer{});
   }
-  // Fails a call that a rank reports too late. Every rank reads the entry, which answers one late report of each rank.
-  // So a batch needs only as many entries as the largest number of late reports from one rank.
+  // Fails a call that a rank reports too late. Every rank reads each entry, and each entry answers one late report of
+  // every rank. So a batch needs only as many entries as the largest number of late reports of one rank.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
     LateCall& call = late_calls_[{key.set, key.name, key.sequence}];
     if (++call.reports[from] <= call.entries) return;
@@ -45,7 +45,7 @@ class Outbox {
   void notice(std::string text) { notices_.push_back(std::move(text)); }
   void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
 
-  // Moves the entries to `log`, in order, in place of its content, and ends the batch.
+  // Replaces the content of `log` by the entries, in order, and ends the batch.
   void take(std::vector<Entry>& log) {
     log.clear();
     log.swap(log_);
@@ -120,8 +120,8 @@ class SetTable {
  public:
   SetTable(int world_size, int max_sets);
 
-  // Finds a report's set. nullptr: it was removed, which `from` may not know yet. Throws Error(kInternal) if `from` is
-  // not a member.
+  // Finds a report's set. Returns null if it was removed, which `from` may not know yet. Throws Error(kInternal) if
+  // `from` is not a member.
   SetState* of(SetId id, Rank from);
   SetState* find(SetId id);
   SetState& at(SetId id) { return *sets_.at(id); }
@@ -134,7 +134,7 @@ class SetTable {
   SetState& pair(Rank a, Rank b, Outbox& outbox);
   void erase(SetId id) { sets_.erase(id); }
 
-  // Stores the failure of a by_members() call under its name, for ranks that report the name later. Stores it for good,
+  // Stores the failure of a by_members() call under its name, for ranks that report the name later. Never removes it,
   // because a rank may be arbitrarily late.
   void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
   // nullptr: no failure is stored, or the request is not by_members().
@@ -143,7 +143,7 @@ class SetTable {
     return found == barred_.end() ? nullptr : &found->second;
   }
 
-  // The rank has left: counts it as gone in sets that are opened later. Allowed in any state of the job.
+  // Records that the rank has left, also for sets that are opened later. Allowed in any state of the job.
   void leave(Rank rank) { left_.insert(rank); }
   bool has_left(Rank rank) const { return left_.contains(rank); }
   std::vector<Rank> staying() const { return left_.missing(); }

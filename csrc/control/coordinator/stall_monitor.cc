@@ -36,7 +36,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// Detects a deadlock: `call` waits for `rank`. Returns a call in which `rank` waits for a rank of call.here, or null.
+// Detects a deadlock if `call` waits for `rank`. Returns a call in which `rank` waits for a rank of call.here, or null.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -47,10 +47,10 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
   return nullptr;
 }
 
-constexpr int64_t kLongestLead = 2'000'000'000;  // from asking to failing
-// Silence of a bucket's member after which the job may end: a loaded machine answers late.
+constexpr int64_t kLongestLead = 2'000'000'000;  // from asking for stacks to failing the call
+// The job may end when a bucket's member has been silent for this long. A loaded machine answers late.
 constexpr int64_t kGoneNs = 10'000'000'000;
-constexpr int64_t kTickPauseNs = 100'000'000;  // at least, between two ticks for reported buckets
+constexpr int64_t kTickPauseNs = 100'000'000;  // least time between two ticks for reported buckets
 constexpr size_t kMaxReports = 20;             // failures that show stacks
 constexpr uint64_t kNoSequence =
     std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
@@ -81,7 +81,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// The part of a warning that stays the same while a rank makes no progress: facts without digits, and stack frames.
+// Returns what is equal in all warnings while a rank makes no progress: the facts without digits, and stack frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -137,16 +137,16 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   if (is_stopped(rank)) return "is stopped by a signal or a debugger";
   if (const SetId joined = joined_by(rank); joined >= 0) {
     return "waits in join() of process set " + std::to_string(joined) +
-           ", which does not cover this call's process set: let it join that set first";
+           ", but this call is in a different process set: let it join() that set first";
   }
   if (call.moving || is_silent(rank, now_ns)) {
     const Rank first = first_silent(rank, now_ns);
     if (first != rank) {
       return "can't be reached: rank " + std::to_string(first) +
-             ", which forwards its reports, does not answer: it is stopped, swaps, or has no core";
+             ", which forwards its reports, does not answer: it is stopped or gets no CPU time";
     }
-    return "does not answer, not even from its background thread: it is frozen, swaps, or has no "
-           "core";
+    return "does not answer, not even from its background thread: it is frozen, swapped out, or "
+           "gets no CPU time";
   }
   if (const WaitingCall* other = crossed(call, rank, all)) {
     return "waits in " + other->what + ", which " + text_of_ranks(other->missing) +
@@ -189,7 +189,7 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age at which a call's missing ranks are asked for stacks: at the warning or before it fails, whichever is first.
+// Age at which a call's missing ranks are asked for stacks: when the warning is due, or before the failure if sooner.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -231,7 +231,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// The others may have data for hours. So a join counts from when the whole job came to rest.
+// The age of a join counts from when the whole job came to rest, because the other ranks may have data for hours.
 WaitingCall StallMonitor::view_of_join(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
@@ -254,7 +254,7 @@ void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
                                index_in(ranks, from) >= 0 && ranks.front() >= 0 &&
                                ranks.back() < shared_.settings.size);
   if (!sound || stuck.age_ns < 0) {
-    throw Error(ErrorCode::kInternal, "a rank reports an impossible bucket");
+    throw Error(ErrorCode::kInternal, "a rank reported an impossible bucket");
   }
   stuck_[static_cast<size_t>(from)] = {stuck, now_ns};
   if (stuck.age_ns < patience_ns()) return;
@@ -274,7 +274,7 @@ std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns)
   return buckets;
 }
 
-// Its age is the one last reported: since then the bucket may have ended.
+// Uses the age last reported, because the bucket may have ended since.
 WaitingCall StallMonitor::view_of(const Bucket& bucket, int64_t now_ns, int64_t silent_ns) const {
   WaitingCall view;
   view.what = (bucket.stuck.gpu ? "GPU bucket " : "bucket ") + std::to_string(bucket.stuck.bucket) +
@@ -305,7 +305,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Waiting calls and recently failed ones. Of calls that block each other, one fails first, and explains the others.
+// Waiting calls, and calls that failed recently: if two block each other, the text about the second names the first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -337,7 +337,7 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Calls of the others, which count joined members, are as old as the join, and have been given up.
+// Fails an overdue join. give_up_stalled() has failed the set's waiting calls, because they are at least as old.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);
@@ -360,7 +360,7 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   });
 }
 
-// Returns the failure of a stalled bucket. It ends the job, because a bucket cannot be withdrawn. Returns none unless a
+// Returns the failure of a stalled bucket, which ends the job, because a bucket cannot be withdrawn. Returns kOk if no
 // member is known to be stopped or silent, because the machine may just be slow.
 Failure StallMonitor::standing(int64_t now_ns) const {
   const int64_t abort_ns = shared_.settings.stall_abort_ns;
@@ -376,7 +376,7 @@ Failure StallMonitor::standing(int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Also asks the ranks that those wait for, in calls of any age, because all may wait for each other.
+  // Also asks the ranks for which these wait, in calls of any age, because all may wait for each other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -409,7 +409,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    // A lower bound of the time of its last call, because the rank was asked before it computed `ago`.
+    // Not later than its last call, because the rank was asked before it computed `ago`.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
     active_ns_ = std::max(active_ns_, state.heard_ns);
   }
@@ -443,7 +443,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
                                     const std::string& diagnosis, int64_t now_ns) {
   std::string text = "no progress: " + diagnosis;
   for (const CallGroup& group : grouped(calls)) text += "\n  " + line_of(group, now_ns);
-  text += "\n  (they wait for each other, so no wait ends; rank 0 has shown their stacks)";
+  text += "\n  (these ranks wait for each other and can't go on; rank 0 has printed their stacks)";
   const Failure failure{ErrorCode::kStall, text};
   const auto concerned = [&](const CallKey& key) {
     return std::ranges::any_of(calls, [&](const WaitingCall& call) { return same(call.key, key); });
@@ -458,7 +458,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
       [&](const Posted& posted) { return concerned(posted.key()) ? failure : Failure{}; });
 }
 
-// Warns users. Leaves out parts that have not changed since the last warning.
+// Warns users. Omits parts that have not changed since the last warning.
 void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
                         const std::string& diagnosis, int64_t now_ns) {
   std::vector<WarningPart> parts;

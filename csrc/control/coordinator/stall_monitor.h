@@ -30,12 +30,12 @@ class StallMonitor {
     ranks_[static_cast<size_t>(rank)].heard_ns = now_ns;
   }
   void bucket_ended(int64_t now_ns) { active_ns_ = now_ns; }
-  // A call or bucket has started at `since_ns`: schedules ticks at its next limits.
+  // Call when a call or bucket has started at `since_ns`. Schedules ticks at its next limits.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
   // Throws Error(kInternal) on a report that a correct rank would not send.
   void stands_still(Rank from, const Stuck& stuck, int64_t now_ns);
-  // A rank's own limit (timeout=) has passed: says whom its call waits for. `set`: null if removed.
+  // Call when a rank's own limit (timeout=) has passed. Says which ranks its call waits for. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
   // Fails overdue calls, asks ranks for stacks, warns users. A returned failure ends the job.
   Failure tick(int64_t now_ns);
@@ -55,10 +55,10 @@ class StallMonitor {
     bool owes_answer() const { return asked_ns > std::max(heard_ns, answered_ns); }
   };
   const RankState& state_of(Rank rank) const { return ranks_[static_cast<size_t>(rank)]; }
-  // True if it has owed an answer for `for_ns`.
+  // True if the rank has owed an answer for `for_ns`.
   bool is_silent(Rank rank, int64_t now_ns, int64_t for_ns = kAnswerNs) const;
   bool is_stopped(Rank rank) const;  // by a signal or a debugger
-  Rank above(Rank rank) const;       // the rank that forwards its reports; 0: none, or rank 0 does
+  Rank above(Rank rank) const;       // the rank that forwards its reports; 0: rank 0, or none
   // For a rank that does not answer: the silent rank on its path to rank 0 that is nearest to rank 0.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
@@ -81,7 +81,7 @@ class StallMonitor {
   // Facts and stack of a rank that is missing in calls: indented lines, each after a newline.
   struct WarningPart {
     std::string text;
-    std::string kept;  // see kept_of(): equal while nothing happens
+    std::string kept;  // see kept_of()
   };
   static std::string text_from(const std::vector<WarningPart>& parts);
   std::vector<WarningPart> missing_from(std::span<const WaitingCall> calls,
@@ -103,14 +103,14 @@ class StallMonitor {
                         int64_t now_ns);
 
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-  static constexpr int64_t kAnswerNs = 1'500'000'000;  // for a rank's answer
+  static constexpr int64_t kAnswerNs = 1'500'000'000;  // time for a rank's answer
 
   Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   int64_t ticked_ns_ = 0;
   int64_t active_ns_ = 0;  // when a rank last made a call, or a bucket ended
   std::vector<RankState> ranks_;
-  std::vector<Bucket> stuck_;  // by rank
+  std::vector<Bucket> stuck_;  // each rank's last Stuck
   int64_t question_ns_ = -1;   // time of the last CollectStacks
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;

@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// True if a report means the same, whatever the rank has reported before.
+// True if earlier reports of the rank do not change the meaning of this report.
 bool free_of_order(const Report& report) {
   return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
@@ -26,7 +26,7 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
     for (Rank rank : ranks) {
       if (std::ranges::binary_search(below, rank)) continue;
       throw Error(ErrorCode::kInternal, "a host sent a report of rank " + std::to_string(rank) +
-                                            ", which is not below it");
+                                            ", which is not in its branch of the host tree");
     }
     visit(ranks, in.get_bytes());
   }
@@ -54,7 +54,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// Handles each id separately, so that reports of one call meet here even if ranks batch their calls differently.
+// Handles each id separately, so that reports of one call are merged even if ranks batch their calls differently.
 void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -71,7 +71,7 @@ void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now
 void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sender, int64_t now_ns) {
   const auto* question = std::get_if<Inquire>(&report);
   const bool sign_of_life = question && question->number == 0;
-  if (sign_of_life && std::exchange(asked_, true)) return;  // one answer serves all
+  if (sign_of_life && std::exchange(asked_, true)) return;  // one answer is for all ranks
   const auto* ready = std::get_if<Ready>(&report);
   const KnownCall* call = ready ? known(ready->id) : nullptr;
   const std::vector<Rank>& who = members_of(sender, call);
@@ -101,18 +101,18 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
   record(who, bytes);
 }
 
-// nullptr: the call has no id, or this host has not read the id's Define yet.
+// Returns null if the call has no id, or this host has not read the id's Define yet.
 const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
   auto found = ids_.find(id);
   return found == ids_.end() ? nullptr : &found->second;
 }
 
-// Ranks that report this call.
+// Returns the ranks that report this call.
 const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall* call) {
   const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
   if (sender.ranks.empty() && !set) {
     throw Error(ErrorCode::kInternal,
-                "a host sent one report for all its ranks about an unknown call");
+                "a host sent one report for all its ranks, but of an unknown call");
   }
   const std::vector<Rank>& who = sender.ranks.empty() ? sender.members : sender.ranks;
   if (sender.ranks.empty() && sender.set != set) {
@@ -123,7 +123,7 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
-// For ranks that have made another call: their users no longer wait.
+// Call for ranks that have made a new call: their users no longer wait.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
   for (Rank rank : ranks) expediting_.erase(rank);
@@ -141,7 +141,7 @@ Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& rank
   return held;
 }
 
-// Releases the reports of a call once all members below have reported it, in whatever form.
+// Releases the reports of a call if all members below have reported it, in any form.
 void Aggregator::release_if_whole(const Key& key, const Held& held) {
   const SetBelow& whole = sets_.at(key.set);
   if (std::cmp_less(held.heard, whole.ranks.size())) return;
@@ -164,7 +164,7 @@ void Aggregator::release_all() {
   for (auto& [key, held] : std::exchange(held_, {})) release(key, held, nullptr);
 }
 
-// Records that a call is ready. Such records may be reordered among themselves, but no other record overtakes them.
+// Records that a call is ready. Such records may be reordered, but other records stay behind them.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
   expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];

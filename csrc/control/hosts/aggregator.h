@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combines the reports of a host's ranks and of the hosts below into records for the host above: equal reports become
 // one record, and several calls one record of ids. A pure state machine: reports, log entries and the time go in,
-// records come out. To save messages, it sends the reports of a call together, and calls in batches. It does not
-// delay the first report after a pause, nor reports for which a user waits.
+// records come out. To save messages, it sends the reports of a call together, and calls in batches. It forwards at
+// once the first report after a pause, and reports for which a user waits.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 // Driver only. Order: receive() and read() in any order, then take().
 class Aggregator {
  public:
-  // Longest time for which reports of a call wait here for the other ranks' reports. Separate reports cost the root
-  // more, and only help to name missing ranks.
+  // Longest time for which reports of a call wait here for other ranks' reports. Separate reports cost the root more,
+  // and their only use is to name missing ranks.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
@@ -48,7 +48,7 @@ class Aggregator {
   ByteString take(int64_t now_ns);
 
  private:
-  // Key of a call. Named: id and 0. Unnamed: 0 and sequence, because ranks may report such a call by different ids.
+  // Key of a call. Named: id, and sequence 0. Unnamed: id 0, and sequence: ranks may report it by different ids.
   struct Key {
     SetId set;
     uint32_t id;
@@ -110,8 +110,8 @@ class Aggregator {
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
 
   const bool gathers_above_;
-  bool asked_ = false;         // has asked rank 0 for a sign of life; no entry has come since
-  bool urgent_ = false;        // out_ has records other than of ready calls
+  bool asked_ = false;         // has asked rank 0 for a sign of life; still no entry
+  bool urgent_ = false;        // out_ has records that are not about ready calls
   std::set<Rank> expediting_;  // ranks whose users wait
   bool expedite_sent_ = true;  // the host above knows them
   int64_t gather_ns_ = kShortestGatherNs;

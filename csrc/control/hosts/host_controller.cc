@@ -169,8 +169,8 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. For a pair it ends the
-// job, because the pair's calls follow at once: replaces the entry by an Abort, and returns false.
+// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. A pair's calls follow at
+// once, so a pair's OpenSet becomes an Abort, which ends the job; then returns false.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
@@ -209,7 +209,7 @@ bool HostRelay::step() {
         }
       },
       lose);
-  // Handles deaths before links, because a death on this host may be why the host above has ended.
+  // Handles deaths before links, because a death on this host may be the reason why the host above has ended.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});
@@ -248,7 +248,7 @@ void HostRelay::read_log(ByteView entries) {
     aggregator_.read(entry);
     try {
       read(entry);
-    } catch (const Error& error) {  // no memory for a set: this host and those below cannot go on
+    } catch (const Error& error) {  // no memory for a set: this host and those below fail
       const Failure why{error.code(), rank_on_host(setup_.topology.rank) + ": " + error.what()};
       log(LogLevel::kError, why.text);
       abort_below(why);
@@ -273,8 +273,8 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// Reports a lost host below. If the host above was lost, aborts the hosts below. If a rank of this host had died
-// before, that is the cause: rank 0 has ended the job, and its Abort may be lost with the connection.
+// Reports a lost host below. If the host above was lost, aborts the hosts below. If a rank of this host died before,
+// that is the cause: rank 0 has ended the job, and its Abort may have been lost with the connection.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -285,7 +285,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);
-  // If the connection still works upwards, the hosts above learn the reason. Otherwise this has no effect.
+  // Informs the hosts above if the connection still works upwards. Otherwise this has no effect.
   report(setup_.topology.rank, Lost{std::move(why)});
 }
 

@@ -42,9 +42,9 @@ class HostController {
   // ---- Driver only. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // Call when the job has failed on this leader. Tells `why` to the ranks that get the log only from it.
+  // Call when the job has failed on this leader. Sends `why` to the ranks that get the log only from this leader.
   virtual void leave(const Failure& why) = 0;
-  // Returns the leader's own mapping of a set's memory, after share_staging().
+  // Call after share_staging(). Returns the leader's own mapping of a set's memory.
   Segment take_staging(SetId set);
   // On rank 0, after step(): warnings about stalls, and ranks that were the last to be ready.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
@@ -62,8 +62,7 @@ class HostController {
   // Sends the entry to this host's ranks, and adds it to the next message for the hosts below.
   void publish(ByteView entry);
   void send_down();
-  // Sends the memory that a log entry needs; call it before the entry is sent. Throws Error(kLibrary) if memory is
-  // short.
+  // Call before sending a log entry. Sends the memory that the entry needs. Throws Error(kLibrary) if memory is short.
   void share_memory(const Entry& entry);
   std::vector<std::pair<Rank, Failure>> take_lost();
   // "rank 3 on node7"
@@ -73,7 +72,7 @@ class HostController {
   const HostTree::Branch& branch_of(Rank leader) const;
   // Returns the failure for an invalid message from `rank`. It ends the job.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host, and so cannot answer itself.
+  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host, because it cannot answer.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {

@@ -15,8 +15,8 @@
 
 namespace farandole {
 
-// A list of request ids, in order. It stores runs of consecutive ids, because the log numbers calls in the order of
-// their first reports, so a batch usually has consecutive ids.
+// A list of request ids, in order. Stores runs of consecutive ids: the log numbers calls in the order of their first
+// reports, so most batches have consecutive ids.
 class IdRuns {
  public:
   static constexpr size_t kMost = size_t{1} << 16;  // number of ids in one message
@@ -64,7 +64,7 @@ class IdRuns {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
-// Appends to `out`, which is valid after the Encoder's destructor.
+// Appends to `out`, which is complete only after the Encoder's destructor has run.
 class Encoder {
  public:
   explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
@@ -140,7 +140,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a count of items of at least `least` bytes each; fails if the rest is too short. This bounds allocations.
+  // Reads a number of items of at least `least` bytes each. To bound allocations, fails if the rest is too short.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

@@ -69,7 +69,7 @@ struct Reading {
                          run.count <= IdRuns::kMost - value.size() &&
                          run.first + run.count > run.count;
       if (sound) value.add(run);
-      // The run is invalid, or the sender should have merged it into the previous run.
+      // The run is invalid, or a correct sender would have merged it into the previous run.
       if (value.runs().size() == before) malformed();
     }
   }
@@ -187,7 +187,7 @@ Variant make_alternative(size_t index) {
     if (index == I) return Variant(std::in_place_index<I>);
     return make_alternative<Variant, I + 1>(index);
   } else {
-    throw Error(ErrorCode::kInternal, "a control message is of an unknown kind");
+    throw Error(ErrorCode::kInternal, "a control message has an unknown kind");
   }
 }
 

@@ -17,7 +17,7 @@ struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
   uint64_t sequence = 0;  // unnamed calls: index in this set, from 0
-  Rank poster = -1;       // >= 0: rank of a send or receive, whose Post::number is `sequence`
+  Rank poster = -1;       // >= 0: a send or receive of this rank; `sequence` is its Post::number
   bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
 };
@@ -42,13 +42,13 @@ struct Request {
 };
 // Returns a text that is equal for equal requests only.
 std::string bytes_of(const Request& request);
-// True if two requests of one name belong to the same call.
+// True if two requests with equal names have equal terms, so that they form one call.
 inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.more == b.more && a.no_tensors == b.no_tensors &&
          a.alone == b.alone;
 }
 // True if a call adds or removes a set, and only the ranks in its shape make the call, not the whole world. Two sets
-// that were added in this way may have equal members. Such a set has the call's name, which is never used again.
+// that were added in this way may have equal members. Such a set has the call's name, which nobody may use again.
 inline bool by_members(const Request& request) {
   return request.signature.traits().changes_sets && request.alone;
 }
@@ -68,7 +68,7 @@ struct Contribution {
   std::vector<int64_t> splits;  // rows for each member, if CollectiveTraits::splits()
   ByteView payload;             // points into the message
   void drop_payload() { has_payload = false, payload = {}; }
-  // True if it only says that there is an input. All plain contributions are equal.
+  // True if the only information is that there is an input. All plain contributions are equal.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
 // Largest input that travels in a report. The root receives those of all ranks, so large jobs have a lower limit.
@@ -102,9 +102,9 @@ struct Post {
   Contribution contribution;
   Failure refusal = {};  // an argument error: this rank makes no call, and the peer's call fails
 };
-// This rank cannot take part in a call because of an argument error, so its peers' calls fail, too. It counts as the
-// rank's report of the call. The rank reports the name again only after the call's Fail. A rank never refuses a call in
-// flight, nor any call after it has joined.
+// This rank cannot take part in a call because of an argument error, so its peers' calls fail, too. A Refuse counts
+// as the rank's report of the call. The rank reports the name again only after the call's Fail. It never refuses a call
+// in flight, nor any call after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;
@@ -122,7 +122,7 @@ struct Done {  // the lane of the set's lowest rank has finished this bucket
   bool gpu = false;  // buckets of the GPU lane have their own numbers
   bool operator==(const Done&) const = default;
 };
-struct Forgot {  // this rank has read Forget, and no longer uses the id in its old meaning
+struct Forgot {  // this rank has read Forget, and no longer uses the id for the old request
   uint32_t id = 0;
 };
 struct Leave {
@@ -138,13 +138,13 @@ struct StackReport {     // answers CollectStacks with a few lines about this pr
   // Time since this rank's last call in a cell, which the coordinator does not see; -1: none yet.
   int64_t direct_ago_ns = -1;
 };
-struct Inquire {  // asks whom this call waits for; the log answers with Answer
-  // Each rank numbers its questions. 0: is rank 0 alive? Any log entry answers that, for all ranks.
+struct Inquire {  // asks for which ranks this call waits; the log answers with Answer
+  // Each rank numbers its questions. 0 asks if rank 0 is alive; any log entry is the answer, for all ranks.
   uint64_t number = 0;
   CallKey key;
   bool join = false;  // about this set's join; then the key has no name
 };
-// The oldest bucket that has begun on this rank and not ended. A rank repeats this while its user waits.
+// The oldest bucket that has started on this rank and not ended. A rank repeats this while its user waits.
 struct Stuck {
   SetId set = kWorldSet;  // may have been removed since
   uint64_t bucket = 0;
@@ -167,7 +167,7 @@ struct UseGpu {
 enum class BackendKind : int32_t { kStaged, kLibrary };
 constexpr int32_t kBackendKindCount = 2;
 // Opens a set's backend on all members, before the set's first GPU bucket. For a library, the lowest member reports
-// the key by which the members connect, and the coordinator logs it.
+// the key with which the members connect, and the coordinator logs it.
 struct OpenGpu {
   SetId set = kWorldSet;
   std::string key = {};  // empty: open the set's backend
@@ -230,7 +230,7 @@ struct Result {  // completes a call without a bucket, with a result or as absen
 struct Fail {
   CallKey key;
   Failure failure;
-  // Ranks that had not reported the call. If they report it later, they mean the next call.
+  // Ranks that had not reported the call. A later report of theirs means the next call.
   std::vector<Rank> unheard = {};
 };
 struct Joined {
@@ -269,7 +269,7 @@ struct Answer {  // the answer to one rank's Inquire
   uint64_t number = 0;
   std::string text;
 };
-struct Notice {  // for users of this set's ranks: something looks wrong, though nothing has failed
+struct Notice {  // for users of this set's ranks: something looks wrong but has not failed
   SetId set = kWorldSet;
   std::string text;
 };

@@ -65,7 +65,7 @@ TEST(numbers_that_cannot_be_meant_are_refused) {
   }
   for (const char* text : {"99999999999999999999", "9999999999G", "1KiB", "4 M", "1.5M"}) {
     ::setenv("FARANDOLE_BLOCK_BYTES", text, 1);
-    refusal("is not a number below 2^63, with K, M or G behind it at most");
+    refusal("is not an integer below 2^63, optionally followed by K, M or G");
   }
   for (const char* text : {"3M", "3MB", "3072K", "3145728"}) {
     ::setenv("FARANDOLE_BLOCK_BYTES", text, 1);
@@ -81,14 +81,14 @@ TEST(values_that_cannot_work_are_refused_by_their_name) {
   const char* const wrong[][3] = {
       {"FARANDOLE_BLOCK_BYTES", "0", "'0' is not a number from 1024 to 1073741824"},
       {"FARANDOLE_STAGING_SLOTS", "1", "'1' is not a number from 2 to 64"},
-      {"HOROVOD_CACHE_CAPACITY", "0", "HOROVOD_CACHE_CAPACITY='0' is not a number from 1 on"},
+      {"HOROVOD_CACHE_CAPACITY", "0", "HOROVOD_CACHE_CAPACITY='0' is not a number from 1 up"},
       {"FARANDOLE_PROCESS_SETS", "0", "'0' is not a number from 1 to"},
       {"FARANDOLE_CHECK_NUMERICS", "2", "is not a number from 0 to 1"},
-      {"FARANDOLE_VERIFY_EVERY", "-1", "is not a number from 0 on"},
+      {"FARANDOLE_VERIFY_EVERY", "-1", "is not a number from 0 up"},
       {"FARANDOLE_STACK_SIGNAL", "99", "is not a number from -1 to 64"},
-      {"FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is none of auto, tcp, mpi"},
-      {"FARANDOLE_WIRE", "", "FARANDOLE_WIRE='' is none of auto, tcp, mpi"},
-      {"FARANDOLE_WIRE", "auto, tcp", "is none of"},
+      {"FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is not one of auto, tcp, mpi"},
+      {"FARANDOLE_WIRE", "", "FARANDOLE_WIRE='' is not one of auto, tcp, mpi"},
+      {"FARANDOLE_WIRE", "auto, tcp", "is not one of"},
   };
   for (const auto& [name, text, says] : wrong) {
     ::setenv(name, text, 1);
@@ -153,7 +153,7 @@ TEST(a_wrong_tuning_file_is_an_error_that_says_why) {
   here.write("FARANDOLE_BLOCK_BYTES = many\n");
   CHECK(refusal("'many' is not a number").find("tuning.conf") != std::string::npos);
   here.write("FARANDOLE_LOG_LEVEL = debug\n");  // of this rank: not for the job
-  refusal("FARANDOLE_LOG_LEVEL is no job-wide setting");
+  refusal("FARANDOLE_LOG_LEVEL is not a job-wide setting");
   ::setenv("FARANDOLE_TUNING", "/nowhere/at/all", 1);
   refusal("/nowhere/at/all: cannot be read");
 }

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr uid_t kStranger = 65534;
 constexpr const char* kChosen =
-    "no: is a link that another user can have made, or lies in another user's folder";
+    "no: is a link that another user may have made, or lies in another user's folder";
 
 class Folder {
  public:

@@ -61,7 +61,7 @@ TEST(who_makes_a_set_must_be_agreed) {
   job.submit(0, add_set_of({0, 1}, "x"), no_input());
   job.submit(1, form_set_of({0, 1}, "x"), no_input());
   contains(only<Fail>(job.publish()).failure.text,
-           "who makes it is all ranks on rank 0, its members on rank 1");
+           "the set of callers is all ranks on rank 0, its members on rank 1");
 }
 
 TEST(a_mismatch_names_every_opinion) {

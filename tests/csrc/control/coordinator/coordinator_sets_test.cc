@@ -112,7 +112,7 @@ TEST(a_rank_that_comes_too_late_with_other_members_fails_at_once) {
   job.submit(2, form_set_of({1, 2}), no_input());
   Fail fail = only<Fail>(job.publish());
   CHECK(fail.failure.code == ErrorCode::kMismatch);
-  contains(fail.failure.text, "'form' is a process set of ranks 0, 1 already");
+  contains(fail.failure.text, "'form' is already a process set of ranks 0, 1");
 }
 
 namespace {

@@ -257,7 +257,7 @@ TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
   job.report(1, Join{kWorldSet});
   job.submit(0, in_set(tensor("x"), set));
   contains(notice_of(job),
-           "rank 1 waits in join() of process set 0, which does not cover this call's process set");
+           "rank 1 waits in join() of process set 0, but this call is in a different process set");
 }
 
 TEST(a_stopped_rank_is_named) {
