@@ -22,10 +22,9 @@ struct Piece {
   size_t bytes;
 };
 
-// On every host with inputs to a chunk, one member, the reducer, makes a partial result and sends it to combiners. A
-// combiner makes the result and sends it to relays on other hosts that need it. A host's worker for the chunk's stripe
-// has all these tasks. Without a stripe, the sender or the receiver has them, or elsewhere worker(host,
-// local_of(receiver)).
+// On every host with inputs to a chunk, the reducer makes a partial result and sends it to combiners. A combiner makes
+// the result and sends it to relays on other hosts that need it. The worker for the chunk's stripe has all three tasks
+// on its host. Without a stripe, the sender or the receiver has them, or elsewhere worker(host, local_of(receiver)).
 struct Chunk {
   static constexpr int kAll = -1;
 
