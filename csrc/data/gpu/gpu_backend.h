@@ -25,7 +25,7 @@ class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // On the lowest member, returns once the key that all members pass to connect(). Otherwise returns nullopt.
+  // On the lowest member, the first call returns the key that all members pass to connect(). Else returns nullopt.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
   // Returns the bucket's work. Call once, after step() has returned kFinished.

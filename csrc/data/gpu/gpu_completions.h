@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for a GPU's events, in the order of watch().
+// A thread that waits for a GPU's events, in the order of the watch() calls.
 #pragma once
 
 #include <atomic>

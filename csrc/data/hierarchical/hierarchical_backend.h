@@ -47,7 +47,7 @@ class WirePatience {
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
-  static constexpr int64_t kWoken = 50'000'000;  // interval of silence checks if the wire wakes
+  static constexpr int64_t kWoken = 50'000'000;  // interval of checks for silence if `wakes`
   const int64_t silence_ns_;
   const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll

@@ -25,13 +25,13 @@ struct TcpEnds {
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for error texts
-  std::chrono::milliseconds timeout;    // a peer that refuses connections this long is lost
+  std::chrono::milliseconds timeout;    // a peer that refuses connections for this long is lost
   Poller* poller = nullptr;             // null: the backend polls
 };
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: of the set's members, in order. `number`: used by no other wire of the job, open or closed.
+  // `ranks`: of the set's members, by member. `number`: used by no other wire of the job, open or closed.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 

@@ -50,7 +50,7 @@ class Wire {
   virtual ~Wire() = default;
   // Longest message that the wire transfers efficiently. It limits the size of chunks.
   virtual size_t most_bytes() const = 0;
-  // Start a message. done() says when it is complete, and reports a lost peer.
+  // Starts a message. done() says when it is complete, and reports a lost peer.
   virtual Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) = 0;
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
   // Makes progress on all messages. Call before done().

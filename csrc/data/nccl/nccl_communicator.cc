@@ -263,8 +263,8 @@ void NcclCommunicator::Shared::watch() {
 }
 
 // In a group, ncclCommAbort only sets the abort flag, which ends the worker's call. ncclGroupEnd then frees the
-// communicator, and may never return. An NCCL before kFirstAbortOfGroups frees it in ncclCommAbort, so this first waits
-// for the worker's call, which returns when a dead peer's connections end.
+// communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees it in ncclCommAbort, so this first
+// waits for the worker's call, which returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

@@ -24,7 +24,7 @@ class ArenaDirectory {
     return static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Flag);
   }
 
-  // To announce its arena, an owner sets the flag of which it is also the peer.
+  // An owner announces its arena by setting flag(owner, owner).
   void set_mapped(int peer, int owner) { flag(peer, owner).store(1); }
   bool is_mapped(int peer, int owner) const { return flag(peer, owner).load() != 0; }
   void announce(int owner) { set_mapped(owner, owner); }

@@ -32,7 +32,7 @@ class Arena {
   // Returns whole pages, zeroed and resident. Throws Error(kLibrary) if memory is short; later accesses raise no
   // SIGBUS.
   std::byte* allocate(size_t bytes);
-  // Frees the pages at once, for all processes. False: no allocation of this arena starts at `memory`.
+  // Frees the pages immediately, for all processes. False: no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
   // Returns the offset of `memory` in the memfd. It may lie inside an allocation. nullopt: peers do not share it.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;

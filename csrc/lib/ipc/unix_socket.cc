@@ -204,7 +204,7 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
   message.fds = take_fds(header);
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     throw Error(ErrorCode::kLibrary,
-                "a message was truncated; raise the limit of open files (ulimit -n)");
+                "a message was truncated; perhaps raise the limit of open files (ulimit -n)");
   }
   if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // closed: no message is empty
   return message;
