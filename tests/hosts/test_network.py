@@ -88,7 +88,7 @@ def test_a_host_without_such_an_interface_says_what_it_has(start: Start) -> None
     job = start(NO_INTERFACE, hosts, env={"FARANDOLE_INTERFACE": "ib"})
     job.finish()
     for rank in range(2):
-        assert "FARANDOLE_INTERFACE=ib leaves no network interface" in job.said(rank)
+        assert "FARANDOLE_INTERFACE=ib selects no network interface" in job.said(rank)
         assert f"it has eth0 {hosts.address(rank)}" in job.said(rank)
 
 

@@ -186,7 +186,7 @@ def test_the_interfaces_are_those_that_the_core_takes(monkeypatch):
     assert named("=lo").text == "FARANDOLE_INTERFACE==lo: only loopback"
     missing = named("=no-such-interface")
     assert missing.level is Level.ERROR
-    assert "leaves no network interface of this host" in missing.text
+    assert "selects no network interface of this host" in missing.text
 
 
 @pytest.mark.parametrize(

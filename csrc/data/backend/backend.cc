@@ -94,16 +94,16 @@ void PartLayout::check_rows() const {
   const auto count = static_cast<size_t>(members_);
   const size_t expected = traits_.rows == Rows::kKept ? count : traits_.logged_rows(count);
   if (part_.rows.size() != expected) {
-    contradiction(part_, std::to_string(part_.rows.size()) + " row counts instead of " +
+    contradiction(part_, "it has " + std::to_string(part_.rows.size()) + " row counts instead of " +
                              std::to_string(expected));
   }
   int64_t sum = 0;
   for (int64_t rows : part_.rows) {
-    if (rows < 0) contradiction(part_, "a negative row count");
+    if (rows < 0) contradiction(part_, "it has a negative row count");
     sum += rows;
   }
   if (traits_.rows == Rows::kKept && sum != part_.signature.rows()) {
-    contradiction(part_, "its members keep " + std::to_string(sum) + " rows of " +
+    contradiction(part_, "its members keep " + std::to_string(sum) + " rows instead of " +
                              std::to_string(part_.signature.rows()));
   }
 }
@@ -113,23 +113,23 @@ void PartLayout::check(int member) const {
   check_rows();
   if (traits_.rooted() &&
       (signature.root < 0 || signature.root >= members_ || !part_.has(signature.root))) {
-    contradiction(part_, "no input at root " + std::to_string(signature.root));
+    contradiction(part_, "there is no input at root " + std::to_string(signature.root));
   }
   if (!part_.present.empty()) {
     if (part_.present.size() != static_cast<size_t>(members_)) {
-      contradiction(part_, "presence of " + std::to_string(part_.present.size()) + " members");
+      contradiction(part_, "`present` has " + std::to_string(part_.present.size()) + " entries");
     }
     bool anybody = false;
     for (int other = 0; other < members_; ++other) {
       anybody = anybody || part_.has(other);
       if (traits_.ragged() && !part_.has(other) && input_bytes(other) > 0) {
-        contradiction(part_, "rows of absent member " + std::to_string(other));
+        contradiction(part_, "there are rows of absent member " + std::to_string(other));
       }
     }
-    if (!anybody) contradiction(part_, "nobody has an input");
+    if (!anybody) contradiction(part_, "no member has an input");
   }
   if (part_.has(member) && part_.input == nullptr && input_bytes(member) > 0) {
-    contradiction(part_, "member " + std::to_string(member) + " has no input, but is present");
+    contradiction(part_, "member " + std::to_string(member) + " is present but has no input");
   }
 }
 

@@ -40,7 +40,7 @@ struct Part {
 
 enum class Progress {
   kWaiting,   // a peer must act first; it wakes this rank, or look_again() says when to check
-  kMoved,     // bytes have moved, and more may move at once
+  kMoved,     // bytes have moved; call step() again without waiting
   kFinished,  // the bucket is done: no peer accesses its buffers any more
 };
 
@@ -60,20 +60,20 @@ struct PhaseWatch {
   }
 };
 
-// Moves the bytes of one process set in one kind of memory. All members pass the same buckets to it, in log order. Only
+// Moves the bytes of one process set in one kind of memory. All members pass it the same buckets, in log order. Only
 // the driver calls it, except ready() and look_again(); every caller holds Engine::work_mutex_. Order: begin(), step()
-// until kFinished, the next begin(). Call abort() if step() throws. Afterwards no peer accesses this rank's buffers; do
-// not call step() again.
+// until kFinished, the next begin(). Call abort() if step() throws. After abort(), no peer accesses this rank's
+// buffers; do not call step() again.
 class Backend {
  public:
   virtual ~Backend() = default;
   // Starts a bucket. `parts` must stay valid until kFinished or abort().
   virtual void begin(std::span<const Part> parts) = 0;
-  // Moves at most one block, without blocking. Only between begin() and kFinished. Throws Error if the bucket is lost.
+  // Moves at most one block, without blocking. Call between begin() and kFinished. Throws Error if the bucket is lost.
   virtual Progress step() = 0;
-  // True if step() would make progress. The driver asks before it sleeps. No side effects.
+  // True if step() would make progress. The driver calls this before it sleeps. No side effects.
   virtual bool ready() const = 0;
-  // When to call step() again even if no wake-up comes, for backends whose wire cannot wake a thread.
+  // Time of the next step() even if no wake-up comes, for backends whose wire cannot wake a thread.
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight.
   virtual void abort() = 0;
@@ -116,7 +116,7 @@ class PartLayout {
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
   // The member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the member after it
-  // and ends with itself, so not all send to one member at once.
+  // and ends with itself, so that not all send to one member first.
   int receiver(int sender, int piece) const;
   size_t piece_start(int sender, int receiver) const;    // in the sender's input
   size_t landing_start(int sender, int receiver) const;  // in the receiver's output
@@ -139,7 +139,7 @@ class PartLayout {
 // A `widening` for fill_window(): bytes keep their size.
 constexpr size_t as_it_is(const Part&) { return 1; }
 
-// A cursor: how far one sequence of bytes of a run is scheduled.
+// A cursor: the end of the scheduled bytes in one sequence of a run.
 struct PartLane {
   size_t part = 0;  // index in the bucket
   int piece = 0;
@@ -149,7 +149,7 @@ struct PartLane {
 // Consecutive parts of one kind. A schedule cuts them into blocks together, a window of bytes at a time.
 class PartRun {
  public:
-  // Limits the parts of a run, and so of a block, to keep steps short even with thousands of tiny tensors.
+  // Most parts in a run, and so in a block. Keeps steps short even with thousands of tiny tensors.
   static constexpr size_t kMostParts = 1024;
 
   explicit PartRun(int members) : members_(members) {}
@@ -172,7 +172,7 @@ class PartRun {
   bool ended(const PartLane& lane) const { return lane.part == end_; }
 
   // Schedules a lane's next `window` bytes: calls emit(lane, offset in the window, bytes) for each contiguous range.
-  // `widening(part)`: bytes in the window per byte of the part. Returns how many bytes of the window are used.
+  // `widening(part)`: bytes in the window per byte of the part. Returns the number of bytes used in the window.
   template <class Widening, class PieceBytes, class Emit>
   size_t fill_window(PartLane& lane, size_t window, Widening&& widening, PieceBytes&& piece_bytes,
                      Emit&& emit) const {

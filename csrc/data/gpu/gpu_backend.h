@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of backends for GPU memory. step() returns kFinished when all of a bucket's work is in the device's
-// stream; the bucket is done when the GPU has carried it out.
+// stream; the bucket is done when the GPU has executed it.
 #pragma once
 
 #include <memory>
@@ -25,21 +25,21 @@ class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // Returns, once, on the lowest member, the key that all members pass to connect(). nullopt: the backend needs none.
+  // On the lowest member, the first call returns the key that all members pass to connect(). Else returns nullopt.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
   // Returns the bucket's work. Call once, after step() has returned kFinished.
   GpuWork take_work() { return std::move(work_); }
-  // Throws Error(kLibrary) if launched work may never end: NCCL has found an error, or a deadline has passed.
+  // Throws Error(kLibrary) if launched work may never end: NCCL or the GPU has failed, or a deadline has passed.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // true if check() would throw
   // Call when the oldest launched bucket is done.
   virtual void finished() = 0;
-  // After abort(): blocks for at most a few seconds, until no work in the stream writes to buffers.
+  // Call it after abort(): blocks until no work in the stream writes to buffers, for at most a few seconds.
   void synchronize() const noexcept { device_->synchronize(); }
 
  protected:
-  // The bucket's work is all in the stream.
+  // Call it when all of the bucket's work is in the stream.
   Progress finish() {
     work_.past = device_->recorded(device_->stream());
     parts_ = {};

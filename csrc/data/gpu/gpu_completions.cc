@@ -8,8 +8,8 @@
 namespace farandole {
 namespace {
 
-// Limits the destructor's wait. Its caller has already waited for the stream, so work that still runs never ends,
-// because a peer is dead.
+// Limits the destructor's wait. Its caller has already waited for the stream. Work that still runs will never end,
+// because a peer has died.
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace

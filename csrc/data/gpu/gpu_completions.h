@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for a GPU's events, in the order of watch().
+// A thread that waits for a GPU's events, in the order of the watch() calls.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class GpuCompletions {
  public:
   // `ring` wakes the driver. The thread calls it after each event.
   explicit GpuCompletions(std::function<void()> ring);
-  // Waits a few seconds at most for the first event, and drops the others.
+  // Waits for the current event, at most a few seconds, and drops the others.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;

@@ -117,7 +117,7 @@ void GpuLane::abort(bool together) {
   const bool calm = together && in_flight_.empty() && waiting_.empty();
   if (!calm) {
     for (auto& [set, backend] : backends_) {
-      attempt("giving up buckets on the GPU", [&] { backend->abort(); });
+      attempt("aborting buckets on the GPU", [&] { backend->abort(); });
     }
     if (!backends_.empty()) backends_.begin()->second->synchronize();  // all use one stream
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the buckets of all sets on this rank's GPU, in log order, because NCCL needs one order per device. Driver
-// only.
+// Launches the buckets of all sets on this rank's GPU, in log order: NCCL needs the same order of launches on all
+// ranks. Driver only.
 #pragma once
 
 #include <deque>
@@ -35,15 +35,15 @@ class GpuLane {
   void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Retires buckets that are done, then launches at most one, if `may_launch`. `past`: set to the event that fires when
-  // that one is done. False: nothing to do. Throws errors of a backend or the device.
+  // Retires buckets that are done, then launches at most one, if `may_launch`. `past`: receives the event that fires
+  // when the launched bucket is done. False: no progress. Throws errors of a backend or the device.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
-  // Number of buckets that are done. They are done in launch order, and then nothing uses their buffers.
+  // Number of buckets that are done, in launch order. Nothing uses a done bucket's buffers.
   uint64_t finished() const { return finished_; }
-  bool begun() const { return begun_; }  // the first bucket that is not launched
+  bool begun() const { return begun_; }  // the next bucket to launch has started
   bool ready(bool may_launch) const;
   Deadline look_again(bool may_launch) const;  // see Backend
-  // Blocks until launched work is done or has failed, for at most half a minute.
+  // Blocks until launched work is done or has failed, for at most 30 s.
   void drain();
   // Drops all buckets. Afterwards no work in the stream writes to their buffers. `together`: all ranks call it now, so
   // idle communicators are closed instead of aborted.

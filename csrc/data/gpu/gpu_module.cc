@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that passes the first GPU tensor creates the GpuModule. Any thread may call it.
+// The thread that submits the first GPU tensor creates the GpuModule. Any thread may use it.
 #include "data/gpu/gpu_module.h"
 
 #include <cinttypes>
@@ -64,7 +64,7 @@ void KernelCache::write(const std::string& image) const {
   try {
     make_folder(path_.substr(0, path_.rfind('/')));
     write_text_file(path_, image + seal(image));
-  } catch (const Error&) {  // the disk is full, or the folder may not be written
+  } catch (const Error&) {  // the disk is full, or the folder is not writable
   }
 }
 
@@ -77,7 +77,7 @@ GpuModule::GpuModule(std::shared_ptr<GpuDevice> device, const nvrtc::Api& nvrtc)
   const cuda::Api& api = device_->api();
   if (image.empty() || api.module_load(&module_, image.c_str()) != cuda::kSuccess) {
     image = nvrtc::compile(nvrtc, source, device_->capability());
-    api.check(api.module_load(&module_, image.c_str()), "cuModuleLoadData of our kernels");
+    api.check(api.module_load(&module_, image.c_str()), "cuModuleLoadData of farandole's kernels");
     cache.write(image);
   }
   device_->unload_at_end(module_);

@@ -11,7 +11,7 @@
 namespace farandole {
 
 // Caches compiled kernels in a file, because compiling takes each rank a second. Many processes, also on other hosts,
-// may read and write the file at once.
+// may read and write the file concurrently.
 class KernelCache {
  public:
   // The key is NVRTC's path and version, the source and the compute capability. The file is in

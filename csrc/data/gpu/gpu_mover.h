@@ -16,7 +16,7 @@ namespace farandole {
 class MoveList {
  public:
   void copy(cuda::Address target, cuda::Address source, size_t bytes);
-  // target = source * factor / divisor, in type `to`; both types are real. Copies if types are equal and factors are 1.
+  // target = source * factor / divisor, in type `to`; both types are real. Copies if there is nothing to convert.
   void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
                double factor, int64_t divisor);
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);

@@ -24,7 +24,7 @@ void GpuStagedBackend::begin(std::span<const Part> parts) {
   }
 }
 
-// Cuts a part into slices by its shape only, so all members cut alike.
+// Cuts a part into slices by its shape only, so that all members make the same slices.
 void GpuStagedBackend::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);

@@ -41,7 +41,7 @@ class GpuStagedBackend final : public GpuBackend {
   struct Staged {
     Slice slice;
     std::shared_ptr<PinnedMemory> input, output;
-    uint64_t arrival = 0;  // completions_.past() when the copy to the host has ended
+    uint64_t arrival = 0;  // the copy to the host ends when completions_.past() has this value
   };
 
   void cut(const Part& part, size_t index);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One member's work for a block in flight between hosts: tasks for chunks, messages, and their memory.
+// One member's work on a block in flight between hosts: its tasks for chunks, its messages and their memory.
 #pragma once
 
 #include <cstddef>

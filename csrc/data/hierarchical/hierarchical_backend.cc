@@ -19,8 +19,8 @@ const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setu
   const size_t needed = HierarchicalBackend::bytes_needed(static_cast<int>(setup.wakeups.size()),
                                                           setup.sizes.block_bytes, setup.slots);
   if (setup.bytes >= needed) return setup;
-  throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
-                                        std::to_string(needed));
+  throw Error(ErrorCode::kInternal, "the staging memory has " + std::to_string(setup.bytes) +
+                                        " bytes instead of " + std::to_string(needed));
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ HierarchicalBackend::HierarchicalBackend(Setup setup)
 void HierarchicalBackend::begin(std::span<const Part> parts) {
   if (aborted_ || has_next_ || !finished()) {
     throw Error(ErrorCode::kInternal,
-                "hierarchical backend: begin() while a bucket is in transfer");
+                "hierarchical backend: begin() was called during a bucket or after abort()");
   }
   plan_.start(parts);
   parts_ = parts;
@@ -107,7 +107,7 @@ size_t HierarchicalBackend::held() const {
   return bytes;
 }
 
-// Only the wire and this member access arenas, and after finished() neither does.
+// Frees the arenas: only the wire and this member access them, and after finished() neither does.
 void HierarchicalBackend::rest() {
   for (BlockTransfer& f : transfers_) f.arena = {};
 }
@@ -118,8 +118,8 @@ void HierarchicalBackend::plan_next() {
   if (has_next_) next.plan(hosts_, member_, parts_);
 }
 
-// A slot and its arena are free when this host's members have consumed the block in it, and that block's messages are
-// complete.
+// True if there is a block to stage and a slot for it. A slot and its arena are free when this host's members have
+// consumed the slot's last block, and that block's messages are complete.
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
     return false;
@@ -167,9 +167,9 @@ bool HierarchicalBackend::poll() {
 void HierarchicalBackend::wait_for_wire() {
   if (look_again().is_never()) return;
   if (patience_.wait(wire_->wakes())) return;
-  throw Error(ErrorCode::kStall, "no message between the hosts for " +
+  throw Error(ErrorCode::kStall, "no message arrived from other hosts for " +
                                      std::to_string(patience_.silence_ns() / 1'000'000'000) +
-                                     " s in the middle of a bucket: " + awaited() +
+                                     " s while a bucket was in flight: " + awaited() +
                                      "; the network is down, or a rank of that host is stopped");
 }
 
@@ -181,10 +181,10 @@ std::string HierarchicalBackend::awaited() const {
       if (queue->under_way()) return "waiting for " + patience_.name(queue->next().peer);
     }
     for (const MessageQueue* queue : {&f.partials_out, &f.results_out}) {
-      if (queue->under_way()) return patience_.name(queue->next().peer) + " receives none";
+      if (queue->under_way()) return patience_.name(queue->next().peer) + " receives no message";
     }
   }
-  return "none under way";
+  return "no message is in flight";
 }
 
 void HierarchicalBackend::stage() {

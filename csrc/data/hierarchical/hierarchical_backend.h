@@ -22,18 +22,18 @@
 
 namespace farandole {
 
-// Decides when to poll a wire that cannot wake a thread (at doubling intervals), and when a wire is silent too long.
+// Decides when to poll a wire that cannot wake a thread, at doubling intervals. Detects a wire that is silent too long.
 class WirePatience {
  public:
-  // `silence_ns`: limit for a bucket in flight without a message; 0: none. `names`: of all members, for errors.
+  // `silence_ns`: longest silence while a bucket is in flight; 0: no limit. `names`: of all members, for errors.
   WirePatience(int64_t silence_ns, std::vector<std::string> names)
       : silence_ns_(silence_ns), names_(std::move(names)) {}
 
   void start() { last_message_ = now_ns(), interval_ = kShortest; }
-  // Call it if something has moved; the next poll follows soon.
+  // Call it after progress: the next poll follows soon.
   void moved() { interval_ = kShortest, next_look_ = 0; }
   void message() { last_message_ = now_ns(); }
-  // Call it if nothing has moved. `wakes`: Wire::wakes(). False: the wire has been silent for too long.
+  // Call it if there was no progress. `wakes`: Wire::wakes(). False: the wire has been silent for too long.
   bool wait(bool wakes) {
     const int64_t now = now_ns();
     next_look_ = now + (wakes ? kWoken : interval_);
@@ -47,7 +47,7 @@ class WirePatience {
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
-  static constexpr int64_t kWoken = 50'000'000;  // interval of checks for silence if the wire wakes
+  static constexpr int64_t kWoken = 50'000'000;  // interval of checks for silence if `wakes`
   const int64_t silence_ns_;
   const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll

@@ -109,8 +109,8 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   return true;
 }
 
-// Cuts all shares of a part in step, as if each were as long as the longest one. Therefore the result may start where
-// the input does: it only overwrites bytes that have been reduced.
+// Cuts all shares of a part at the same offsets, as if each were as long as the longest one. The output may therefore
+// start at the input's address: it overwrites only bytes that have been reduced.
 bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(
@@ -181,8 +181,8 @@ size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
       });
 }
 
-// If there is one sender, it sends each chunk to one host, which passes it on, so every link carries each byte once. If
-// there are several, each sends its own bytes to all hosts.
+// A single sender sends each chunk to one host, which passes it on, so that every link carries each byte once. If there
+// are several senders, each sends its bytes to all hosts.
 bool HierarchicalSchedule::fill_share(HierarchicalBlock& block) {
   const size_t window = next_window(senders_);
   for (size_t i = 0; i < senders_.size(); ++i) {
@@ -228,7 +228,7 @@ bool HierarchicalSchedule::fill_alltoall(HierarchicalBlock& block) {
   return !senders_.empty();
 }
 
-// Cuts every stripe into at least one chunk per home. If there are fewer chunks than homes, the homes take turns.
+// Cuts every stripe into chunks, which go to the homes in turn. The next block continues with the next home.
 void HierarchicalSchedule::cut_stripes(HierarchicalBlock& block, Chunk chunk, size_t begin,
                                        size_t bytes, std::span<const int> homes) {
   const auto stripes = static_cast<size_t>(hosts_.stripes());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, and blocks into chunks: the contents of messages between hosts. All members cut alike.
+// Cuts a bucket into blocks, and each block into chunks, one per message between hosts. All members make the same cuts.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,9 @@ struct Piece {
   size_t bytes;
 };
 
-// On every host with inputs to a chunk, one member, the reducer, makes a partial result and sends it to combiners. A
-// combiner makes the result and sends it to relays: members on hosts that need it but do not combine. On a host, one
-// member has all three tasks: the worker for the chunk's stripe or, without a stripe, the only sender or receiver.
+// On every host with inputs to a chunk, the reducer makes a partial result and sends it to combiners. A combiner makes
+// the result and sends it to relays on other hosts that need it. The worker for the chunk's stripe has all three tasks
+// on its host. Without a stripe, the sender or the receiver has them, or elsewhere worker(host, local_of(receiver)).
 struct Chunk {
   static constexpr int kAll = -1;
 
@@ -40,7 +40,7 @@ struct Chunk {
   bool reduces() const { return sender == kAll; }
   int reducer(const HostMap& hosts, int host) const;
   int combiner(const HostMap& hosts, int host) const;
-  // True if the host's members need the result. On the only sender's host they read the bytes that it staged.
+  // True if the host's members need the result. False on the only sender's host: they read the bytes that it staged.
   bool needed_on(const HostMap& hosts, int host) const;
   bool combined_on(const HostMap& hosts, int host) const {
     return (home == kAll || home == host) && needed_on(hosts, host);
@@ -59,20 +59,20 @@ struct HierarchicalBlock {
 
 class HierarchicalSchedule {
  public:
-  // Chunks that all hosts need start at multiples of this: cache lines.
+  // Chunks that all hosts need start at multiples of this, a cache line.
   static constexpr size_t kAlignment = 64;
-  // Limits messages, too: in MPI their size is an int.
+  // Also limits messages: MPI takes their size as an int.
   static constexpr size_t kMostBlockBytes = size_t{1} << 30;
 
   // Must be equal on all members.
   struct Sizes {
     size_t block_bytes = 256 * 1024;  // a multiple of kAlignment, at least kAlignment * members
     size_t least_chunk = 512;         // a multiple of kAlignment
-    size_t direct_bytes = 16 * 1024;  // up to this size a host sends to all others, to save a hop
+    size_t direct_bytes = 16 * 1024;  // up to this size, a host sends to all others: one hop less
     size_t most_chunk = 48 * 1024;    // a multiple of kAlignment; see Wire::most_bytes()
   };
 
-  // `hosts` must outlive this.
+  // `hosts` must outlive this object.
   HierarchicalSchedule(const HostMap& hosts, int member, const Sizes& sizes);
 
   // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().

@@ -87,8 +87,8 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
 }
 
 void HierarchicalWorker::combine(BlockTransfer& f) {
-  for (const BlockTransfer::ChunkTask& task :
-       f.tasks) {  // without reduction, the received message is the result
+  // Skips chunks without reduction: their received message is the result.
+  for (const BlockTransfer::ChunkTask& task : f.tasks) {
     if (task.combines && f.block.chunks[task.chunk].reduces()) combine_chunk(f, task);
   }
 }
@@ -129,7 +129,7 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
   }
 }
 
-// A member that is alone on its host reads results in its arena, others read them in shared memory.
+// A member that is alone on its host reads results in its arena; other members read them in shared memory.
 void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
   if (locals_.size() == 1) {
     for (const BlockTransfer::ChunkTask& task : f.tasks) {

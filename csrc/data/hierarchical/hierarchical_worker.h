@@ -19,7 +19,7 @@ class HierarchicalWorker {
   // `memory`: `slots` slots for each member of this host, with room for inputs and results. `hosts` must outlive this.
   HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
                      size_t block_bytes);
-  // 0 for a member that is alone on its host.
+  // Size of `memory`; 0 for a member that is alone on its host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots) {
     if (local_members == 1) return 0;
     return static_cast<size_t>(local_members * slots) * 2 * block_bytes;

@@ -16,8 +16,8 @@ namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // `ranks`: of the set's members in `comm`, which must outlive this. `number`: selects the tags, modulo half of MPI's
-  // largest tag; unique among open wires. `host_names`: by rank, for errors.
+  // `ranks`: the members' ranks in `comm`, which must outlive the wire. `number`: unique among open wires; selects the
+  // tags, modulo half of MPI's largest tag. `host_names`: by rank, for errors.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 

@@ -29,7 +29,7 @@ TcpWire::TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_
 TcpWire::~TcpWire() { ends_->listener.forget(callers()); }
 
 Wire::Ticket TcpWire::send(int member, Channel channel, const std::byte* data, size_t bytes) {
-  return post(true, member, channel, const_cast<std::byte*>(data), bytes);  // is not written to
+  return post(true, member, channel, const_cast<std::byte*>(data), bytes);  // send() only reads it
 }
 
 Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size_t bytes) {
@@ -70,13 +70,13 @@ bool TcpWire::done(Ticket ticket) {
   return connection.complete > static_cast<uint64_t>(ticket & kNumberMask);
 }
 
-// The kernel holds no address of a receive, so the memory is free at once.
+// The kernel keeps no pointer to a receive's memory, so the caller may reuse it immediately.
 bool TcpWire::abandon() {
   connections_.clear();
   return true;
 }
 
-// Goes on opening a connection. A silent peer has not opened this wire yet; the backend limits that wait.
+// Continues to open a connection. A silent peer has not opened this wire yet; the backend limits that wait.
 bool TcpWire::open(Connection& connection) {
   TcpEnds& ends = *ends_;
   if (!connection.sends) {

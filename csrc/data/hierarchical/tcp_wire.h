@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over TCP. A connection carries one channel's bytes from one member to another. A member reads it only into
-// posted receives, so the kernel throttles a fast sender, and messages need no headers or buffers.
+// The wire over TCP. A connection carries one channel's bytes from one member to another. A member reads only into
+// posted receives, so the kernel throttles a fast sender. Both ends know every length, so there are no headers.
 #pragma once
 
 #include <chrono>
@@ -25,13 +25,13 @@ struct TcpEnds {
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for error texts
-  std::chrono::milliseconds timeout;    // after which a peer that refuses connections is lost
+  std::chrono::milliseconds timeout;    // a peer that refuses connections for this long is lost
   Poller* poller = nullptr;             // null: the backend polls
 };
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: of the set's members. `number`: used by no other wire of the job, open or closed.
+  // `ranks`: of the set's members, by member. `number`: used by no other wire of the job, open or closed.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 
@@ -47,7 +47,7 @@ class TcpWire final : public Wire {
   // Connections for each channel and direction between two members. Messages use them in turn.
   static constexpr uint64_t kStreams = 2;
 
-  struct Transfer {  // the bytes of a message that are left
+  struct Transfer {  // the remaining bytes of a message
     std::byte* data;
     size_t bytes;
   };
@@ -61,7 +61,7 @@ class TcpWire final : public Wire {
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // numbers of messages
   };
-  // Number of connections that peers open.
+  // Number of connections that peers may open.
   size_t callers() const { return ranks_.size() * kChannels * kStreams; }
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
   bool open(Connection& connection);
@@ -73,7 +73,7 @@ class TcpWire final : public Wire {
   const uint64_t number_;
   std::vector<Connection> connections_;  // by direction, member, channel and stream
   std::vector<uint64_t> posted_;         // messages so far, by direction, member and channel
-  std::byte nothing_{};                  // content of an empty message
+  std::byte nothing_{};                  // the byte sent for an empty message
   WireFault fault_;
 };
 

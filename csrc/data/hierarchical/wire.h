@@ -37,9 +37,9 @@ class WireFault {
   Deadline due_ = Deadline::never();
 };
 
-// Carries messages between members of one process set. Driver only; only abandon() may block, for 50 ms. A message's
+// Carries messages between members of one process set. Driver only. Only abandon() may block, for 50 ms. A message's
 // memory belongs to the backend, never to the user, and must stay valid until done() returns true. After a failure
-// done() returns false, and after 1 s it throws; then call abandon().
+// done() returns false for 1 s, then throws. Then call abandon().
 class Wire {
  public:
   // In each channel, the n-th message from one member to another matches the n-th receive.
@@ -48,17 +48,17 @@ class Wire {
   using Ticket = int64_t;
 
   virtual ~Wire() = default;
-  // Longest message that the wire transfers efficiently. Chunks are not longer.
+  // Longest message that the wire transfers efficiently. It limits the size of chunks.
   virtual size_t most_bytes() const = 0;
-  // Start a message. done() says when it is complete, and reports a lost peer.
+  // Starts a message. done() says when it is complete, and reports a lost peer.
   virtual Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) = 0;
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
   // Makes progress on all messages. Call before done().
   virtual void move() = 0;
   // True if the rank's Poller wakes the driver when move() can make progress. False: the driver must poll move().
   virtual bool wakes() const { return false; }
-  // True: the message is complete, and the ticket becomes invalid; a sent message then arrives without further calls.
-  // Throws Error(kPeer), which names the rank, if a member cannot be reached.
+  // True: the message is complete and the ticket invalid. A sent message then arrives without further calls. Throws
+  // Error(kPeer), which names the rank, if a member cannot be reached.
   virtual bool done(Ticket ticket) = 0;
   // Drops messages in flight. False: the wire may access their memory until the process ends.
   virtual bool abandon() = 0;

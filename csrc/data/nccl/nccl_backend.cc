@@ -25,7 +25,7 @@ std::optional<std::string> NcclBackend::new_key() {
 void NcclBackend::connect(const std::string& key) {
   nccl::UniqueId id;
   if (key.size() != sizeof id.bytes) {
-    throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
+    throw Error(ErrorCode::kInternal, "an NCCL key has " + std::to_string(key.size()) + " bytes");
   }
   std::memcpy(id.bytes, key.data(), sizeof id.bytes);
   communicator_ = std::make_unique<NcclCommunicator>(setup_, id);
@@ -40,8 +40,8 @@ bool NcclBackend::ready() const {
   return communicator_ && (communicator_->ready() || communicator_->failed());
 }
 
-// Waits only until the communicator is ready(): NCCL's kernels enter the stream after launch() has returned, and the
-// unpack kernel must come after them.
+// Launches the unpack kernel only when the communicator is ready() again: NCCL's kernels enter the stream after
+// launch() has returned, and the unpack kernel must follow them.
 Progress NcclBackend::step() {
   if (!communicator_) return Progress::kWaiting;
   communicator_->check();
@@ -92,7 +92,7 @@ void NcclBackend::wait_for_inputs() {
   }
 }
 
-// Frees the scratch memory after the bucket's work, in the order of the stream.
+// Frees the scratch memory in stream order, and so after the bucket's work.
 void NcclBackend::abort() {
   if (communicator_) communicator_->abort();
   device_->free(std::exchange(scratch_, 0), device_->stream());

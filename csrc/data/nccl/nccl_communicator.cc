@@ -15,9 +15,8 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{
-    100};  // interval of checks for NCCL's asynchronous errors and for deadlines
-// Delay of NCCL's errors. NCCL may notice a dead peer first, but the death watch can name the peer.
+constexpr std::chrono::milliseconds kLook{100};  // interval of checks for errors and deadlines
+// NCCL's errors are reported after this delay. NCCL may notice a dead peer first, but only the death watch can name it.
 constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::milliseconds kClosingLook{1};
@@ -25,9 +24,10 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 
 }  // namespace
 
-// The state of the communicator and its two threads, worker and watcher. It outlives the communicator, because a thread
-// may stay in NCCL. The worker makes NCCL's calls in a group. It holds the mutex while the calls collect work, but not
-// at the end of the group, which does the work and may block. So an abort never meets a half-made call.
+// State shared by the communicator and its two threads, worker and watcher. It outlives the communicator, because a
+// thread may stay in NCCL. The worker makes NCCL's calls in a group. It holds the mutex while the group collects calls,
+// but not in ncclGroupEnd, which does the work and may block. So the watcher never aborts while calls are being
+// collected.
 class NcclCommunicator::Shared {
  public:
   struct Task {
@@ -36,7 +36,7 @@ class NcclCommunicator::Shared {
   };
   explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
-  bool begin(Task task);  // false: not started, because it is busy, failed or aborted
+  bool begin(Task task);  // false: not started; busy, failed or aborted
   void tell();            // wakes the watcher
   nccl::Result call(const NcclCall& call);
 
@@ -60,7 +60,7 @@ class NcclCommunicator::Shared {
   void give_up(std::unique_lock<std::mutex>& lock);
 
   std::optional<Task> task_;
-  bool calling_ = false;              // the worker is in the end of a group
+  bool calling_ = false;              // the worker is in ncclGroupEnd
   std::condition_variable returned_;  // wakes the watcher in give_up()
   std::atomic<uint32_t> news_{0};     // wakes the watcher in watch()
   Deadline ready_by_ = Deadline::never();
@@ -108,11 +108,11 @@ void NcclCommunicator::abort() {
 
 void NcclCommunicator::begin(const char* what, std::function<nccl::Result()> calls) {
   if (shared_->begin({what, std::move(calls)})) return;
-  throw Error(ErrorCode::kInternal, "NCCL is called before it is ready");
+  throw Error(ErrorCode::kInternal, "NCCL was called while it was busy or had failed");
 }
 
 void NcclCommunicator::launch(std::span<const NcclCall> calls) {
-  begin("a launch of NCCL", [&s = *shared_, calls = std::vector(calls.begin(), calls.end())] {
+  begin("an NCCL launch", [&s = *shared_, calls = std::vector(calls.begin(), calls.end())] {
     nccl::Result result = nccl::kSuccess;
     for (const NcclCall& one : calls) {
       if (result == nccl::kSuccess) result = s.call(one);
@@ -208,7 +208,7 @@ void NcclCommunicator::Shared::note(const char* what, nccl::Result error) {
   if (!fails_by_.is_never()) return;
   fails_by_ = Deadline::in(kDeathIsHeard);
   failure = std::string(what) + " failed: " + api.text_of(error, comm) +
-            "; a peer may have died; NCCL_DEBUG=WARN tells more";
+            "; a peer may have died. Set NCCL_DEBUG=WARN to see more";
   tell();
 }
 
@@ -228,20 +228,20 @@ Deadline NcclCommunicator::Shared::look() {
     fail(failure);
   } else if (state == State::kBusy && fails_by_.is_never() && ready_by_.expired()) {
     fail("NCCL did not connect " + std::to_string(setup.members) +
-         " ranks in time (FARANDOLE_INIT_TIMEOUT); every rank needs a GPU of its own, and a way to "
-         "the others (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO tells more");
+         " ranks within FARANDOLE_INIT_TIMEOUT. Give each rank its own GPU, set NCCL_SOCKET_IFNAME "
+         "to a network that connects all ranks, and set NCCL_DEBUG=INFO to see more");
   } else if (done_by.expired()) {
     fail(
-        "a launched bucket did not end in time (FARANDOLE_STALL_ABORT): a GPU or a link hangs, or "
-        "NCCL work is launched in another order on some rank (FARANDOLE_GPU_ORDER)");
+        "a launched bucket did not end within FARANDOLE_STALL_ABORT: a GPU or a link hangs, or the "
+        "ranks launch NCCL work in different orders; then set FARANDOLE_GPU_ORDER=program");
   }
   if (!fails_by_.is_never()) return fails_by_;
   const bool works = state == State::kBusy || launches > 0 || std::exchange(fresh_, false);
   return works ? Deadline::in(kLook) : Deadline::never();
 }
 
-// Sleeps without a time limit only if no work is under way and none has started since the last check. So in a steady
-// stream of buckets, no bucket has to wake it.
+// Sleeps without a time limit only if no work is under way and none has started since the last check. In a steady
+// stream of buckets, no bucket then has to wake this thread.
 void NcclCommunicator::Shared::watch() {
   Thread worker;
   std::unique_lock lock(mutex);
@@ -262,9 +262,9 @@ void NcclCommunicator::Shared::watch() {
   if (worker.joinable()) worker.join();
 }
 
-// Within a group, ncclCommAbort only raises the abort flag, which ends the worker's call. The end of the group frees
-// the communicator, and may never return. An older NCCL frees it at once, so this first waits for the worker's call,
-// which returns when a dead peer's connections end.
+// In a group, ncclCommAbort only sets the abort flag, which ends the worker's call. ncclGroupEnd then frees the
+// communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees it in ncclCommAbort, so this first
+// waits for the worker's call, which returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One blocking NCCL communicator, with a thread that makes NCCL's calls and a thread that watches and aborts it.
+// A blocking NCCL communicator and its two threads: one makes NCCL's calls, one watches and aborts the communicator.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ class NcclCommunicator {
     std::function<void()> changed;          // wakes the driver; both threads call it
   };
   NcclCommunicator(Setup setup, const nccl::UniqueId& id);
-  // Closes an idle, healthy communicator; aborts any other, and waits for a few seconds. If NCCL has not returned then,
-  // the threads stay in NCCL, and keep the device, until the process ends.
+  // Closes an idle, healthy communicator. Aborts any other, and waits for a few seconds. If NCCL has not returned by
+  // then, the threads stay in NCCL, and keep the device, until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -42,7 +42,7 @@ class NcclCommunicator {
   // Starts the calls and returns. ready() is true when they have returned.
   void launch(std::span<const NcclCall> calls);
   void finished();  // call it when the oldest launch is done
-  // Lets the watcher abort kernels in flight, which end soon. Does not wait. Throws nothing.
+  // Makes the watcher abort kernels in flight, which then end soon. Neither waits nor throws.
   void abort();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only computes addresses; neither CUDA nor NCCL is called.
+// Only computes addresses; calls neither CUDA nor NCCL.
 #include "data/nccl/nccl_schedule.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace farandole {
 namespace {
 
-// The type in which NCCL adds integers: the carrier if NCCL lacks the type, or if sums are scaled, because small types
-// would wrap before the division.
+// The type in which NCCL adds integers. It is the carrier if NCCL lacks the type, or if sums are scaled: small types
+// would overflow before the division.
 DType integer_form(DType type, bool scaled) {
   const DTypeTraits& traits = traits_of(type);
   return scaled || traits.nccl < 0 ? traits.carrier : type;
@@ -88,7 +88,7 @@ void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch) {
       case Pattern::kEachToAll: plan_allgather(part); break;
       case Pattern::kEachToEach: plan_alltoall(part); break;
       case Pattern::kMeet: break;
-      case Pattern::kNone: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
+      case Pattern::kNone: throw Error(ErrorCode::kInternal, "invalid operation on a GPU");
     }
   }
   plan_allreduces(std::move(allreduces));
@@ -163,7 +163,7 @@ void NcclSchedule::plan_direct(const Reduction& one) {
 }
 
 void NcclSchedule::plan_packed(std::span<const Reduction> some) {
-  const NcclForm& form = some.front().form;  // same_call() for all; the rest may differ
+  const NcclForm& form = some.front().form;  // same_call() holds for all
   size_t bytes = 0;
   for (const Reduction& one : some) {
     bytes += round_up(one.numbers() * size_of(form.type), kPackAlignment);

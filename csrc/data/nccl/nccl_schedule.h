@@ -33,8 +33,8 @@ struct NcclForm {
   }
 };
 
-// Returns the form of an allreduce or reducescatter. Floats are scaled after adding, because network switches add only
-// plain sums, and one division rounds less than a factor for each input. float16 is scaled first, or it would overflow.
+// Returns the form of an allreduce or reducescatter. Floats are scaled after adding: network switches can only add, and
+// one division rounds less than a factor for each input. float16 is scaled before adding, so that sums do not overflow.
 NcclForm form_of(const Part& part);
 
 nccl::DataType nccl_type(DType type);  // for NcclForm::type

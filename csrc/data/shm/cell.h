@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cell: shared memory in which the members of a set on one host complete a small call, each in the calling thread. A
-// cell reports no errors. If a member is late, makes a different call, has joined, leaves or dies, the round dissolves,
-// and all members make the call through the coordinator.
+// A cell: shared memory in which the members of a process set on one host complete a small call. Each works in its
+// calling thread. A cell reports no errors. If a member is late, makes a different call, has called join(), leaves or
+// dies, the round is dissolved, and all members make the call through the coordinator.
 //
-// The algorithm is that of MPICH's release_gather and of DeepSpeed's shm.cpp: each member writes its input to its own
-// place, and all read all places in member order.
+// MPICH's release_gather and DeepSpeed's shm.cpp use the same algorithm: each member writes its input to its own place,
+// and every member reads all places in member order.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class Cell {
     Spin spin;                         // for waiting callers
   };
   static constexpr size_t kAlignment = 4096;
-  // Larger inputs go through the set's lane, where members divide the work.
+  // Largest input. Larger ones go through the set's lane, where members divide the work.
   static size_t most_bytes(int members);
   static size_t bytes(int members);
 
@@ -46,13 +46,13 @@ class Cell {
   };
 
   // ---- One thread at a time
-  // Waits until all members make this call here with their inputs. False: make the call through the coordinator.
+  // Writes `input`, and waits until all members have made the same call. False: make the call through the coordinator.
   bool meet(const Call& call, std::span<const std::byte> input) {
     const bool met = come(call, input) == cell_protocol::End::kCompleted;
     completed_ += met;
     return met;
   }
-  // A member's input, from meet() until the next meet().
+  // Input of `member` after meet() returned true; valid until this member's next meet().
   const std::byte* input_of(int member) const { return place(member, parity_); }
   // Number of calls completed in this cell; equal on all members.
   uint64_t completed() const { return completed_; }
@@ -60,7 +60,7 @@ class Cell {
   // ---- The caller holds the mutex of RankCalls
   // Publishes how many of the set's calls have ended on this member, and how many it has under way outside the cell.
   void tell(uint64_t ended, uint32_t under_way);
-  // Dissolves the round in which peers wait for this member, because it has reported to the coordinator.
+  // Call it after this member has reported to the coordinator: dissolves the round in which peers wait for it.
   void disturb();
 
  private:
@@ -70,7 +70,7 @@ class Cell {
     std::atomic<uint64_t> definition;
     std::atomic<uint64_t> sequence;
     std::atomic<int64_t> rows;
-    std::atomic<uint64_t> elsewhere;  // tell(): ended << kCountBits | under_way
+    std::atomic<uint64_t> elsewhere;  // tell() stores ended << kCountBits | under_way
   };
   static constexpr int kCountBits = 24;
 

@@ -25,8 +25,8 @@ void HostArenas::look_around(const std::vector<int>& ranks) {
       peer.mapping = map_arena(fd.get(), /*inherit=*/false);
       directory_.set_mapped(own_rank_, rank);
     } catch (const Error& error) {
-      log(LogLevel::kWarning, "arrays of local rank " + std::to_string(rank) +
-                                  " are copied instead of shared: " + error.what());
+      log(LogLevel::kWarning, "farandole copies the arrays of local rank " + std::to_string(rank) +
+                                  " instead of sharing them: " + error.what());
     }
   }
 }
@@ -52,7 +52,7 @@ void HostArenas::retire(const std::byte* memory) noexcept {
     own_->retire(memory);
   } catch (const std::exception& error) {
     log(LogLevel::kError,
-        std::string("an array whose reduction failed stays shared: ") + error.what());
+        std::string("other ranks may still write to an array of a failed call: ") + error.what());
   }
 }
 

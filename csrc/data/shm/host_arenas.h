@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host's ranks. Peers map an arena on its first use. Driver only, unless marked.
+// The arenas of a host's ranks. A rank maps a peer's arena once the peer announces it. Driver only, unless marked.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 
 namespace farandole {
 
-// Flags in shared memory: which arenas are in use, and which ranks have mapped them. One rank sets each flag, once.
-// Zeroed memory is valid.
+// Flags in shared memory: which arenas are in use, and which ranks have mapped them. Each flag is set once, by one
+// rank. Zeroed memory is valid.
 class ArenaDirectory {
  public:
   ArenaDirectory(std::byte* memory, int ranks)
@@ -24,7 +24,7 @@ class ArenaDirectory {
     return static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Flag);
   }
 
-  // An owner announces its arena by setting the flag that it has mapped its own.
+  // An owner announces its arena by setting flag(owner, owner).
   void set_mapped(int peer, int owner) { flag(peer, owner).store(1); }
   bool is_mapped(int peer, int owner) const { return flag(peer, owner).load() != 0; }
   void announce(int owner) { set_mapped(owner, owner); }
@@ -40,14 +40,14 @@ class ArenaDirectory {
 
 class HostArenas {
  public:
-  // `fds`: descriptors of all local ranks' arenas; the one of this rank is not used.
+  // `fds`: descriptors of all local ranks' arenas. This rank's entry is ignored.
   HostArenas(std::shared_ptr<Arena> own, int own_rank, std::vector<Fd> fds,
              ArenaDirectory directory);
 
   bool has_own() const { return own_->in_use(); }
-  // Maps the arenas that `ranks` have announced. If that fails for an arena, its data is staged from then on.
+  // Maps the arenas that `ranks` have announced. If mapping an arena fails, its data is staged instead.
   void look_around(const std::vector<int>& ranks);
-  // Offset of `memory` in this rank's arena; nullopt: not there, or not all of `ranks` have mapped the arena yet.
+  // Offset of `memory` in this rank's arena. nullopt: it is elsewhere, or not all of `ranks` have mapped the arena yet.
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
   // Memory of another rank, at an offset that it has published.
   std::byte* at(int rank, uint64_t offset) const {
@@ -55,8 +55,8 @@ class HostArenas {
   }
   // Calls Arena::retire(), and logs a failure.
   void retire(const std::byte* memory) noexcept;
-  // Peers have written to `memory` (at `offset`). If a bucket of another set has retired it, copies the bytes from the
-  // old pages.
+  // Call it after peers have written to `memory`, at `offset`. If a bucket of another set has retired that memory,
+  // copies the bytes from the old pages.
   void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
   // Number of bytes of this rank that peers have accessed in place. Any thread.

@@ -16,7 +16,7 @@ namespace {
 // Small enough that a reduced chunk is still in the L1 cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
-// Counters with marks, address tables and slots start on their own pages.
+// The counters and marks, the address tables, and the slots each start on a new page.
 size_t marks_begin(int members) { return HostProgressTable::bytes_needed(members); }
 size_t tables_begin(int members, int slots) {
   return whole_pages(marks_begin(members) + Exchange::mark_bytes(members, slots));
@@ -28,12 +28,12 @@ size_t slots_begin(int members, int slots) {
 const ShmSetup& checked(const ShmSetup& setup) {
   const size_t needed = ShmBackend::sizes(setup.members, setup.block_bytes, setup.slots).bytes;
   if (setup.bytes >= needed) return setup;
-  throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
-                                        std::to_string(needed));
+  throw Error(ErrorCode::kInternal, "the staging memory has " + std::to_string(setup.bytes) +
+                                        " bytes instead of " + std::to_string(needed));
 }
 
-// True if peers may read the input in place. An allreduce overwrites a range only after all have read it, but an
-// overlapping reducescatter would overwrite bytes that peers have not read yet.
+// True if peers may read the input in place. An allreduce overwrites a range only after all have read it. A
+// reducescatter whose output overlaps its input would overwrite bytes that peers have not read yet.
 bool may_show_input(const Part& part) {
   if (part.signature.traits().pattern != Pattern::kReduceToOwners) return true;
   const size_t bytes = part.signature.bytes();
@@ -73,7 +73,7 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// Whole blocks get no table and are copied, because each member reduces a whole block and could overwrite its input
+// A whole block gets no table, so its input is copied: every member reduces the block, and could overwrite its input
 // before all members have read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
@@ -188,7 +188,7 @@ ShmBackend::ShmBackend(const ShmSetup& setup)
 void ShmBackend::begin(std::span<const Part> parts) {
   if (aborted_ || has_next_ || !finished()) {
     throw Error(ErrorCode::kInternal,
-                "shared-memory backend: begin() while a bucket is in flight or aborted");
+                "shared-memory backend: begin() was called during a bucket or after abort()");
   }
   plan_.start(parts);
   parts_ = parts;
@@ -226,8 +226,8 @@ void ShmBackend::rest() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
-  // If only the reduce phase uses the slot, it need not be free yet: that phase starts when all members have staged
-  // this block, and by then they have consumed the older ones.
+  // A slot that only the reduce phase uses need not be free yet. That phase starts when all members have staged this
+  // block, and by then they have consumed the slot's older block.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
@@ -258,7 +258,7 @@ void ShmBackend::stage() {
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
-    // If there are owners, this member receives their stripes, and then knows that they have read its inputs.
+    // With owners this is not needed: once this member receives their stripes, they have read its inputs.
     if (shown && current.owners == 0) at_.shown = at_.staged + 1;
   }
   if (current.owners > 0) {
@@ -302,8 +302,8 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
                                                 : exchange_.reach(at_.reduced, range, member));
   }
   scratch_.targets.clear();
-  // Results for peers go to this member's memory first, and are then copied to the slot. The slot's cache lines are in
-  // the peers' caches, and a copy takes them over faster than the kernels' stores.
+  // A result for peers is written to this member's memory, then copied to the slot. The slot's cache lines are in the
+  // peers' caches, and a copy claims them faster than the kernels' stores do.
   if (!shared && overwrites_own_input(part, range)) {
     scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend within one host: moves buckets in blocks through small slots in shared memory, which stay in caches.
-// Driver only.
+// The backend within one host: moves buckets in blocks through shared memory. Its slots are small, so they stay in CPU
+// caches. Driver only.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct ShmSetup {
   int members = 1;
   std::byte* memory = nullptr;  // zeroed, mapped by all members, aligned to 64
   size_t bytes = 0;             // at least sizes().bytes
-  std::vector<Wakeup> wakeups;  // for each member, also this one
+  std::vector<Wakeup> wakeups;  // one per member, including this one
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
@@ -38,9 +38,9 @@ struct ShmSetup {
   PhaseWatch watch = {};
 };
 
-// Gives peers access to a block's bytes: copies in slots of shared memory, or the buffers in place (zero copy) if all
-// members have mapped their arena. Then members only exchange addresses. Each member decides for each part. Pointers
-// stay valid until all members have consumed the block. "My" is this member's.
+// Gives peers access to a block's bytes: through copies in slots of shared memory or, if all members have mapped the
+// buffer's arena, in place (zero copy). In place, members exchange only addresses. Each member decides for each part.
+// Pointers stay valid until all members have consumed the block. "My" means this member's.
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
@@ -52,16 +52,16 @@ class Exchange {
   void open(uint64_t number, const Block& block);
   // Stage phase: makes the range of my input accessible. True: peers read the input buffer itself.
   bool offer(uint64_t block, const Range& range, const Part& part);
-  // Stage phase: lets the peer that reduces this range write into my output, if that is mapped.
+  // Stage phase: lets the peer that reduces this range write into my output, if peers have mapped the output.
   void expect(uint64_t block, const Range& range, const Part& part);
   // Reduce phase: returns the range of `member`'s input.
   const std::byte* reach(uint64_t block, const Range& range, int member) const;
   // Reduce phase: appends to `targets` all addresses where peers expect the range's result.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
-  // Memory for the range in my slot. If I reduce the range, no peer reads my input there, so it can hold the result.
+  // Memory for the range in my slot. If I reduce the range, it can hold the result: no peer reads my input there.
   std::byte* own_slot(uint64_t block, const Range& range);
-  // Consume phase: copies the range that range.member has offered or reduced to my output, unless it is there already.
+  // Consume phase: copies to my output the range that range.member has offered or reduced, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
   // Drops the bucket in flight. Afterwards peers cannot change the parts' buffers.
   void abandon(std::span<const Part> parts);
@@ -71,13 +71,13 @@ class Exchange {
   void give_back();
 
  private:
-  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: in no mapped arena.
+  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: not in a mapped arena.
   static constexpr uint64_t kNowhere = 0;
   struct Address {
     uint64_t input;
     uint64_t output;
   };
-  // Says if a member has a table for a block. If not, the member copies everything.
+  // Nonzero if a member has a table for a block. Otherwise the member copies everything.
   struct Mark {
     alignas(64) uint64_t used;
   };
@@ -131,7 +131,7 @@ class Exchange {
 class ShmBackend final : public Backend {
  public:
   explicit ShmBackend(const ShmSetup& setup);
-  // Bytes of memory that the backend needs. Bytes after `at_once` may be allocated on use, if ShmSetup::fd is set.
+  // Bytes of memory that the backend needs. If ShmSetup::fd is set, those after `at_once` are allocated on use.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -178,7 +178,7 @@ class ShmBackend final : public Backend {
   bool has_next_ = false;  // block(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    uint64_t staged = 0;  // these three: copies of this member's HostProgress
+    uint64_t staged = 0;  // staged, reduced, consumed: as in this member's HostProgress
     uint64_t reduced = 0;
     uint64_t consumed = 0;
     uint64_t shown = 0;  // once all have consumed this many blocks, no peer reads my inputs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, lazily. The cuts depend on shapes, rows and members only, so all members cut alike, even
-// those without buffers.
+// Cuts a bucket into blocks, lazily. The cuts depend only on shapes, rows and the number of members, so all members
+// make the same cuts, even those without buffers.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace farandole {
 
-// One member's progress, in shared memory: numbers of blocks over all buckets. Only that member writes them, and they
-// only grow. Zeroed memory is valid. Accesses are seq_cst, because Wakeup checks for sleepers after them.
+// One member's progress, in shared memory: numbers of blocks over all buckets. Only that member writes these counters,
+// and they never decrease. Zeroed memory is valid. Accesses are seq_cst, because Wakeup checks for sleepers afterwards.
 struct HostProgress {
   using Counter = std::atomic<uint64_t>;
   alignas(64) Counter staged{0};
@@ -83,8 +83,8 @@ class ShmSchedule {
   // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
-  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an allreduce
-  // block have at most `direct_bytes` together, every member reduces the whole block: one hop instead of two.
+  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs to a block of an
+  // allreduce total at most `direct_bytes`, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().

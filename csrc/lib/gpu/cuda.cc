@@ -64,7 +64,7 @@ void Api::check(Result result, const char* what) const {
 
 std::shared_ptr<const Api> open(const std::string& path) {
   const auto library =
-      DynamicLibrary::open({path.empty() ? "libcuda.so.1" : path}, "CUDA driver",
+      DynamicLibrary::open({path.empty() ? "libcuda.so.1" : path}, "the CUDA driver",
                            "install NVIDIA's driver, or pass it into the container");
   auto api = std::make_shared<Api>();
   api->path = library.name();

@@ -33,9 +33,9 @@ constexpr Result kNotReady = 600;
 // CUDA_ERROR_STREAM_CAPTURE_...: a stream is being captured into a graph.
 constexpr bool is_of_captures(Result result) { return result >= 900 && result <= 908; }
 constexpr const char* kOutsideOfCaptures =
-    "; a stream is being captured into a CUDA graph: call farandole before or after the capture (a "
-    "backward pass in optimizer.no_sync()), and run one step before the first capture, because "
-    "NCCL cannot connect meanwhile";
+    "; a stream is being captured into a CUDA graph. Call farandole before or after the capture, "
+    "and capture backward passes in optimizer.no_sync(). Run one step before the first capture, "
+    "because NCCL cannot connect during a capture";
 constexpr int kCaptureRelaxed = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventBlockingSync = 1;

@@ -80,7 +80,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
   if (pools == 0) {
     throw Error(ErrorCode::kLibrary, name() +
                                          " has no stream-ordered memory pools; farandole needs a "
-                                         "GPU and a driver of CUDA 11.2 or newer");
+                                         "GPU and a driver with CUDA 11.2 or newer");
   }
   api_->check(api_->context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
@@ -92,7 +92,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
     cuda::PoolProperties properties;
     properties.location.id = ordinal;
     api_->check(api_->pool_create(&pool_, &properties), "cuMemPoolCreate");
-    // The pool keeps freed memory for the next bucket, because the driver synchronises to take or give memory.
+    // The pool keeps freed memory for the next bucket, because the driver synchronises to get or return memory.
     uint64_t keep = std::numeric_limits<uint64_t>::max();
     api_->check(api_->pool_attribute(pool_, cuda::kPoolReleaseThreshold, &keep),
                 "cuMemPoolSetAttribute");
@@ -165,8 +165,8 @@ std::shared_ptr<PinnedMemory> GpuDevice::pinned(size_t bytes) {
     Scope scope(*this);
     cuda::Result result = api_->host_alloc(&memory, bytes, cuda::kHostPortable);
     if (result != cuda::kSuccess) {
-      throw Error(ErrorCode::kLibrary, "no pinned host memory for " + std::to_string(bytes) +
-                                           " bytes: " + api_->text_of(result));
+      throw Error(ErrorCode::kLibrary, "cannot allocate " + std::to_string(bytes) +
+                                           " bytes of pinned memory: " + api_->text_of(result));
     }
   }
   return std::make_shared<PinnedMemory>(shared_from_this(), static_cast<std::byte*>(memory), bytes);
@@ -181,7 +181,7 @@ cuda::Address GpuDevice::allocate(size_t bytes, cuda::Stream stream) {
               name() + " has no memory for " + std::to_string(bytes) +
                   " bytes: " + api_->text_of(result) +
                   (result == cuda::kOutOfMemory
-                       ? "; lower FARANDOLE_GPU_FUSION_THRESHOLD or the framework's own use"
+                       ? "; lower FARANDOLE_GPU_FUSION_THRESHOLD or the framework's memory use"
                        : ""));
 }
 

@@ -75,7 +75,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   int capability() const { return capability_; }  // 90: sm_90
   const cuda::Uuid& uuid() const { return uuid_; }
   std::string name() const;
-  // The core's stream: of high priority, independent of the default stream.
+  // The core's stream. It has high priority, and is independent of the default stream.
   cuda::Stream stream() const { return stream_; }
 
   // Waits at most 5 seconds for the work that is now in stream(); aborted kernels end sooner.
@@ -84,13 +84,13 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
-  // Allocates memory for later work in `stream`. Throws Error(kLibrary), with the number of bytes if memory ran out.
+  // Allocates memory for later work in `stream`. Throws Error(kLibrary) with the number of bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
   // Frees memory after the work now in `stream`. False: not freed, because the stream is being captured.
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
   // Keeps the module until the device is destroyed: unloading waits for the module's work, which may never end.
   void unload_at_end(cuda::Module module);
-  // Also true for the default stream while a stream that waits for it is captured: CUDA then forbids its use.
+  // Also true for the default stream while a stream that synchronises with it is captured: CUDA then forbids its use.
   bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:

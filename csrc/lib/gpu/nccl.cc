@@ -29,15 +29,15 @@ void fill_all(const DynamicLibrary& library, Api& api) {
 
 }  // namespace
 
-// NCCL's threads connect peers. CUDA forbids them to wait for a stream while another thread captures in global mode.
-// NCCL's result does not show this cause, but its last error text quotes CUDA.
+// Adds the remedy for captures if NCCL's last error text quotes CUDA: NCCL's result does not show this cause. NCCL's
+// threads connect peers, and CUDA forbids them to wait for a stream while another thread captures in global mode.
 std::string Api::text_of(Result result, Comm comm) const {
   const char* found = last_error(comm);
   const std::string words = found ? found : "";
   return error_text(result) +
-         (words.empty() ? "; NCCL_DEBUG=INFO tells more" : " (" + words + ")") +
+         (words.empty() ? "; set NCCL_DEBUG=INFO to see more" : " (" + words + ")") +
          (words.find("captur") != words.npos ? cuda::kOutsideOfCaptures : "") +
-         (result == kInProgress ? "; unset NCCL_COMM_BLOCKING, which must not be 0 here" : "");
+         (result == kInProgress ? "; unset NCCL_COMM_BLOCKING, because 0 is not supported" : "");
 }
 
 void Api::check(Result result, const char* what, Comm comm) const {
@@ -47,7 +47,7 @@ void Api::check(Result result, const char* what, Comm comm) const {
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   const auto library =
-      DynamicLibrary::open(paths, "NCCL", "pip install nvidia-nccl-cu13 (or -cu12)");
+      DynamicLibrary::open(paths, "NCCL", "run: pip install nvidia-nccl-cu13 (or -cu12)");
   auto api = std::make_shared<Api>();
   api->path = library.name();
   library.fill(api->get_version, "ncclGetVersion");
@@ -55,7 +55,7 @@ std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   if (api->version < kFirstWithConfig) {
     throw Error(ErrorCode::kLibrary,
                 api->path + " is NCCL " + std::to_string(api->version) +
-                    "; 2.14 or newer is needed: pip install -U nvidia-nccl-cu13");
+                    "; farandole needs 2.14 or newer; run: pip install -U nvidia-nccl-cu13");
   }
   fill_all(library, *api);
   return api;

@@ -40,7 +40,7 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
-// Before this version, ncclCommAbort inside a group frees the communicator at once, not when the group ends
+// Before this version, ncclCommAbort inside a group frees the communicator immediately, not when the group ends
 // (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
@@ -81,8 +81,8 @@ struct Api {
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 
-// Opens the first library in `paths` that is already loaded or can be loaded. Throws Error(kLibrary), with a remedy, if
-// there is none or its version is too old.
+// Opens the first library in `paths` that is loaded already, else the first that can be loaded. Throws Error(kLibrary),
+// with a remedy, if there is none or its version is too old.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
 }  // namespace farandole::nccl

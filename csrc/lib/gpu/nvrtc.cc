@@ -51,8 +51,8 @@ class Compilation {
   Result result_ = 0;
 };
 
-// Loads NVRTC's builtins, a library that NVRTC opens by name. CUDA 13.0's wheel does not find them in its own folder,
-// but finds them if they are loaded. If this fails, NVRTC reports what is missing.
+// Loads NVRTC's builtins, a library that NVRTC opens by name. NVRTC of CUDA 13.0's wheel does not find it in its own
+// folder, unless it is already loaded. If this fails, NVRTC reports what is missing.
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);
@@ -63,7 +63,7 @@ void load_builtins(const DynamicLibrary& library, const Api& api) {
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   const auto library = DynamicLibrary::open(
-      paths, "NVRTC", "pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12)");
+      paths, "NVRTC", "run: pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12)");
   auto api = std::make_shared<Api>();
   api->path = library.name();
   library.fill(api->get_version, "nvrtcVersion");

@@ -34,8 +34,8 @@ struct Api {
 // Loads the library. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// Compiles a cubin for this compute capability (90: sm_90). If this NVRTC does not know the capability, returns PTX;
-// the driver compiles it. Throws Error(kLibrary) with the compiler's text.
+// Compiles a cubin for this compute capability (90: sm_90). If this NVRTC does not know the capability, returns PTX,
+// which the driver compiles. Throws Error(kLibrary) with the compiler's text.
 std::string compile(const Api& api, const std::string& source, int capability);
 
 }  // namespace farandole::nvrtc

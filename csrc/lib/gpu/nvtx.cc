@@ -8,7 +8,7 @@ namespace farandole::nvtx {
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   const auto library = DynamicLibrary::open(paths, "NVTX, which only Nsight needs",
-                                            "pip install nvidia-nvtx (or -nvtx-cu12)");
+                                            "run: pip install nvidia-nvtx (or nvidia-nvtx-cu12)");
   auto api = std::make_shared<Api>();
   api->path = library.name();
   library.fill(api->push, "nvtxRangePushA");

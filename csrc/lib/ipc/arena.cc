@@ -27,7 +27,7 @@ Fd sparse_memfd(size_t bytes) {
   if (!fd) throw_system_error("cannot create shared memory for arrays", errno);
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw_system_error("cannot size shared memory for arrays", errno,
+    throw_system_error("cannot set the size of shared memory for arrays", errno,
                        "raise the limit of file sizes (ulimit -f)");
   }
   return fd;
@@ -60,8 +60,7 @@ Mapping map_arena(int fd, bool inherit) {
   munmap(first + before + bytes, kAlign - before);
   Mapping mapping(first + before, {bytes});
   map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
-  madvise(mapping.get(), bytes,
-          MADV_DONTDUMP);  // otherwise each rank's core file contains every rank's arrays
+  madvise(mapping.get(), bytes, MADV_DONTDUMP);  // else core files contain all ranks' arrays
   if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
   return mapping;
 }
@@ -106,7 +105,8 @@ uint64_t Arena::take(size_t bytes, size_t alignment) {
     return offset;
   }
   throw Error(ErrorCode::kLibrary, "no room for " + std::to_string(bytes) +
-                                       " bytes in an arena of " + std::to_string(bytes_));
+                                       " bytes in an arena of " + std::to_string(bytes_) +
+                                       " bytes");
 }
 
 void Arena::give_back(uint64_t offset, size_t bytes) {

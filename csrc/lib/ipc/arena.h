@@ -32,9 +32,9 @@ class Arena {
   // Returns whole pages, zeroed and resident. Throws Error(kLibrary) if memory is short; later accesses raise no
   // SIGBUS.
   std::byte* allocate(size_t bytes);
-  // Frees the pages at once, for all processes. False: no allocation of this arena starts at `memory`.
+  // Frees the pages immediately, for all processes. False: no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Offset in the memfd of `memory`, which may lie inside an allocation. nullopt: peers do not share it.
+  // Returns the offset of `memory` in the memfd. It may lie inside an allocation. nullopt: peers do not share it.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
   // Stops sharing the allocation that contains `memory`: copies its content to private pages; peers keep the old pages.
   // Other threads may use the memory meanwhile.
@@ -59,7 +59,7 @@ class Arena {
   struct Allocation {
     size_t bytes;
     bool retired = false;
-    bool released = false;  // while also retired, its offsets are not reused
+    bool released = false;  // by the user, while retired: its offsets are not reused
   };
   using Allocations = std::map<uint64_t, Allocation>;
 

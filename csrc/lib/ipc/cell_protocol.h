@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The atomic operations by which the members of a cell meet. Templates: Cell runs them on shared memory and futexes,
-// the model checker in tests/csrc on a model of both.
+// The atomic operations by which the members of a cell meet. They are templates: Cell runs them on shared memory and
+// futexes, the model checker in tests/csrc on a model of both.
 //
 // `State` offers atomic, sequentially consistent steps on one word: load(), replace(expected&, desired), wake() and
 // sleep(expected, deadline). sleep() returns false if a signal came or the deadline passed.

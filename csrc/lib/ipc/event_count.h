@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The EventCount on which a rank's threads sleep: one per rank, in shared memory. Zeroed memory is a valid one.
+// The EventCount on which a rank's threads sleep: one per rank, in shared memory. Zeroed memory is a valid EventCount.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors by which this process wakes a rank's threads that sleep in a Poller, because other hosts can send to
-// that rank. Without them, the threads sleep on the word itself.
+// File descriptors by which this process wakes the threads of a rank to which other hosts can send: they sleep in a
+// Poller. Without them, a rank's threads sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
   Poller* poller = nullptr;  // null: the sleepers belong to another process
@@ -106,8 +106,8 @@ class Wakeup {
   uint32_t prepare() const { return state_.load_word(); }
 
   // Sleeps once, for at most a second, so that a caller handles its signals. Check for work afterwards. False: a signal
-  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst, and return true exactly if work was
-  // published since prepare() or a socket of the Poller changed: a notify() that found no sleeper left no trace.
+  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst, and be true exactly if work was
+  // published since prepare() or a socket of the Poller changed: notify() leaves no trace if it finds no sleeper.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -145,7 +145,7 @@ class Wakeup {
     }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
       if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
-      // Needs no check of the word: if the bell rang before, sleep() returns at once.
+      // Needs no check of the word: if the bell rang before, sleep() returns immediately.
       return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The atomic operations of an EventCount, in an order that loses no wake-up. Templates: Wakeup runs them on shared
-// memory and futexes, the model checker in tests/csrc on a model of both.
+// The atomic operations of an EventCount, in an order that loses no wake-up. They are templates: Wakeup runs them on
+// shared memory and futexes, the model checker in tests/csrc on a model of both.
 //
 // `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&, desired),
 // set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
@@ -32,8 +32,8 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call after publishing work. It takes the flag before it bumps the word. The other way round, it could take the
-// flag of a sleeper that has read the new word already; that one would then sleep for ever.
+// Call after publishing work. It takes the flag before it bumps the word. In the opposite order, it could take the flag
+// of a sleeper that has already read the new word, and no wake-up would reach that sleeper.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -50,7 +50,7 @@ FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& h
   state.set_flags(sleeper);
   if (!has_work()) {
     result = state.sleep(ticket, sleeper, deadline);
-    // There is work after a time-out: a notifier is about to wake this thread, or a wake-up was lost.
+    // Work after a time-out means that a notifier is about to wake this thread, or that a wake-up was lost.
     if (result == FutexResult::kTimedOut && has_work()) {
       result = state.sleep(ticket, sleeper, state.grace());
       if (result == FutexResult::kTimedOut) state.rescued();
@@ -65,8 +65,7 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before it checks for work: a notifier that saw the flag has woken at most the driver, which may be
-// stopping.
+// Clears kDriven before it checks for work: a notifier that saw the flag woke no thread, except perhaps this driver.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

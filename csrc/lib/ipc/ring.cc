@@ -20,8 +20,7 @@ struct Prefix {
 
 constexpr size_t kAlignment = 8;
 constexpr size_t kSmallestCapacity = 64;
-constexpr uint32_t kWrap =
-    ~uint32_t{0};  // in place of a length: the next record is at the ring's start
+constexpr uint32_t kWrap = ~uint32_t{0};  // as a length: the next record is at the ring's start
 static_assert(sizeof(Prefix) == kAlignment);
 
 constexpr size_t with_prefix(size_t record) {
@@ -54,7 +53,7 @@ RingMemory::RingMemory(std::byte* memory, size_t capacity)
   const bool aligned = reinterpret_cast<uintptr_t>(memory) % alignof(RingHeader) == 0;
   if (!aligned || capacity < kSmallestCapacity || !std::has_single_bit(capacity)) {
     throw Error(ErrorCode::kInternal,
-                "a ring needs aligned memory and a power of two of at least 64 bytes, not " +
+                "a ring needs aligned memory; its size must be a power of two, at least 64, not " +
                     std::to_string(capacity));
   }
 }
@@ -68,7 +67,8 @@ bool RingWriter::try_push(Bytes first, Bytes second) {
   const size_t length = first.size() + second.size();
   if (length == 0 || length > max_record()) {
     throw Error(ErrorCode::kInternal, "a ring of " + std::to_string(capacity_) +
-                                          " bytes takes no record of " + std::to_string(length));
+                                          " bytes cannot take a record of " +
+                                          std::to_string(length));
   }
   const size_t needed = with_prefix(length);
   const size_t skipped = needed > until_wrap(head_) ? until_wrap(head_) : 0;
@@ -119,7 +119,7 @@ Bytes RingReader::front() {
 }
 
 bool RingReader::pop() {
-  if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() of a ring without front()");
+  if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() was called without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
   // Reports when half of the ring is free, so that the writer does not wake for every record.

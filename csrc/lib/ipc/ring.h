@@ -43,7 +43,7 @@ class RingWriter : public RingMemory {
  public:
   RingWriter(std::byte* memory, size_t capacity);
 
-  // Appends `first` and `second` as one record of 1 to max_record() bytes by a seq_cst store; then notify the reader.
+  // Appends `first` and `second` as one record of 1 to max_record() bytes, by a seq_cst store. Then notify the reader.
   // False: no room.
   bool try_push(Bytes first, Bytes second = {});
 

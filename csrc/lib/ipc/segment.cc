@@ -21,10 +21,10 @@ size_t fixed_size(const Fd& fd) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   struct stat status;
   if (seals < 0 || fstat(fd.get(), &status) != 0) {
-    throw_system_error("a peer sent no shared memory segment", errno);
+    throw_system_error("a peer sent a descriptor that is not shared memory", errno);
   }
   if ((seals & kFixedSize) != kFixedSize || status.st_size <= 0) {
-    throw Error(ErrorCode::kInternal, "a peer sent a shared memory segment of no fixed size");
+    throw Error(ErrorCode::kInternal, "a peer sent shared memory whose size is not fixed");
   }
   return static_cast<size_t>(status.st_size);
 }
@@ -32,12 +32,12 @@ size_t fixed_size(const Fd& fd) {
 }  // namespace
 
 Segment Segment::create(const char* label, SegmentSize size, bool inherit) {
-  if (size.bytes == 0) throw Error(ErrorCode::kInternal, "a segment of no bytes");
+  if (size.bytes == 0) throw Error(ErrorCode::kInternal, "a segment must not be empty");
   refuse_too_much(label, size.at_once);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error(std::string("cannot create shared memory for ") + label, errno);
   if (ftruncate(fd.get(), static_cast<off_t>(size.bytes)) != 0) {
-    throw_system_error(std::string("cannot size shared memory for ") + label, errno);
+    throw_system_error(std::string("cannot set the size of shared memory for ") + label, errno);
   }
   allocate_pages(fd.get(), label, 0, size.at_once);
   if (fcntl(fd.get(), F_ADD_SEALS, kFixedSize | F_SEAL_SEAL) != 0) {
@@ -59,7 +59,7 @@ Segment::Segment(Fd fd, size_t bytes, bool inherit) : fd_(std::move(fd)) {
   }
   memory_ = Mapping(static_cast<std::byte*>(mapped), {bytes});
   if (!inherit && madvise(data(), bytes, MADV_DONTFORK) != 0) {
-    throw_system_error("cannot keep shared memory from forked children", errno);
+    throw_system_error("cannot exclude shared memory from forked children", errno);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unnamed shared memory (a memfd): none of it remains, however a rank dies.
+// Unnamed shared memory (a memfd). The kernel frees it after the ranks have ended, even if they crash.
 #pragma once
 
 #include <cstddef>

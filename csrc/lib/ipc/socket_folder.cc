@@ -28,15 +28,15 @@ constexpr mode_t kOwnOnly = 0700;
 constexpr size_t kLongestName = 64;
 constexpr time_t kNewSeconds = 2;  // age below which sweep() keeps a socket
 
-// Candidates in the order in which all of a user's processes on a host try them. $XDG_RUNTIME_DIR is not first, because
-// it vanishes at logout, and a job may stay.
+// Candidate folders. All of a user's processes on a host try them in this order. $XDG_RUNTIME_DIR is not first, because
+// it vanishes at logout, and a job may continue.
 std::vector<std::string> candidates() {
   const std::string name = "/farandole-" + std::to_string(geteuid());
   std::vector<std::string> all{"/tmp" + name};
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
   if (runtime != nullptr && *runtime == '/') all.push_back(std::string(runtime) + "/farandole");
   all.push_back("/dev/shm" + name);
-  // Another user can create files with the other names, but not with this one.
+  // Another user could create a folder with the other names, but not with this one.
   const char* const home = std::getenv("HOME");
   if (home != nullptr && *home == '/') all.push_back(std::string(home) + "/.farandole");
   return all;
@@ -55,8 +55,8 @@ std::string trouble_with(const std::string& folder, std::optional<struct stat>& 
   return {};
 }
 
-// True if a process has this socket open. A datagram socket cannot connect to farandole's stream sockets, but the error
-// shows whether a process has them open.
+// True if a process has this socket open. A datagram socket cannot connect to farandole's sockets, but the error shows
+// whether a process has them open.
 bool has_process(const std::string& path) {
   const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -66,7 +66,7 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes sockets of killed processes. Keeps new ones, because for a moment after bind() they look the same.
+// Removes sockets of killed processes. Keeps new sockets, which look the same for a moment after bind().
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -82,8 +82,8 @@ void sweep(const std::string& folder, const std::string& beginning) {
 }  // namespace
 
 SocketFolder socket_folder() {
-  const std::string boot =
-      boot_id();  // in the names, because hosts that share the folder see only their own processes
+  // Part of the names: hosts that share the folder see only their own processes.
+  const std::string boot = boot_id();
   std::string why;
   for (const std::string& folder : candidates()) {
     std::optional<struct stat> found;
@@ -97,8 +97,8 @@ SocketFolder socket_folder() {
     why += (why.empty() ? "" : "; ") + folder + ": " + trouble;
   }
   throw Error(ErrorCode::kLibrary, "there is no folder for this user's Unix sockets: " + why +
-                                       ". Remedy: set XDG_RUNTIME_DIR to a folder of yours in "
-                                       "which nobody else may write");
+                                       ". Remedy: set XDG_RUNTIME_DIR to a folder of yours that "
+                                       "nobody else may write to");
 }
 
 }  // namespace farandole

@@ -8,10 +8,10 @@
 namespace farandole {
 
 struct SocketFolder {
-  std::string
-      prefix;  // start of socket paths; at most 64 bytes follow, without comma, colon or blank
-  std::string
-      identity;  // host, device, inode: equal for processes that can reach each other's sockets
+  // Start of socket paths. At most 64 bytes follow, without comma, colon or blank.
+  std::string prefix;
+  // Host, device and inode: equal for processes that can reach each other's sockets.
+  std::string identity;
 };
 
 // Returns the first usable of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID, ~/.farandole.

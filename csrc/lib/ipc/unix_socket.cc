@@ -25,13 +25,13 @@ namespace {
 constexpr int kUnixBacklog = 256;
 
 [[noreturn]] void throw_timed_out(const char* what) {
-  throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
+  throw Error(ErrorCode::kStall, std::string("the deadline passed while ") + what);
 }
 
 [[noreturn]] void throw_failed(const char* what, int error_number) {
   if (error_number == EPIPE || error_number == ECONNRESET || error_number == ECONNREFUSED ||
       error_number == ENOENT) {
-    throw Error(ErrorCode::kPeer, std::string("the peer is gone while ") + what);
+    throw Error(ErrorCode::kPeer, std::string("the peer has ended: failed while ") + what);
   }
   throw_system_error(std::string("failed while ") + what, error_number);
 }
@@ -45,7 +45,7 @@ Fd make_socket(int flags = 0) {
 struct SocketAddress {
   explicit SocketAddress(const std::string& path) {
     if (path.empty() || path.size() >= sizeof(storage.sun_path)) {
-      throw Error(ErrorCode::kInternal, "bad name of a Unix socket: " + path);
+      throw Error(ErrorCode::kInternal, "invalid path of a Unix socket: " + path);
     }
     storage.sun_family = AF_UNIX;
     path.copy(storage.sun_path, path.size());
@@ -64,7 +64,7 @@ std::string random_name() {
   return name;
 }
 
-// Limits connect(), which on a blocking socket waits for a place in the backlog for at most the send time-out.
+// Limits connect(): on a blocking socket, it waits for a place in the backlog for at most the send time-out.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
@@ -102,7 +102,7 @@ uid_t peer_user(int fd) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    throw_system_error("cannot ask who the peer is", errno);
+    throw_system_error("cannot get the user of the peer", errno);
   }
   return peer.uid;
 }
@@ -130,7 +130,7 @@ JobKey random_key() {
   size_t filled = 0;
   while (filled < key.size()) {
     const ssize_t got = getrandom(key.data() + filled, key.size() - filled, 0);
-    if (got < 0 && errno != EINTR) throw_system_error("no random numbers from the kernel", errno);
+    if (got < 0 && errno != EINTR) throw_system_error("the kernel gave no random numbers", errno);
     if (got > 0) filled += static_cast<size_t>(got);
   }
   return key;
@@ -151,7 +151,7 @@ UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadl
     set_send_timeout(connection.fd_, deadline);
     if (::connect(connection.fd(), address.get(), sizeof address.storage) == 0) {
       if (!is_own_user(peer_user(connection.fd()))) {
-        throw Error(ErrorCode::kPeer, "a process of another user listens in place of a rank");
+        throw Error(ErrorCode::kPeer, "a process of another user listens on the socket of a rank");
       }
       connection.send(key, {}, deadline);
       return connection;
@@ -166,7 +166,7 @@ void UnixSocket::send(std::span<const std::byte> bytes, std::span<const int> fds
   if (bytes.empty() || bytes.size() > kMaxBytes || fds.size() > kMaxFds) {
     throw Error(ErrorCode::kInternal, "a message of " + std::to_string(bytes.size()) +
                                           " bytes and " + std::to_string(fds.size()) +
-                                          " descriptors does not fit a Unix socket");
+                                          " descriptors is invalid for a Unix socket");
   }
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr header{};
@@ -204,7 +204,7 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
   message.fds = take_fds(header);
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     throw Error(ErrorCode::kLibrary,
-                "a message was cut short; the limit of open files (ulimit -n) may be reached");
+                "a message was truncated; perhaps raise the limit of open files (ulimit -n)");
   }
   if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // closed: no message is empty
   return message;

@@ -64,12 +64,12 @@ class CommOf final : public MpiComm {
   void check_usable() {
     int finalized = 0, threads = 0;
     check(mpi_.finalized(&finalized), "MPI_Finalized");
-    if (finalized != 0) throw Error(ErrorCode::kLibrary, "MPI has ended in this process");
+    if (finalized != 0) throw Error(ErrorCode::kLibrary, "MPI was finalised in this process");
     check(mpi_.query_thread(&threads), "MPI_Query_thread");
     if (threads >= Abi::kThreadMultiple) return;
     throw Error(ErrorCode::kLibrary,
-                "MPI was initialised for calls from one thread at a time, but farandole calls it "
-                "from a second thread. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
+                "MPI was initialised without MPI_THREAD_MULTIPLE, but farandole calls it from "
+                "several threads. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
                 "or call MPI.Init_thread(MPI.THREAD_MULTIPLE)");
   }
 
@@ -95,10 +95,10 @@ class CommOf final : public MpiComm {
     if (done == 0 || receives < 0) return done != 0;
     check(mpi_.get_count(&status, byte_, &count), "MPI_Get_count");
     if (count == receives) return true;
-    throw Error(ErrorCode::kInternal, "a message of " + std::to_string(count) +
-                                          " bytes from rank " + std::to_string(status.source) +
-                                          " where " + std::to_string(receives) +
-                                          " were due: the ranks disagree about a bucket");
+    throw Error(ErrorCode::kInternal, "received " + std::to_string(count) + " bytes from rank " +
+                                          std::to_string(status.source) + " instead of " +
+                                          std::to_string(receives) +
+                                          ": the ranks disagree about a bucket");
   }
 
   void cancel(int64_t handle) override {
@@ -114,7 +114,7 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// Finds the loaded MPIs by a symbol that wrappers (profiling libraries) do not define, because file names differ.
+// Finds the loaded MPI libraries by a symbol, because file names differ. Profiling libraries do not define this symbol.
 std::vector<DynamicLibrary> loaded_mpis() {
   return DynamicLibrary::that_define("PMPI_Initialized");
 }
@@ -128,7 +128,7 @@ std::optional<DynamicLibrary> running_mpi() {
   return std::nullopt;
 }
 
-// First line of the library's description of itself; empty: it has none.
+// First line of MPI_Get_library_version. Empty: there is none.
 std::string version_text(const DynamicLibrary& mpi) {
   constexpr size_t kLongest = 8192;  // the standard ABI's limit; other ABIs have less
   const auto ask = mpi.find<int(char*, int*)>("MPI_Get_library_version");
@@ -187,10 +187,10 @@ std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
   }
   throw Error(ErrorCode::kLibrary,
               mpi->name() + " (\"" + version +
-                  "\") has no binary interface that farandole knows: Open MPI's "
-                  "(ompi_mpi_comm_world), MPICH's (MPI_Get_library_version names MPICH, Intel, "
-                  "MVAPICH or ParaStation), MPI 5's (MPI_Abi_get_version). Remedy: set "
-                  "FARANDOLE_WIRE=tcp, so that farandole uses TCP between hosts");
+                  "\") has an unknown binary interface. farandole knows Open MPI's (it defines "
+                  "ompi_mpi_comm_world), MPICH's (its version text names MPICH, Intel, MVAPICH or "
+                  "ParaStation) and MPI 5's (it defines MPI_Abi_get_version). Remedy: set "
+                  "FARANDOLE_WIRE=tcp to use TCP between hosts");
 }
 
 bool MpiRequest::test() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages for MpiWire, through the MPI that this process already runs, if its ABI is in mpi_abi.h. Any
+// Point-to-point messages for MpiWire. They use the MPI that this process already runs, if mpi_abi.h has its ABI. Any
 // thread. Throws Error(kLibrary) with MPI's text.
 #pragma once
 
@@ -27,7 +27,7 @@ class MpiRequest {
   MpiRequest() = default;
 
   explicit operator bool() const { return comm_ != nullptr; }  // true: in flight
-  // True: the message is complete, and this object is empty. Throws, too, if a received message has the wrong length.
+  // True: the message is complete, and this object is empty. Also throws if a received message has the wrong length.
   bool test();
   // Lets a receive complete soon, perhaps without a message. No effect on a send.
   void cancel();

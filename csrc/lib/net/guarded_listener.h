@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listening socket and its unauthenticated connections. It judges a connection by the bytes received so far, without
-// blocking, and drops it after 5 s without a proof. If strangers take all places or descriptors, it judges all
-// connections again, then drops the oldest one without a hello, else the oldest one. An honest caller tries again.
+// blocking, and drops it after 5 s without a proof. If all places or descriptors are taken, it judges all connections
+// again, then drops the oldest one without a hello, else the oldest one. An honest caller tries again.
 #pragma once
 
 #include <poll.h>
@@ -20,9 +20,9 @@
 
 namespace farandole {
 
-constexpr const char* kMoreFiles = "raise ulimit -n";
+constexpr const char* kMoreFiles = "raise the limit of open files (ulimit -n)";
 
-template <class Connection>  // its first member is an Fd `fd`; greeted(): a hello has come
+template <class Connection>  // its first member is an Fd `fd`; greeted(): it has sent a hello
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -34,9 +34,9 @@ class GuardedListener {
   void expect(size_t callers) { most_ += callers; }
   void forget(size_t callers) { most_ -= callers; }
 
-  // Accepts pending connections, but only so many that a flood of strangers cannot hold the calling thread. Then calls
-  // undecided(connection) for each, and drops it on false: it was invalid, or was proved and moved away. Throws
-  // Error(kLibrary) if the process has no descriptor left and strangers hold none.
+  // Accepts a limited number of pending connections, so that a flood of strangers cannot hold the calling thread. Then
+  // calls undecided(connection) for each, and drops it on false: it was invalid, or was proved and moved away. Throws
+  // Error(kLibrary) if the process has no descriptor left and no unauthenticated connection to drop.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {
@@ -81,7 +81,7 @@ class GuardedListener {
     Connection connection;
     Deadline due;
   };
-  // Each connection is kept for this long, so that a flood of strangers does not drive out an honest caller.
+  // Each connection is kept for at least this long, so that a flood of strangers does not drive out an honest caller.
   static constexpr std::chrono::milliseconds kLeast{100};
   bool is_young(const Pending& one) {
     const Deadline due =
@@ -91,7 +91,7 @@ class GuardedListener {
     return true;
   }
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
-  // The connection to drop for a new one. Honest callers soon send a hello.
+  // The connection to drop for a new one: the oldest without a hello, because honest callers soon send one.
   auto superfluous() {
     const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);

@@ -51,8 +51,8 @@ std::optional<Network> parse_network(const std::string& entry) {
     const char* end = entry.data() + entry.size();
     const auto [rest, error] = std::from_chars(entry.data() + slash + 1, end, bits);
     if (!ip || error != std::errc() || rest != end || bits > most) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "FARANDOLE_INTERFACE: '" + entry + "' is no network; write one as 10.1.0.0/16");
+      throw Error(ErrorCode::kInvalidArgument, "FARANDOLE_INTERFACE: '" + entry +
+                                                   "' is not a network; write it like 10.1.0.0/16");
     }
   }
   return Network{*ip, bits};
@@ -111,7 +111,7 @@ std::vector<std::string> addresses_of(const std::vector<Interface>& all,
   const bool but = wanted.starts_with('^');
   const std::vector<std::string> entries = split(wanted.substr(but ? 1 : 0));
   std::vector<std::string> addresses, loopback;
-  bool found = false;  // an interface (perhaps loopback) is wanted
+  bool found = false;  // an interface (perhaps loopback) is selected
   for (const Interface& one : all) {
     const bool named =
         std::ranges::any_of(entries, [&](const std::string& entry) { return matches(one, entry); });
@@ -123,7 +123,7 @@ std::vector<std::string> addresses_of(const std::vector<Interface>& all,
   if (!entries.empty() && !found) {
     throw Error(ErrorCode::kInvalidArgument,
                 "FARANDOLE_INTERFACE=" + wanted +
-                    " leaves no network interface of this host; it has " + text_of(all));
+                    " selects no network interface of this host; it has " + text_of(all));
   }
   addresses.insert(addresses.end(), loopback.begin(), loopback.end());
   return addresses;

@@ -114,7 +114,7 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// Invalid Fd: failed; see errno.
+// Returns an invalid Fd on failure; see errno.
 Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -153,7 +153,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // only here: wait() does not wake for a peer that is proved already
+    look(own, key);  // before taking peers: wait() does not wake for proved ones
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;
@@ -166,8 +166,8 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
     }
     if (deadline.expired()) {
       throw Error(ErrorCode::kPeer, "the leaders of other hosts, " + text_of_ranks(missing) +
-                                        ", have not connected to rank " + std::to_string(own) +
-                                        "; is TCP between the hosts blocked by a firewall?");
+                                        ", did not connect to rank " + std::to_string(own) +
+                                        ". Check that no firewall blocks TCP between the hosts");
     }
     guarded_.wait(deadline);
   }
@@ -244,7 +244,7 @@ bool TcpCaller::step() {
 }
 
 void TcpCaller::dial() {
-  if (address_.hosts.empty()) return hang_up("it has no address of its own", true);
+  if (address_.hosts.empty()) return hang_up("it has no usable address", true);
   stage_ = Stage::kConnecting;
   due_ = Deadline::in(kConnectPatience);
   fd_ = begin_to_connect(address_.hosts[next_], address_.port);
@@ -323,7 +323,7 @@ TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const 
       throw Error(ErrorCode::kPeer, "rank " + std::to_string(own) + " can't reach rank " +
                                         std::to_string(rank) + ", the leader of another host (" +
                                         caller.trouble() +
-                                        "); is TCP between the hosts blocked by a firewall?");
+                                        "). Check that no firewall blocks TCP between the hosts");
     }
     caller.wait(deadline);
   }

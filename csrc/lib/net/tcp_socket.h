@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP between ranks of different hosts: a listener and a caller. A connection counts only after both ends have proved
-// that they know the job's key, and which rank they are.
+// TCP between ranks of different hosts: a listener and a caller. A connection is used only after both ends have proved
+// which rank they are, and that they know the job's key.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
 // Keys that authenticate messages after the handshake. They derive from the job's key and both nonces, so each
-// connection has its own, and a process that relays the handshake does not know them.
+// connection has its own keys, and a process that relays the handshake does not know them.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};
@@ -43,7 +43,7 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces; address() has those that addresses_of() (interfaces.h) chooses. Port 0: cannot listen.
+  // Listens on all interfaces; addresses_of() (interfaces.h) chooses those in address(). Port 0: listening failed.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
@@ -51,7 +51,7 @@ class TcpListener {
   // kPatience. At the deadline, throws Error(kPeer) that names the missing ranks.
   std::vector<TcpPeer> accept(int32_t own, const std::vector<int32_t>& ranks, const Key128& key,
                               Deadline deadline);
-  // Returns the connection that `rank` made for this line; invalid Fd: it has not yet. Never blocks.
+  // Returns the connection that `rank` made for this line; invalid Fd: there is none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
   // Adds room for honest callers, beyond kMaxStrangers.
@@ -67,7 +67,7 @@ class TcpListener {
     Fd fd;
     int32_t rank = -1;                     // as its hello claims; -1: no hello yet
     TcpLine line = 0;                      // as its hello claims
-    std::vector<std::byte> received = {};  // of its next message
+    std::vector<std::byte> received = {};  // part of its next message
     std::vector<std::byte> wanted = {};    // the proof that it must send
     TcpSession session = {};               // valid after the proof
   };
@@ -86,7 +86,7 @@ class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
 
-  // Goes on as far as is possible without blocking. True: fd() is the connection.
+  // Continues as far as possible without blocking. True: fd() is the connection.
   bool step();
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }

@@ -41,7 +41,7 @@ DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names, const
                                     const std::string& remedy) {
   std::string error;
   if (std::optional<DynamicLibrary> library = try_open(names, &error)) return *std::move(library);
-  throw Error(ErrorCode::kLibrary, "no " + what + ": " + error + "; " + remedy);
+  throw Error(ErrorCode::kLibrary, "cannot load " + what + ": " + error + "; " + remedy);
 }
 
 std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {

@@ -14,14 +14,14 @@ class DynamicLibrary {
   // Returns the first of `names` that is loaded already, else the first that can be. `error`: receives loader errors.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
-  // Like try_open(), but throws Error(kLibrary): "no `what`", the reason, and `remedy`.
+  // Like try_open(), but throws Error(kLibrary): "cannot load `what`", the reason, and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
 
   static std::vector<DynamicLibrary> that_define(const char* symbol);
 
   const std::string& name() const { return name_; }
-  // Empty: unknown.
+  // Folder of the library that defines `symbol`. Empty: unknown.
   std::string folder_of(const char* symbol) const;
 
   template <class Function>

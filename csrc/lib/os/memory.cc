@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kStep = size_t{64} << 20;
 constexpr const char* kRemedy =
-    "shared memory counts as memory of the control group: raise its limit (in a container "
+    "raise the memory limit of the control group, which includes shared memory (in a container "
     "--memory, and --shm-size or /dev/shm), or start fewer ranks on this host";
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
@@ -127,7 +127,7 @@ void prefer_huge_pages(void* begin, size_t bytes) {
           MADV_HUGEPAGE);
 }
 
-// Allocates in steps, because fallocate() starts again after each signal, such as a profiler's.
+// Allocates in steps, because a signal, such as a profiler's, makes fallocate() start again.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

@@ -24,15 +24,15 @@ using Mapping = std::unique_ptr<std::byte, Unmap>;
 // groups that contain the process. Page cache counts as free.
 size_t available_memory();
 
-// Throws Error(kLibrary) with a remedy if `bytes` exceed available_memory(), because the kernel does not refuse a
-// memfd that is too large, but invokes the OOM killer. `label`: purpose of the memory.
+// Throws Error(kLibrary) with a remedy if `bytes` exceed available_memory(). The kernel does not refuse a memfd that is
+// too large: it invokes the OOM killer. `label`: purpose of the memory.
 void refuse_too_much(const char* label, size_t bytes);
 
-// Asks for huge pages in a private buffer that will be fully written: they save most page faults. A hint, without
+// Asks for huge pages in a private buffer that will be fully written: they save most page faults. A hint: it has no
 // effect on small buffers.
 void prefer_huge_pages(void* begin, size_t bytes);
 
-// Throws Error(kLibrary) with a remedy.
+// Allocates pages of a memfd. Throws Error(kLibrary) with a remedy.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes);
 // Frees pages of a memfd; their bytes become zero. After a failure they keep their content.
 void free_pages(int fd, uint64_t offset, size_t bytes) noexcept;

@@ -25,7 +25,7 @@ bool add(int epoll, int fd, void* tag) {
 }
 
 Fd checked(int fd, const char* call) {
-  if (fd < 0) throw_system_error(call, errno, "raise ulimit -n");
+  if (fd < 0) throw_system_error(call, errno, "raise the limit of open files (ulimit -n)");
   return Fd(fd);
 }
 

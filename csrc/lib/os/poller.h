@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets a rank's threads sleep until a socket changes or a rank of their host wakes them, in jobs of several hosts.
+// In jobs of several hosts, lets a rank's threads sleep until a socket changes or a rank of their host wakes them.
 #pragma once
 
 #include <array>
@@ -11,9 +11,8 @@
 
 namespace farandole {
 
-// Two threads may sleep here: the driver, and one that is woken to drive. Each has a bell: an eventfd that
-// wakes it. epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before
-// sleeping.
+// Two threads may sleep here: the driver, and one that is woken to drive. Each has a bell: an eventfd that wakes it.
+// epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before it sleeps.
 class Poller {
  public:
   enum Bell { kDriver, kOther };
@@ -24,17 +23,17 @@ class Poller {
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
-  // Watches a socket until it is closed. collect() sets `changed`, which must outlive the socket, when the socket has
-  // new bytes or new room, or has ended; without `changed`, it sets has_news(). Called by the driver, or before
-  // it starts. False: the kernel refused; see errno.
+  // Watches a socket until it is closed. If the socket has new bytes or new room, or has ended, collect() sets
+  // `changed`, which must outlive the socket. Without `changed`, it sets has_news(). Call it on the driver, or before
+  // the driver starts. False: the kernel refused; see errno.
   [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
   // Reads the changes since the last call. Driver only, like has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
 
-  // On: changes of sockets wake only the driver, because two threads would wake for each message otherwise. Off: they
-  // wake both, also for changes that came meanwhile. Driver only.
+  // On: a change of a socket wakes only the driver, so that a message does not wake two threads. Off: it wakes both,
+  // and so do changes that came meanwhile. Driver only.
   void mute(bool on);
   // True if collect() would find a change. Any thread.
   bool ready() const;
@@ -49,7 +48,7 @@ class Poller {
   bool news_ = false;
 };
 
-// The bell may be of another process.
+// Rings a bell, perhaps of another process.
 void ring_bell(int fd);
 
 }  // namespace farandole

@@ -20,7 +20,7 @@ namespace {
 
 using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, Linux's maximum
 
-// Returns the fields of the main thread's stat after the name, which may contain blanks and brackets. /proc/PID/stat
+// Returns the fields after the name in the main thread's stat. The name may contain blanks and brackets. /proc/PID/stat
 // has the same values, but qemu-user invents that file for its own process.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string number = std::to_string(pid);
@@ -47,7 +47,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Checked now, because before open() the number may have passed to another process.
+  // Checked after opening, because the number may have passed to another process before.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

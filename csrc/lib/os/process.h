@@ -36,7 +36,7 @@ bool is_stopped(pid_t pid);
 // Number of cores that these processes may use together, at least 1. PID 0: the calling thread. Skips ended processes.
 int cores_of(std::span<const pid_t> processes);
 
-// Inode of the PID namespace. Only ranks with equal ones may compare process numbers. 0: unknown.
+// Inode of the PID namespace; 0: unknown. Ranks may compare process numbers only if these inodes are equal.
 uint64_t pid_namespace();
 
 // Inode of the calling thread's network namespace; each has its own loopback addresses. 0: unknown.

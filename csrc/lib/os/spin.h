@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides whether and how long a thread polls before it sleeps. No other code does.
+// Decides whether and how long a thread polls before it sleeps. No other code decides this.
 #pragma once
 
 #include <sched.h>
@@ -14,11 +14,11 @@ namespace farandole {
 // A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
 // core: this thread then sleeps, now and the next few times. Each polling thread has its own object. If ranks share
 // cores, a caller yields after each look: the peer for which it waits may need this core, and yielding costs less than
-// sleeping and waking. Then only a yield that lasts much longer than a peer's part in a small call counts as long.
+// sleeping. Then only a yield that lasts much longer than a peer's part in a small call counts as long.
 class Spin {
  public:
   // A caller has nothing else to do. The background thread takes a core that the program may need: it polls only if
-  // there are spare cores, and less and less often while it finds no work.
+  // there are spare cores, and less often the longer it finds no work.
   enum class Who { kCaller, kBackground };
 
   // `setting_us`: FARANDOLE_SPIN_US; -1: depends on `cores`, the number that the host's ranks may use together.
@@ -74,7 +74,7 @@ class Spin {
   static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;
   int looks_ = 16;                  // between two yields
-  int64_t long_yield_ns_ = 20'000;  // a yield to no other thread takes 1 us
+  int64_t long_yield_ns_ = 20'000;  // a yield takes 1 us if no other thread wants the core
   bool backs_off_;
   int64_t waiting_ns_;
   int64_t moving_ns_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the core's threads. They have names, and block all signals, which the user's threads handle.
+// Starts the core's threads, which have names. They block all signals, so that the user's threads handle them.
 #pragma once
 
 #include <functional>

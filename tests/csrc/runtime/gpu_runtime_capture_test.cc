@@ -105,6 +105,6 @@ TEST(an_error_of_nccl_during_a_capture_names_the_remedy) {
   api.last_error = [](nccl::Comm) {
     return "Cuda failure 900 'operation not permitted when stream is capturing'";
   };
-  CHECK(api.text_of(1, nullptr).ends_with("because NCCL cannot connect meanwhile"));
+  CHECK(api.text_of(1, nullptr).ends_with("because NCCL cannot connect during a capture"));
   CHECK(contains(api.text_of(nccl::kInProgress, nullptr), "unset NCCL_COMM_BLOCKING"));
 }
