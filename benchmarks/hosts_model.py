@@ -136,7 +136,7 @@ class FarandoleModel:
     def _hop(
         self, ready: Array, sent: Array, received: Array, sends: Array, receives: Array
     ) -> Array:
-        """Times at which each host has what it receives. A port is busy with bytes, or with the
+        """Times at which each host has received its data. A port is busy with bytes, or with the
         messages of the busiest rank."""
         wire = 8 / self.rate
         self._out = np.maximum(self._out, ready) + np.maximum(sent * wire, sends * OVERHEAD)
@@ -198,7 +198,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     print(f"# {RANKS} ranks a host, latency {1e6 * LATENCY:g} us, {1e6 * OVERHEAD:g} us a message;")
-    print("# milliseconds, and over the bound")
+    print("# milliseconds, and time / lower bound")
     print(f"{'link':>9} {'size':>7} {'hosts':>6}" + "".join(f"{n:>21}" for n in SCHEDULES))
     for rate in RATES:
         for nbytes in SIZES:

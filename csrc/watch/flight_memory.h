@@ -194,7 +194,7 @@ struct FlightPage {
   std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
   Stamped<FlightFailure> failure;  // the last one
   Stamped<FlightText> story;       // a line for each world: how it was formed
-  Stamped<FlightText> findings;  // a line for each suspicious observation, although nothing failed
+  Stamped<FlightText> findings;    // a line for each suspicious observation, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];
