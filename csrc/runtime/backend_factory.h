@@ -25,7 +25,7 @@ class BackendFactory {
   // Opens the backend of `set`, which contains this rank. `staging`: memory that its members on this host share.
   std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
                                         Feeds feeds) const;
-  // Returns nullptr if the members are not all on this host, or their number does not fit, or the set is a pair.
+  // nullptr: the members are not all on this host, are too few or too many, or the set is a pair.
   std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
                                   const std::shared_ptr<Segment>& staging, Spin spin) const;
 

@@ -51,7 +51,7 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
-  // The other ranks use this memory only after share_arena().
+  // No race: the other ranks use this memory only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
 }
 

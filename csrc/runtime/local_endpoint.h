@@ -23,7 +23,7 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's key, set before probe(); who connects to a listener must prove it
+  JobKey key{};  // the world's key, set before probe(); a listener's peers must prove to know it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;

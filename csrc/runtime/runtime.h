@@ -26,7 +26,7 @@ class Runtime {
   // All ranks call it, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
-  // For simulations: `fabric` already connects this rank, and its owner reports deaths.
+  // For simulations: `fabric` already connects this rank, and the simulation reports deaths by lose().
   Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
           std::unique_ptr<Fabric> fabric);
   ~Runtime();

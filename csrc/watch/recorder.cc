@@ -167,7 +167,7 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
-// Dumps only at the first failure with each error code, which may explain later ones. A script may handle many.
+// Dumps once per error code: the first failure may explain later ones, and a script may handle many failures.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);

@@ -70,7 +70,7 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error(kInvalidArgument) if a timeline is being written, Error(kLibrary) if that fails.
+  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is being written.
   void start(const std::string& path, bool mark_cycles);
   // Writes the remaining events and closes the file, if one is open.
   void stop();
