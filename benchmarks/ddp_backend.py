@@ -126,7 +126,7 @@ def cases(groups: dict[str, Any], turns: int, seconds: float, only: str) -> Iter
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=60, help="per case, about")
+    parser.add_argument("--seconds", type=float, default=60, help="time per case (approximate)")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

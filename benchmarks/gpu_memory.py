@@ -47,7 +47,7 @@ def _save(path: Path | None, **found: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--who", choices=(ALONE, OURS, DDP), help="measure one here")
+    parser.add_argument("--who", choices=(ALONE, OURS, DDP), help="only this one")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"{sys.argv[0]} needs an NVIDIA GPU", file=sys.stderr)

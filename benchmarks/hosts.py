@@ -6,8 +6,8 @@
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root); tc's tbf limits their link's
 rate. For each combination of ranks per host and rate, the wires (FARANDOLE_WIRE) alternate, each in
-a separate job. A job measures blocking in-place allreduces of float32, alternating between the
-peers and checking every result; the 161 gradients of ResNet-50; and the cost of an idle job.
+a separate job. A job measures blocking in-place allreduces of float32, the 161 gradients of
+ResNet-50, and the cost when it is idle. Peers alternate, and every result is checked.
 
 `wire` is the time the link needs, without acknowledgements: (B + 66 ceil(B / 1448)) * 8 / rate.
 B = 2 (n - 1) / n times the tensor's bytes leave each of n hosts, in frames of at most 1,448 bytes

@@ -3,7 +3,7 @@
 
     python benchmarks/hosts_model.py [--plot docs/hosts-model.png] [--json FILE]
 
-Nothing is measured here. A host has one full-duplex link of a given rate. A message arrives LATENCY
+It measures nothing. A host has one full-duplex link of a given rate. A message arrives LATENCY
 after its last byte has left, and takes OVERHEAD of its rank's time at either end. farandole's
 schedule is simulated block by block with the cuts of hierarchical_schedule.cc (csrc/data), so that
 pipelining, the number of slots and uneven loads count. The others are formulas of the alpha-beta

@@ -344,9 +344,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=200, help="number that compile (200)")
-    parser.add_argument("--seed", type=int, default=1, help="random choice (1)")
-    parser.add_argument("--only", nargs="+", default=MUTATED, metavar="FOLDER", help="in these")
+    parser.add_argument("--count", type=int, default=200, help="mutants to judge (200)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order (1)")
+    parser.add_argument("--only", nargs="+", default=MUTATED, metavar="FOLDER", help="folders")
     parser.add_argument("--again", action="store_true", help="judge survivors again")
     parser.add_argument("--fresh", action="store_true", help="forget tree and judgements")
     options = parser.parse_args()
