@@ -101,7 +101,7 @@ inline Error forked_error() {
       ErrorCode::kShutdown,
       "this process was forked from " + parent +
           ", and only the rank's own process can make calls. Remedy: let a DataLoader worker "
-          "return its data, and call farandole in the process that gets them; rank(), size() and "
+          "return its data, and call farandole in the process that gets it; rank(), size() and "
           "the like also work in the worker. Start a process of a different world by subprocess"};
 }
 
