@@ -102,13 +102,13 @@ test: venv programs ## the tests to run before a commit, phase by phase: about 1
 test-all: venv programs ## `make test` and the longer phases: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, random programs
 	$(BIN)/python tools/phases.py all
 
-# Tests run in parallel: those that mostly wait, in more processes than cores; worlds of several sizes at once.
+# Tests run in parallel. Tests that mostly wait use more processes than cores. Worlds of several sizes run at once.
 test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) --dist worksteal $(ARGS)
 
 # These tests read sources only; make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
-test-single: venv programs ## the Python tests in one process, and those of failures
+test-single: venv programs ## the Python tests that run in one process, and the tests of failures
 	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" selects
@@ -124,7 +124,7 @@ mpi-wheels: $(VENV)/.deps-stamp
 test-schedules: venv ## 50 jobs with random faults: killed, stopped and hung ranks, a hostile network; ARGS="--seeds 17:17" repeats one
 	$(PYTEST) $(call paths,tests/schedules) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
-soak-schedules: ## 500 such jobs: about half an hour on 2 cores
+soak-schedules: ## the same with 500 jobs: about half an hour on 2 cores
 	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
 
 .PHONY: simulate
@@ -137,7 +137,7 @@ simulate-elastic: venv ## 100,000 simulated elastic jobs, from SEED: an hour on 
 	cd tests && first=$(FIRST) && each=$$(($(SEEDS) < 1000 ? $(SEEDS) : 1000)) && \
 	  seq $$first $$each $$((first + $(SEEDS) - 1)) | xargs -P $(JOBS) -I{} $(BIN)/python -m simulation.elastic {} $$each
 
-test-examples: venv ## the property tests, with many more examples
+test-examples: venv ## the property tests, with many more examples than in make test
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
 	$(PYTEST) tests/jobs/test_schedules.py --hypothesis-profile=long $(ARGS)
 
@@ -164,7 +164,7 @@ test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANI
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) --dist worksteal $(ARGS); \
 	done
 
-# The loader is given by path, because qemu's -L would map `/` to a different folder for tests of files.
+# Names the loader by path, because qemu's -L would map `/` to a different folder, which breaks tests of files.
 AARCH64 := /usr/aarch64-linux-gnu/lib
 .PHONY: test-aarch64
 test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aarch64-linux-gnu, qemu-user); ARGS="-k kernels" selects
@@ -229,8 +229,8 @@ wheel-run:
 	tail -2 build/wheel-run/out
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
-# MPI wheels overwrite each other, so each MPI but the default one has a separate environment: with its wheel, or for
-# the system's MPI without one. Everything else comes from $(VENV). The recipes have separate environments, too.
+# MPI wheels overwrite each other, so each MPI except the default one has a separate environment, with its wheel. That of
+# the system's MPI has none. Everything else comes from $(VENV). The recipes have separate environments, too.
 build/mpich/.stamp: MORE := mpich==5.0.2
 build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
 build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
@@ -291,7 +291,7 @@ faults: venv ## write docs/faults.md: the output of each program in examples/fau
 captures: venv ## draw the pictures of docs/hangs.md, from a job that hangs
 	$(BIN)/python tools/captures.py
 
-# ---- GPUs: on top of the packages of $(PYTHON); without a network, run tools/gpu_carry.sh elsewhere first -----------------
+# ---- GPUs: uses the packages of $(PYTHON). Without a network, first run tools/gpu_carry.sh elsewhere --------------------
 
 # The mock's CPU kernels support only one ring and one protocol.
 test-nccl: export LD_LIBRARY_PATH := $(abspath build/release/tests/nvidia)
@@ -313,7 +313,7 @@ test-nccl: $(if $(NCCL),venv programs) ## the GPU tests over NCCL's real host co
 test-gpu: ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md
 	tools/gpu_run.sh test $(PYTHON) $(ARGS)
 
-bench-gpu: ## the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves build/gpu/bench.txt and JSON
+bench-gpu: ## measure the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves build/gpu/bench.txt and JSON
 	tools/gpu_run.sh bench $(PYTHON)
 
 # ---- style ------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def exposed(
     end: Callable[[], object] = _nothing,
     budget: float = inf,
 ) -> list[Row]:
-    """Like backward(), for other models, by name, with the attributes of FarandoleHooks.
+    """Like backward(), for other models, by name. `makers` have FarandoleHooks' attributes.
     `budget`: see take_turns()."""
     ranks = range(hvd.size())
 

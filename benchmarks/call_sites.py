@@ -3,9 +3,9 @@
 
     python benchmarks/call_sites.py [--turns 40] [--calls 500]
 
-Unnamed calls in a world of one rank, alternately with FARANDOLE_CALL_SITES=warn and =off, each
-after an init(). Measures time.thread_time of the calling thread for one call and its wait. Prints
-the time below which the fastest 5 % of the turns stay, and the difference.
+Makes unnamed calls in a world of one rank, alternately with FARANDOLE_CALL_SITES=warn and =off,
+each after an init(). Measures time.thread_time of the calling thread for one call and its wait.
+Prints the 5 % quantile over the turns, and the difference.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares farandole with gloo, MPI and the memory's limit, alternately, on one host's CPUs.
+"""Compares farandole with gloo, MPI and the memory's limit on the CPUs of one host.
 
     mpirun -np 2 --bind-to none python benchmarks/collectives.py [--json FILE] [--quick]
 
-Cases, all in place, float32: blocking allreduces of 4 B to 256 MB; 1,000 asynchronous ones of 1 KB;
-the 161 gradients of ResNet-50, as named asynchronous calls, and with DistributedOptimizer and
-DistributedDataParallel (these rows: a backward pass minus the same pass without communication).
-Messages of the same sizes go back and forth between ranks 0 and 1, 2 and 3, ...; a row is one way.
-Every result is checked. The limit needs build/release/benchmarks/memory_limit (`make bench` builds
-it), or --limit.
+Contestants alternate. All cases are in place, float32: blocking allreduces of 4 B to 256 MB; 1,000
+asynchronous ones of 1 KB; the 161 gradients of ResNet-50, as named asynchronous calls, and with
+DistributedOptimizer and DistributedDataParallel (a backward pass minus the same pass without
+communication). Messages go back and forth between ranks 0 and 1, 2 and 3, ...; a row has the time
+of one way. Every result is checked. The limit needs --limit, or the program memory_limit in
+build/release/benchmarks, which `make bench` builds.
 """
 
 from __future__ import annotations

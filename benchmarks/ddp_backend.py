@@ -5,9 +5,9 @@
                                                                  [--only W] [--json F]
 
 The 161 gradients of ResNet-50 arrive one by one in backward() (resnet50.py), as views of DDP's
-buckets; a transformer computes between its gradients. Prints a step's time minus that of the same
-step without communication (DDP: in no_sync(); FSDP2: the unsharded model), and the ratio by turns.
-`DDP alone` is DDP with a hook that sends nothing: a cost that no backend can save.
+buckets. A transformer computes between its gradients. Prints a step's time minus that of the same
+step without communication (DDP: in no_sync(); FSDP2: the unsharded model), and ratios.
+`DDP alone` is DDP with a hook that sends nothing. No backend can avoid its cost.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def send_nothing(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
 
 
 class Sharded:
-    """A transformer in FSDP2; the unsharded one without communication."""
+    """A transformer in FSDP2. Steps without communication use an unsharded one."""
 
     def __init__(self, model: LanguageModel, group: Any) -> None:
         self.whole, self.sharded, self.model = model, deepcopy(model), self
@@ -126,8 +126,8 @@ def cases(groups: dict[str, Any], turns: int, seconds: float, only: str) -> Iter
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=60, help="of each case, about")
-    parser.add_argument("--only", default="", help="cases whose name has this word")
+    parser.add_argument("--seconds", type=float, default=60, help="time per case (approximate)")
+    parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 
     make bench                                             all, at 2 and at 4 ranks
     make bench ARGS="latency training --ranks 2"           some
-    make bench ARGS="--quick"                              all, shortly: do they work?
+    make bench ARGS="--quick"                              all, for a short time, as a test
 
 The output of each part is also written to build/bench/PART-RANKS.txt.
 """
@@ -27,8 +27,8 @@ PROGRAMS = "build/release/benchmarks"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. `{ranks}` in the command is their number; `quick` is appended for a short
-    run."""
+    """One benchmark. `{ranks}` in the command stands for the number of ranks. A short run appends
+    `quick`."""
 
     what: str
     command: str
@@ -42,29 +42,27 @@ PARTS = {
         "calls through the C ABI", f"{PROGRAMS}/c_calls {{ranks}}", "2", under_mpirun=False
     ),
     "bench": Benchmark(
-        "by size, beside gloo, MPI and the limit",
+        "bandwidth by size, with gloo and MPI",
         "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi --json build/bench/bench{ranks}.json",
         "-e 64K -n 5",
     ),
     "collectives": Benchmark(
-        "blocking, many small and ResNet-50's", "python benchmarks/collectives.py", "--quick"
+        "blocking calls, many small ones, ResNet-50", "python benchmarks/collectives.py", "--quick"
     ),
     "latency": Benchmark(
-        "of one small sum, idle and busy",
+        "one small sum, on idle and busy cores",
         "python benchmarks/latency.py",
         "--calls 60 --turns 2",
     ),
     "small_calls": Benchmark(
-        "small calls between computing, beside gloo and MPI",
+        "small calls between computations, with gloo and MPI",
         "python benchmarks/small_calls.py",
         "--turns 5 --sizes 4 64K",
     ),
-    "training": Benchmark("steps beside DDP", "python benchmarks/training.py", "--turns 2"),
-    "idle": Benchmark(
-        "what a rank costs that does nothing", "python benchmarks/idle.py", "--seconds 1"
-    ),
+    "training": Benchmark("steps, with DDP", "python benchmarks/training.py", "--turns 2"),
+    "idle": Benchmark("cost of an idle rank", "python benchmarks/idle.py", "--seconds 1"),
     "python_cost": Benchmark(
-        "of a call from Python", "python benchmarks/python_cost.py", "--steps 4"
+        "CPU time of a call from Python", "python benchmarks/python_cost.py", "--steps 4"
     ),
     "coordinator": Benchmark(
         "the coordinator with thousands of ranks",
@@ -99,12 +97,12 @@ def main() -> int:
     """Runs the parts. Returns 1 after all of them if a part has failed."""
     names = ", ".join(PARTS)
     parser = argparse.ArgumentParser(description=f"The benchmarks of docs/benchmarks.md: {names}.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="all unless named")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--ranks", default="2,4", metavar="LIST", help="2,4")
-    parser.add_argument("--quick", action="store_true", help="a short run: do they work?")
+    parser.add_argument("--quick", action="store_true", help="short runs, as a test")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"{', '.join(sorted(unknown))}: not among {names}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose among {names}")
     sizes = [int(text) for text in options.ranks.split(",")]
     chosen = [(name, PARTS[name]) for name in PARTS if name in options.parts or not options.parts]
     runs = [(name, part, size) for size in sizes for name, part in chosen if part.by_ranks]

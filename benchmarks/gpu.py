@@ -49,8 +49,8 @@ def nccl_group() -> Iterator[None]:
 def main(description: str | None, measure: Callable[[bool], Iterable[Part]]) -> int:
     """Runs a script's parts, which print their rows. Returns 1 if one failed or a result is wrong.
 
-    With one rank, the other parts still run after a failure. JSON is written after each part, so a
-    script that is cut off leaves it.
+    With one rank, the other parts still run after a failure. Writes JSON after each part, so that
+    an interrupted script leaves it.
     """
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -3,8 +3,8 @@
 
     make programs && mpirun -n 2 python benchmarks/gpu_host_time.py
 
-Uses the mock GPU or, in the environment of make test-nccl, NCCL's real host code. The time is that
-of the runtime and of the thread that calls NCCL, without any work of a card.
+Uses the mock GPU or, in the environment of make test-nccl, NCCL's real host code. The time covers
+the runtime and the thread that calls NCCL, but no work on a GPU.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _save(path: Path | None, **found: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--who", choices=(ALONE, OURS, DDP), help="one, in this process")
+    parser.add_argument("--who", choices=(ALONE, OURS, DDP), help="only this one")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"{sys.argv[0]} needs an NVIDIA GPU", file=sys.stderr)
@@ -68,7 +68,7 @@ def main() -> int:
         more = f"{(found[who] - found[ALONE]) / (1 << 20):+10.0f} MiB" if ALONE in found else ""
         print(f"{who:20} {found[who] / (1 << 20):10.0f} MiB {more}", flush=True)
         _save(options.json, bytes=found)
-    _save(options.json, bytes=found, gpu=gpu.about())  # last: the query takes memory of the card
+    _save(options.json, bytes=found, gpu=gpu.about())  # last: the query uses GPU memory
     return int(failures > 0)
 
 

@@ -3,8 +3,8 @@
 
     python benchmarks/gpu_moves.py [--json FILE] [--quick]
 
-A group of small tensors is reduced in place: one kernel packs it, another unpacks it. In each turn
-a device-to-device copy of as many bytes follows. The profiler gives each one's time on the GPU.
+A group of small tensors is reduced in place: one kernel packs it, another unpacks it. In each turn,
+a device-to-device copy of the same number of bytes follows. The profiler measures all on the GPU.
 GB/s count bytes read and bytes written. Goal: at least 0.8 of the copy's rate.
 """
 

@@ -4,8 +4,8 @@
     python benchmarks/gpu_step.py [--json FILE] [--quick]
 
 The gradients of ResNet-50 and of GPT-2 small become ready one by one in backward(), without the
-arithmetic between. Each row is a step minus the same step without communication. "host" ends when
-the host has launched everything, "in all" when the GPU is idle. Every result is checked.
+arithmetic between. Each row is a step minus the same step without communication. "host" is the time
+until the host has launched everything, "in all" until the GPU is idle. Every result is checked.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
     python benchmarks/gpu_training.py [--json FILE] [--quick]
 
-In each turn every contestant makes one step, from an idle GPU to an idle GPU, on the same 256
-images; the table is that of training.py. Goal at one rank: farandole within 1 % of "alone".
+In each turn every contestant makes one step on the same 256 images, from an idle GPU to an idle
+GPU. The table is like that of training.py. Goal at one rank: farandole within 1 % of "alone".
 Parameters are compared with DDP's loosely, because cuDNN's sums differ between runs.
 """
 

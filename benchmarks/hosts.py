@@ -6,8 +6,8 @@
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root); tc's tbf limits their link's
 rate. For each combination of ranks per host and rate, the wires (FARANDOLE_WIRE) alternate, each in
-a separate job. A job measures blocking in-place allreduces of float32, alternating between the
-peers and checking every result; the 161 gradients of ResNet-50; and the cost of an idle job.
+a separate job. A job measures blocking in-place allreduces of float32, the 161 gradients of
+ResNet-50, and the cost when it is idle. Peers alternate, and every result is checked.
 
 `wire` is the time the link needs, without acknowledgements: (B + 66 ceil(B / 1448)) * 8 / rate.
 B = 2 (n - 1) / n times the tensor's bytes leave each of n hosts, in frames of at most 1,448 bytes
@@ -117,15 +117,15 @@ def text_of(row: HostsRow, peers: dict[str, HostsRow]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
-    add("--rates", nargs="+", default=["1gbit", "none"], help="of the link, as tc has it, or none")
+    add("--ranks", type=int, nargs="+", default=[2, 4], help="per host")
+    add("--rates", nargs="+", default=["1gbit", "none"], help="link rates for tc, or `none`")
     add("--wires", nargs="+", default=["mpi", "tcp"], help="FARANDOLE_WIRE of each job")
-    add("--rounds", type=int, default=1, help="of jobs, one for each wire")
+    add("--rounds", type=int, default=1, help="number of jobs for each wire")
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     add("--peers", nargs="+", choices=PEERS, default=PEERS)
     add("--only", nargs="+", choices=KINDS, default=KINDS)
-    add("--seconds", type=float, default=MOST_SECONDS, help="of one peer in one case, at most")
-    add("--turns", type=int, default=5, help="of the gradients")
+    add("--seconds", type=float, default=MOST_SECONDS, help="limit for a peer in a case")
+    add("--turns", type=int, default=5, help="number of turns with gradients")
     add("--json", type=Path, metavar="FILE")
     return start(parser.parse_args())
 
@@ -161,9 +161,9 @@ def start(options: argparse.Namespace) -> int:
                 if values["what"] == "idle":
                     console.print(
                         f"{values['ranks']:7}{rate:7}{values['by']:5}idle: "
-                        f"{1e3 * values['ours']:.2f} ms of CPU a second in a rank's threads of "
-                        f"ours, {1e3 * values['others']:.2f} in all others; "
-                        f"{values['packets']:.1f} packets a second from a host"
+                        f"{1e3 * values['ours']:.2f} ms of CPU per second in a rank's threads of "
+                        f"farandole, {1e3 * values['others']:.2f} in all others; "
+                        f"{values['packets']:.1f} packets per second from a host"
                     )
                     continue
                 row = HostsRow(**values)

@@ -3,7 +3,7 @@
 
     python benchmarks/hosts_model.py [--plot docs/hosts-model.png] [--json FILE]
 
-Nothing is measured here. A host has one full-duplex link of a given rate. A message arrives LATENCY
+It measures nothing. A host has one full-duplex link of a given rate. A message arrives LATENCY
 after its last byte has left, and takes OVERHEAD of its rank's time at either end. farandole's
 schedule is simulated block by block with the cuts of hierarchical_schedule.cc (csrc/data), so that
 pipelining, the number of slots and uneven loads count. The others are formulas of the alpha-beta
@@ -136,7 +136,7 @@ class FarandoleModel:
     def _hop(
         self, ready: Array, sent: Array, received: Array, sends: Array, receives: Array
     ) -> Array:
-        """Times at which each host has what it receives. A port is busy with bytes, or with the
+        """Times at which each host has received its data. A port is busy with bytes, or with the
         messages of the busiest rank."""
         wire = 8 / self.rate
         self._out = np.maximum(self._out, ready) + np.maximum(sent * wire, sends * OVERHEAD)
@@ -198,7 +198,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     print(f"# {RANKS} ranks a host, latency {1e6 * LATENCY:g} us, {1e6 * OVERHEAD:g} us a message;")
-    print("# milliseconds, and over the bound")
+    print("# milliseconds, and time / lower bound")
     print(f"{'link':>9} {'size':>7} {'hosts':>6}" + "".join(f"{n:>21}" for n in SCHEDULES))
     for rate in RATES:
         for nbytes in SIZES:

@@ -4,7 +4,7 @@ tree must be built, with its .venv.
 
     python benchmarks/init.py /path/to/before . --ranks 2 4 --turns 7
 
-MPI, whose start takes a second, runs before the first init(). Each time is that of the slowest
+MPI takes a second to start, so it starts before the first init(). Each time is that of the slowest
 rank.
 """
 

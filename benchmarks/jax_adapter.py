@@ -75,7 +75,7 @@ class Sums:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--only", default="", help="cases that begin so")
+    parser.add_argument("--only", default="", help="cases with this prefix")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     hvd.init()

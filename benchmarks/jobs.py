@@ -43,7 +43,7 @@ def two_hosts(rate: str, ranks: int = 1) -> Iterator[Any]:
 
     if reason := why_not():
         sys.exit(f"simulated hosts: {reason}")
-    # `kill` and `timeout`, too, let it remove its hosts.
+    # After `kill` and `timeout`, too, this process removes its hosts.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -3,11 +3,11 @@
 
     mpirun -np 2 --bind-to none python benchmarks/latency.py [--calls 2000] [--turns 6]
 
-Blocking: in-place float32 sums of 4 B; farandole (FARANDOLE_SPIN_US=0, 50) and gloo alternate in
-one run; ratios are of the medians of all calls on all ranks. Busy: every main thread computes all
-the time. The time is from the last rank's submit until each rank's background thread has the
-result, by the flight recorders, which share one clock. It is measured again with
-FARANDOLE_PRIORITY=realtime, if that is permitted. All results are checked.
+Idle: blocking in-place float32 sums of 4 B. farandole (FARANDOLE_SPIN_US=0, 50) and gloo alternate
+in one run. Ratios compare medians of all calls on all ranks. Busy: every main thread computes all
+the time. Flight recorders, which share a clock, give the time from the last rank's submit until
+each rank's background thread has the result. FARANDOLE_PRIORITY=realtime is measured, too, if
+permitted. All results are checked.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def compute_until(end: float) -> None:
 def busy(turns: int) -> tuple[list[float], int]:
     """Returns seconds from the last submit to this rank's result, and the number of wrong results.
 
-    Ranks share a clock, but with fewer cores than ranks some start a time slice late. All still
-    compute when the last one submits.
+    Ranks share a clock. With fewer cores than ranks, some ranks start a time slice late. All ranks
+    still compute when the last one submits.
     """
     ranks, rank = farandole.size(), farandole.rank()
     jitter = random.Random(rank)
@@ -115,7 +115,7 @@ def busy(turns: int) -> tuple[list[float], int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--calls", type=int, default=2000, help="of each contestant in all")
+    parser.add_argument("--calls", type=int, default=2000, help="total for each contestant")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -135,7 +135,7 @@ def main() -> int:
         start(SPIN_US=SPINS[0], PRIORITY=priority)
         farandole.barrier()
         if priority == "realtime" and not in_real_time():
-            continue  # the runtime has said why
+            continue  # the runtime has logged the reason
         times[name], bad = busy(options.calls // 4)
         wrong += bad
     table = {name: 1e6 * everywhere(found).ravel() for name, found in times.items()}

@@ -3,18 +3,17 @@
 
     python benchmarks/parameter_server.py [--ranks 4] [--seconds 6] [--step 0.1]
 
-A step of a rank takes --step seconds (after the task's computing it sleeps, so that ranks that
-share cores do not slow each other), a step of the slow rank twice as long. The slow rank is always
-the last one (`fixed`), or changes with each step (`turns`). Each way of training gets the same
-time:
+A rank's step takes --step seconds; the slow rank's takes twice as long. After computing, a rank
+sleeps for the rest of a step, so that ranks do not compete for cores. The slow rank is always the
+last one (`fixed`), or changes with each step (`turns`). Each way of training gets the same time:
 
     sync        an allreduce of each step's gradients
     0, 4, any   a ParameterServer, by staleness
 
-`batches/s` counts all ranks' batches, `ratio` compares them with sync. `quality` is for Digits
-(scikit-learn's; a perceptron that is pulled and pushed completely) the test accuracy, for Ratings
-(factors of 20,000 users and items, of which a batch needs 128) the RMSE of unseen ratings, whose
-noise is 0.1. `ahead`: the most clocks that a rank was ahead of the slowest one, as far as it knew.
+`batches/s` counts all ranks' batches; `ratio` compares it with sync's. Digits (scikit-learn's) is a
+perceptron that is pulled and pushed completely; its `quality` is the test accuracy. Ratings has
+factors of 20,000 users and items, of which a batch needs 128; its `quality` is the RMSE of unseen
+ratings, whose noise is 0.1. `ahead`: the most clocks that a rank knew to be ahead of the slowest.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ def job(seconds: float, length: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each way of training")
+    parser.add_argument("--seconds", type=float, default=6.0, help="per way of training")
     parser.add_argument("--step", type=float, default=0.1, help="seconds of computing in a step")
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -4,10 +4,10 @@
     mpirun -np 2 --bind-to none python benchmarks/python_cost.py [--steps 200]
 
 Takes time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same
-pass in no_sync(); the two alternate. Gradients have 16 elements each, so hooks, submission and
-waiting count, and not the sums, which the waiting thread may do itself. Parts are measured alone,
-too: the raw C calls (submit_tensor, wait, release), a plain Python hook, and, instead of hooks, a
-named allreduce_async_ and its wait().
+pass in no_sync(); the two alternate. Gradients have only 16 elements each, because the waiting
+thread may add them: so hooks, submission and waiting dominate. Parts are also measured alone: the
+raw C calls (submit_tensor, wait, release), a plain Python hook, and, instead of hooks, a named
+allreduce_async_ and its wait().
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main() -> int:
     lines = {
         "hooks + submit + wait (step - plain backward)": us(times["step"], times["plain"]),
         "  of these a Python hook that does nothing": us(times["hooked"], times["plain"]),
-        "  of these our hooks in no_sync()": us(times["no_sync"], times["plain"]),
+        "  of these the hooks in no_sync()": us(times["no_sync"], times["plain"]),
         "  of these C submit from Python": us(np.array(submits)),
         "  of these C wait and release": us(np.array(waits)),
         "allreduce_async_ and wait, torch": us(times["torch"]),
@@ -157,7 +157,7 @@ def main() -> int:
     everywhere = hvd.allgather_object(lines)
     print_head(f"main-thread CPU us for each of {COUNT} gradients, rank by rank: median of")
     if hvd.rank() == 0:
-        print(f"{options.steps} steps, and in brackets what the fastest {FASTEST:.0%} took")
+        print(f"{options.steps} steps, and in brackets the time of the fastest {FASTEST:.0%}")
         for name in lines:
             cells = (f"{rank[name][0]:8.2f} ({rank[name][1]:.2f})" for rank in everywhere)
             print(f"{name:50}", *cells)

@@ -7,9 +7,9 @@ same as without deaths.
 
 Jobs of 4 ranks lose a random rank, rank 0 included, at a random time, and then another one. Each
 step sleeps for 5 ms and commits. Prints median and p99 of the time from SIGKILL until the last
-survivor has made its next step. With --stop, ranks get SIGSTOP and so hang; the value becomes
-FARANDOLE_STALL_ABORT, and the times include it. Fails unless every job exits with 0, counts each
-sample once in each epoch, and ends with exactly the weights of a job without deaths.
+survivor has made its next step. With --stop, SIGSTOP makes ranks hang instead. The option's value
+becomes FARANDOLE_STALL_ABORT, and the times include it. Fails unless every job exits with 0, counts
+each sample once in each epoch, and ends with exactly the weights of a job without deaths.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def main() -> None:
         took, ends = job(draw, DEATHS, options.stop)
         times += took
         if ends != undisturbed:
-            sys.exit(f"a disturbed job ended with {ends}, and not with {undisturbed}")
+            sys.exit(f"a disturbed job ended with {ends}, not with {undisturbed}")
     cut = quantiles(times, n=100, method="inclusive")
     print(
         f"{len(times)} {'stops' if options.stop else 'kills'}, until the next step: median "

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small allreduces as programs make them: the ranks compute, then call. Peers take turns.
+"""Measures small allreduces between computations, as in programs. Peers alternate.
 
     mpirun -np 2 --bind-to none python benchmarks/small_calls.py [--turns 300] [--compute 0 300]
                                                  [--sizes 4 4K 64K 1M] [--read MIB] [--json F]
 
 In its turn, a contestant's program alters the buffer, reads --read MiB of other memory, meets the
 other ranks in MPI's barrier, computes, and calls. A row shows seconds from the last rank's call
-until all ranks have the result: the cost of the collective once all ranks are there. A rank
-computes matrix products for --compute microseconds and up to a tenth longer, which differs by rank
-and turn. "core" is farandole's C call without the adapter's Python. All settings are the defaults.
+until all ranks have the result: the cost of the collective once all ranks have come. A rank
+computes matrix products for --compute microseconds, plus up to a tenth that differs by rank and
+turn. "core" is farandole's C call without the adapter's Python. All settings are the defaults.
 Every result is checked.
 """
 
@@ -42,7 +42,7 @@ from farandole.torch.kind import describe
 SIZES = ("4", "4K", "64K", "1M")
 COMPUTE_US = (0, 300, 2000)
 UNITS = {"K": 10, "M": 20}
-WARM = 20  # turns that are not counted: first calls are agreed on by name
+WARM = 20  # turns that are not counted: in its first calls a name goes to the coordinator
 
 Call = Callable[[], object]
 

@@ -199,7 +199,7 @@ def main() -> int:
     if hvd.rank() in ranks:
         thread.join()
     if hvd.rank() == 0:
-        print(f"{soak.turn} turns, all right but {len(wrong)}: {dict(soak.done)}")
+        print(f"{soak.turn} turns, errors: {len(wrong)}, calls: {dict(soak.done)}")
     dist.destroy_process_group()
     hvd.shutdown()
     return int(bool(wrong))

@@ -3,7 +3,7 @@
 
     mpirun -np 2 --bind-to none python benchmarks/step_costs.py timeline|verify [--turns 60]
 
-Runs steps of forward, backward and optimizer alternately with and without it. Each step of `verify`
+Alternates between steps (forward, backward, optimizer) with and without it. Each step of `verify`
 compares all parameters; training does so only every FARANDOLE_VERIFY_EVERY steps.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of tensor parallelism and of SyncBatchNorm, without their models. Peers take turns.
+"""Times the calls of tensor parallelism and SyncBatchNorm, without their models. Peers alternate.
 
     mpirun -np 2 --bind-to none python benchmarks/tp_decode.py [--turns 100] [--compute 0 50]
                                                                [--json F]
@@ -7,8 +7,8 @@
 One turn of a contestant is
 - decode: one token of a transformer that is split by tensor parallelism: 100 allreduces of 64 KB,
   two for each of 50 layers;
-- batch norm: one step of ResNet-50 with SyncBatchNorm: for each of its 53 layers an allreduce of
-  2 C + 1 sums in the forward pass, and one of 2 C in the backward pass, C channels each.
+- batch norm: one step of ResNet-50 with SyncBatchNorm: for each of its 53 layers of C channels, an
+  allreduce of 2 C + 1 sums in the forward pass, and one of 2 C in the backward pass.
 
 Before every call the rank computes for --compute microseconds. The last call of each turn is
 checked; the buffers differ by rank and turn. All settings are the defaults.

@@ -6,7 +6,7 @@
 A ResNet-18 and a small transformer (small_nets.py), SGD with momentum, one torch thread per rank.
 In each turn every contestant makes one step (forward, backward, update) on the same data: alone
 (without communication), farandole's DistributedOptimizer (ordinary, and with gradients as views of
-shared memory), DistributedDataParallel over gloo. A step takes as long as on its slowest rank.
+shared memory), DistributedDataParallel over gloo. A step's time is that of the slowest rank.
 Exposed communication is a turn's step minus the step alone: the median over the turns, with the
 95 % interval of a paired bootstrap. Checks that losses are equal on all ranks, and parameters equal
 to DDP's.
@@ -54,7 +54,7 @@ class Trainer:
         sgd = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         if who == DDP:
             known = inspect.signature(DistributedDataParallel).parameters
-            newest, before = "forward_sync_buffers", "broadcast_buffers"  # 2.13 renamed it
+            newest, before = "forward_sync_buffers", "broadcast_buffers"  # torch 2.13 renamed it
             buffers: Any = {newest if newest in known else before: False}
             self._call = DistributedDataParallel(self.net, gradient_as_bucket_view=True, **buffers)
         if who in (ALONE, DDP):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contestants that take turns in one run, so that ratios hold on a noisy machine."""
+"""Runs contestants alternately in one job, so that ratios hold on a noisy machine."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Row:
         return float(np.median(self.seconds))
 
     def ratio(self, other: Row) -> float:
-        """This time divided by another: median over the turns if their numbers are equal, else
-        ratio of medians."""
+        """This time divided by another: the median over the turns if both have equally many, else
+        the ratio of medians."""
         if len(self.seconds) == len(other.seconds):
             return float(np.median(self.seconds / other.seconds))
         return self.median / other.median
@@ -63,8 +63,8 @@ def take_turns(
 ) -> list[Row]:
     """Runs each contestant in each turn, after one turn that is not counted. Collective.
 
-    `over` combines the ranks' seconds of a turn. `budget`: seconds, checks included, after which no
-    turn starts."""
+    `over` combines the ranks' seconds of a turn. `budget`: seconds, including checks, after which
+    no turn starts."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     wrong = dict.fromkeys(contestants, 0)
     start = told = monotonic()

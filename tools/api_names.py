@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the public names: package, name, page of the site, docstring and types. Prints them as a
-table. Reads definitions from source, so that only torch need be installed; names that an adapter
-shares with farandole appear once."""
+"""Prints a table of the public names: package, name, page of the site, docstring and types. Reads
+definitions from source, so that only torch must be installed. Names that an adapter shares with
+farandole appear once."""
 
 from __future__ import annotations
 

@@ -75,11 +75,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs hook: replaces a link to `../file` by its page or path, as the site has no sources."""
+    """mkdocs hook: replaces links to `../file` by its page or path: the site has no sources."""
 
     def path(found: re.Match[str]) -> str:
         if not (ROOT / found[2]).exists():
-            raise PluginError(f"{page.file.src_uri} links to ../{found[2]}, which is not there")
+            raise PluginError(f"{page.file.src_uri} links to ../{found[2]}, which is missing")
         if found[2] in TOP:
             name = found[2].replace("README", "index")
             return f"[{found[1]}]({name}{found[3] or ''})"

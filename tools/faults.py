@@ -164,7 +164,7 @@ def _comparable(text: str) -> set[str]:
 
 
 def check(fault: str) -> int:
-    """Returns 1 if the program prints lines that the page lacks, or lacks a kind of error."""
+    """Returns 1 if the program prints lines that the page lacks, or not all the page's errors."""
     now = section(fault, ran(fault))
     found = re.search(rf"^### {fault}\.py\n.*?(?=^### |\Z)", PAGE.read_text(), re.M | re.S)
     page = found[0] if found else ""

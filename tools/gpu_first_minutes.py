@@ -4,10 +4,10 @@
     python tools/gpu_first_minutes.py [--double] [STEP ...]
 
 Steps run in order, each in separate processes with a time limit. Each prints `pass`, the first
-difference from the mock GPU, or `needs` and what is missing; then the next one runs. Except for the
-facts about two ranks, all use one rank; `gpu_run.sh test` comes next and uses more. --double runs
-the same steps on the mock GPU, with the tests that give the same results there. The exit code is
-the number of failed steps.
+difference from the mock GPU, or `needs` and the missing thing. After a failure the next step still
+runs. All use one rank, except the facts about two ranks. `gpu_run.sh test` comes next and uses
+more. --double runs the same steps on the mock GPU, with the tests that give the same results there.
+The exit code is the number of failed steps.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _check_facts(size: int) -> str:
     found = facts(size)
     for name, expected in FACTS.items():
         if found.get(name) != repr(expected):
-            return f"{name}: {found.get(name)}, and {expected!r} on the double"
+            return f"{name}: {found.get(name)}, but {expected!r} on the double"
     return ""
 
 
@@ -179,7 +179,7 @@ def _doctor(double: bool) -> str:
     for row in ("CUDA", "NVRTC", "NCCL", *([] if double else ["self test, GPU"])):
         if not re.search(rf"^ok\W+{row}\b", text, re.MULTILINE):
             found = re.search(rf"^.*\b{row}\b.*$", text, re.MULTILINE)
-            return found[0] if found else f"it says nothing of {row}"
+            return found[0] if found else f"it has no row {row}"
     return ""
 
 
@@ -194,7 +194,7 @@ def _sanitizer(double: bool) -> str:
         command[:0] = [there, *options, "--error-exitcode", "9"]
     text = run(LIMITS["sanitizer"], *command)
     if not double and not there:
-        raise Needs("compute-sanitizer, of CUDA's toolkit; without it the results are right")
+        raise Needs("compute-sanitizer (CUDA's toolkit). Without it, the results are right")
     return "" if double or "ERROR SUMMARY: 0 errors" in text else f"no summary: {text[-300:]}"
 
 
@@ -208,7 +208,7 @@ def _collectives(double: bool) -> str:
     if found and int(found[1]) > 0:
         return ""
     skipped = re.search(r"^SKIPPED.*?: (.*)$", text, re.MULTILINE)
-    raise Needs(skipped[1].removeprefix("needs ") if skipped else f"a test that {path} has not")
+    raise Needs(skipped[1].removeprefix("needs ") if skipped else f"tests; {path} ran none")
 
 
 def _steps(double: bool) -> dict[str, Callable[[], str]]:

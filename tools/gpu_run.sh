@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_run.sh first|test|bench [PYTHON] [options]: runs tools/gpu_first_minutes.py, `make test-gpu` or `make bench-gpu`, on
-# machines without make too. Each takes at most ten minutes. Results go to build/gpu, or to the folder RESULTS, as they come,
-# so a run that is cut off leaves what it has. The environment is build/gpu-venv, on top of PYTHON's packages
+# gpu_run.sh first|test|bench [PYTHON] [options]: runs tools/gpu_first_minutes.py, `make test-gpu` or `make bench-gpu`,
+# also on machines without make. Each takes at most ten minutes. It writes each result to build/gpu, or to the folder
+# RESULTS, at once, so an interrupted run leaves results. The environment is build/gpu-venv, on top of PYTHON's packages
 # (tools/gpu_venv.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ bin=$PWD/build/gpu-venv/bin
 results=${RESULTS:-build/gpu}
 carried=(build/gpu-carry/*)
 export PYTHONUNBUFFERED=1
-# Ignore pytest plugins that PYTHON's environment may bring.
+# Ignore pytest plugins that PYTHON's environment may contain.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_PLUGINS=pytest_timeout
 
 if [[ ! -e build/gpu-venv/.stamp || ${carried[0]} -nt build/gpu-venv/.stamp ]]; then
@@ -47,7 +47,7 @@ case $what in
     } 2>&1 | tee "$results/bench.txt"
     ;;
   *)
-    echo "first, test or bench, not $what" >&2
+    echo "unknown: $what; choose first, test or bench" >&2
     exit 2
     ;;
 esac

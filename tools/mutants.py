@@ -35,8 +35,8 @@ _WORDS = {"true": "false", "false": "true", "True": "False", "False": "True"} | 
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _OPEN, _CLOSE = "([{", ")]}"
-# A C++ statement that may be deleted starts after one of these, and with none of _KEPT. The tokens
-# before a brace tell a block from an initialiser.
+# A C++ statement that may be deleted starts after one of these tokens, but not with one of _KEPT.
+# The tokens before a brace distinguish a block from an initialiser.
 _STARTS = {";", "{", "}", ")", "else"}
 _BLOCKS = {")", "]", ";", "}", "else", "do", "try", "const", "noexcept", "override", "mutable"}
 _HEAD_ENDS = {"(", "{", "[", "=", "+=", "-=", "++", "--", "|=", "&="}

@@ -3,9 +3,9 @@
 """Judges the tests: makes small wrong changes to the product and counts those that no test notices.
 
 Works in build/mutate/tree, a copy of the tracked files. A mutant is killed if a test fails or takes
-too long, twice. It is not counted if it does not compile, or if its check fails without it.
-tools/mutant_checks.py names the programs that judge C++. A Python mutant is judged by some of the
-tests that run its line, and lives if there are none; to find these tests, the first run watches all
+too long, twice. It does not count if it does not compile, or if its check also fails without it.
+tools/mutant_checks.py names the programs that judge C++. Some of the tests that run a mutant's line
+judge a Python mutant, which lives if there are none. To find these tests, the first run watches all
 tests, which takes about 15 minutes.
 
 build/mutate/results.jsonl keeps the judgements, which are not repeated; build/mutate/survivors has
@@ -13,8 +13,8 @@ a diff per living mutant, build/mutate/killed the output of the check that kille
 
     tools/mutate.py                                   200 mutants of all the product
     tools/mutate.py --count 40 --only csrc/control    40 of one folder
-    tools/mutate.py --again                           survivors, by the present tests
-    tools/mutate.py --fresh                           start again, with the present sources
+    tools/mutate.py --again                           survivors, by the current tests
+    tools/mutate.py --fresh                           start again, with the current sources
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _passed() -> dict[str, float]:
 
 
 def _fails_again(check: str) -> bool:
-    """True if the test that failed or hung does so alone, too: no mutant is killed by chance."""
+    """True if the test also fails or hangs alone, so that no mutant is killed by chance."""
     pattern = r"^run  (\w+)$" if _is_program(check) else r"^FAILED (\S+)"
     ran = re.findall(pattern, (HOME / "output").read_text(), re.MULTILINE)
     alone = ran[-1] if ran else check
@@ -196,7 +196,7 @@ def _ran() -> dict[str, dict[int, list[str]]]:
 
 
 def _checks(mutant: Mutant, source: str) -> Sequence[str]:
-    """Checks that may notice it, quickest first; none for a line that no test runs."""
+    """Checks that may notice the mutant, quickest first; none for a line that no test runs."""
     if mutant.path.endswith(".cc"):
         return checks_of(mutant.path)
     line = source.count("\n", 0, mutant.start) + 1
@@ -344,9 +344,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=200, help="mutants that compile (200)")
-    parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
-    parser.add_argument("--only", nargs="+", default=MUTATED, metavar="FOLDER", help="of these")
+    parser.add_argument("--count", type=int, default=200, help="mutants to judge (200)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order (1)")
+    parser.add_argument("--only", nargs="+", default=MUTATED, metavar="FOLDER", help="folders")
     parser.add_argument("--again", action="store_true", help="judge survivors again")
     parser.add_argument("--fresh", action="store_true", help="forget tree and judgements")
     options = parser.parse_args()

@@ -198,8 +198,8 @@ SANITIZE = tuple(
     for what in ("address,undefined", "thread")
 )
 JOBS = Phase("test-jobs", 10)
-SCHEDULES = Phase("test-schedules", 6)  # tests that need hosts skip themselves, with a reason
-# As many programs as its seconds allow.
+SCHEDULES = Phase("test-schedules", 6)  # tests skip themselves if they can't have hosts
+# Runs as many programs as its seconds allow.
 STRANGERS = Phase(
     "test-strangers",
     5,
@@ -279,7 +279,7 @@ def main(suite: str, minutes: str = "0") -> int:
         start, (busy, ticks) = time.monotonic(), _ticks()
         left = CI_MINUTES - (start - begin) / 60
         if suite == "ci" and phase.minutes > left:
-            outcome = f"LEFT OUT: it takes {phase.minutes} minutes, and {left:.0f} are left"
+            outcome = f"LEFT OUT: it takes {phase.minutes} minutes, but only {left:.0f} are left"
         elif reason := phase.lacks():
             outcome = f"skipped: {reason}"
         else:

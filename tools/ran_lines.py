@@ -41,7 +41,7 @@ disable_warnings = no-data-collected
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Makes the test's file coverage's context for all lines that run from here on."""
+    """Sets coverage's context to the test's file, for all lines that run from now on."""
     os.environ[_NOW] = item.nodeid.split("::")[0]
     if watch := coverage.Coverage.current():
         watch.switch_context(os.environ[_NOW])

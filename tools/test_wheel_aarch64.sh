@@ -8,7 +8,7 @@ bin=$1
 home=$PWD/build/aarch64-python
 root=$home/root
 
-# A separate apt, so that this machine's keeps its architectures.
+# Uses separate folders of apt, so that the architectures of this machine's apt do not change.
 if [ ! -f "$home/.complete" ]; then
   rm -rf "$home" && mkdir -p "$home"/{lists,cache/archives}/partial "$home/debs"
   keys=/usr/share/keyrings/debian-archive-keyring.gpg

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wheel_aarch64.sh PYTHON: cross-compiles a wheel for aarch64 into dist/, and opens its library under emulation.
-# Needs g++-aarch64-linux-gnu and qemu-user, and in PYTHON's environment setuptools, cmake and ninja: pip's isolated build
-# would install those for aarch64. CMAKE_ARGS may add options.
+# Needs g++-aarch64-linux-gnu and qemu-user. PYTHON's environment must have setuptools, cmake and ninja, because pip's
+# isolated build would install those for aarch64. CMAKE_ARGS may add options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

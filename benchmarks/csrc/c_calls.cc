@@ -117,7 +117,7 @@ class Rank {
     for (int32_t i = 0; i < count; ++i) farandole_release(handles[i]);
   }
 
-  // Checks an answer of the C ABI: a count, or -code. FARANDOLE_PENDING is no error.
+  // Checks an answer of the C ABI: a count, or -code. FARANDOLE_PENDING is not an error.
   template <class T>
   T checked(T answer) const {
     if (answer >= 0 || answer == -FARANDOLE_PENDING) return answer;

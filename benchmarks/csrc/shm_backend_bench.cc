@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures the shared-memory backend alone: forked ranks average float32 in place, as driven by the engine.
-// Buffers are private ones, which are staged, or mapped by all ranks. Results are checked.
+// Buffers are private, and then staged, or mapped by all ranks. Results are checked.
 // shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
 #include <unistd.h>
@@ -161,7 +161,7 @@ void measure(Rank& rank, int number, const Options& options, const char* where,
              std::span<float> values, size_t bytes, size_t tensors) {
   const size_t count = bytes / sizeof(float);
   const std::vector<Part> parts = parts_in(values, count, tensors, options.ranks);
-  Part barrier;  // a tiny allreduce, which ends when all ranks have come
+  Part barrier;  // a tiny allreduce, which ends once all ranks have arrived
   const float word = 0;
   barrier.signature.shape = {1};
   barrier.input = reinterpret_cast<const std::byte*>(&word);

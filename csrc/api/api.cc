@@ -16,7 +16,7 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        process().mutex.lock();  // so no other thread holds it, or changes the runtime, in the fork
+        process().mutex.lock();  // so no other thread holds it or changes the runtime during fork()
         process().arenas.before_fork();
         Fd::before_fork();
       },
@@ -94,7 +94,7 @@ FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
     ByteString peer_info = process().endpoint->peer_info();
     if (peer_info.size() > static_cast<size_t>(std::max(capacity, 0))) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "a peer info takes " + std::to_string(peer_info.size()) + " bytes");
+                  "the peer info needs " + std::to_string(peer_info.size()) + " bytes");
     }
     std::memcpy(blob, peer_info.data(), peer_info.size());
     return static_cast<int32_t>(peer_info.size());
@@ -118,7 +118,7 @@ FARANDOLE_API int32_t farandole_probe(const farandole_world* world) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (!process().endpoint)
-      throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+      throw Error(ErrorCode::kInvalidArgument, "call farandole_prepare first");
     std::memcpy(process().endpoint->key.data(), world->key, sizeof(JobKey));
     return process().endpoint->probe(world->rank, {world->node, world->node + world->size},
                                      peer_infos_of(world));
@@ -132,7 +132,7 @@ FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
       std::lock_guard lock(process().mutex);
       endpoint = std::move(process().endpoint);
     }
-    if (!endpoint) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    if (!endpoint) throw Error(ErrorCode::kInvalidArgument, "call farandole_prepare first");
     std::memcpy(endpoint->key.data(), world->key, sizeof(JobKey));
     std::vector<Rank> node(world->node, world->node + world->size);
     Topology topology = Topology::of(world->rank, std::move(node));
@@ -283,7 +283,7 @@ FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t
                                        const char* text) {
   return guarded([&] {
     if (code < FARANDOLE_E_INTERNAL || code > FARANDOLE_E_LIBRARY) {
-      throw Error(ErrorCode::kInvalidArgument, std::to_string(code) + " is no error code");
+      throw Error(ErrorCode::kInvalidArgument, std::to_string(code) + " is not an error code");
     }
     runtime()->refuse(*request, {static_cast<ErrorCode>(code), text});
   });

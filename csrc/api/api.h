@@ -25,7 +25,7 @@
 
 namespace farandole {
 
-// A call that farandole_prepare_call keeps, with its runtime, so that one look-up finds both.
+// A call of farandole_prepare_call and its runtime, kept together so that one look-up finds both.
 struct PreparedCall {
   // Submits the call of one tensor; returns its handle. If `waits`, the call may complete here; then returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
@@ -96,13 +96,13 @@ inline Error forked_error() {
   std::lock_guard lock(process().mutex);
   const std::string parent = process().runtime
                                  ? "rank " + std::to_string(process().runtime->topology().rank)
-                                 : std::string("one that had imported farandole");
+                                 : std::string("a process that had imported farandole");
   return {
       ErrorCode::kShutdown,
       "this process was forked from " + parent +
-          " and can't take part itself: only the rank's own process may. Remedy: let a DataLoader "
-          "worker return its data, and call farandole where they arrive; rank(), size() and the "
-          "like work in the worker. Start a process with its own world by subprocess"};
+          ", and only the rank's own process can make calls. Remedy: let a DataLoader worker "
+          "return its data, and call farandole in the process that gets it; rank(), size() and "
+          "the like also work in the worker. Start a process of a different world by subprocess"};
 }
 
 template <class Body>
@@ -142,7 +142,7 @@ auto negated(Body&& body) -> decltype(body()) {
   return done ? result : -result;
 }
 
-// True once XLA has called a handler: then threads of XLA make calls, too, without Python.
+// True once XLA has called a handler. From then on, XLA's threads make calls, too, without Python.
 inline std::atomic<bool> xla_may_call{false};
 
 inline Deadline deadline_in(double seconds) {
@@ -154,7 +154,7 @@ inline Deadline deadline_in(double seconds) {
 // Returns the caller's array as a span; throws if `count` is negative.
 template <class T>
 std::span<T> span_of(T* first, int32_t count) {
-  if (count < 0) throw Error(ErrorCode::kInvalidArgument, "a count of " + std::to_string(count));
+  if (count < 0) throw Error(ErrorCode::kInvalidArgument, "bad count " + std::to_string(count));
   return {first, static_cast<size_t>(count)};
 }
 
@@ -176,7 +176,7 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns these calls, up to the first unknown one; shared, because shutdown() may clear the table meanwhile.
+// Returns these calls up to the first unknown one. Shares them, because shutdown() may clear the table meanwhile.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;
@@ -197,7 +197,7 @@ inline std::shared_ptr<const PreparedCall> prepared_call(int64_t number) {
     lock.unlock();
     runtime();  // throws a clearer error if there is no runtime
     throw Error(ErrorCode::kInvalidArgument,
-                "this call was prepared before the last shutdown(), or forgotten");
+                "this call was prepared before the last shutdown(), or has been forgotten");
   }
   return found->second;
 }

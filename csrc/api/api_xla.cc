@@ -23,7 +23,7 @@ using Buffers = std::vector<const xla::Buffer*>;
 
 [[noreturn]] void unreadable(const std::string& what) {
   throw Error(ErrorCode::kLibrary,
-              "this version of XLA calls in a way that farandole can't read: " + what);
+              "this version of XLA makes a call that farandole can't read: " + what);
 }
 
 // All buffers except tokens, which have no bytes.
@@ -54,7 +54,7 @@ std::span<const T> numbers(const xla::Attributes& all, std::string_view name, si
   return {static_cast<const T*>(array->values), array->count};
 }
 
-// Throws unless rank and members are those of compile time: after a restart, numbers may mean other sets and ranks.
+// Throws unless rank and members are those of compile time. After a restart, they may be different.
 void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
   const auto here = runtime();
   const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);
@@ -62,9 +62,9 @@ void check_world(std::span<const int32_t> head, std::span<const int32_t> members
   throw Error(
       ErrorCode::kInvalidArgument,
       "this program was compiled on rank " + std::to_string(head[kOwnRank]) + " for " +
-          text_of_ranks({members.begin(), members.end()}) + ", and runs on rank " +
+          text_of_ranks({members.begin(), members.end()}) + ", but runs on rank " +
           std::to_string(here->topology().rank) + " with " + text_of_ranks(now) +
-          ": the ranks have changed. Remedy: jax.clear_caches(), or jit the function again");
+          ": the ranks have changed. Remedy: call jax.clear_caches(), or jit the function again");
 }
 
 // The tensors' device, and the stream in which XLA produces the inputs and reads the results.
@@ -104,13 +104,13 @@ class XlaCall {
         factors_(numbers<double>(frame.attributes, "factors", 2)),
         name_(*static_cast<const xla::Text*>(
             attribute(frame.attributes, "name", xla::kStringAttribute))) {
-    if (inputs_.empty() || inputs_.size() != outputs_.size()) unreadable("it lost a tensor");
+    if (inputs_.empty() || inputs_.size() != outputs_.size()) unreadable("it lacks a tensor");
     for (const xla::Buffer* buffer : inputs_)
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Makes the call. Returns, or throws its failure, when the core no longer uses the buffers; on a GPU, when XLA's
-  // stream waits for that.
+  // Makes the call. Returns or throws its failure when the core no longer uses the buffers. On a GPU, XLA's stream
+  // waits for that instead.
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;
@@ -186,7 +186,7 @@ class XlaCall {
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = this;  // any address: says that this rank has an input
+    made.input = this;  // any address; marks that this rank has an input
     made.name = name_.c_str();
     return made;
   }
@@ -198,14 +198,14 @@ class XlaCall {
       if (result.received[m] == 0) without.push_back(members_[static_cast<size_t>(m)]);
     }
     if (without.empty()) {
-      return ": within jit all ranks bring equal shapes; make the call outside, or pad them";
+      return ": within jit, all ranks must bring equal shapes; pad them, or make the call outside";
     }
     return ", because " + text_of_ranks(without) +
-           " brought no rows: a joined rank has none. Make the call outside of jit, or before any "
+           " sent no rows: a joined rank has none. Make the call outside of jit, or before any "
            "rank calls join()";
   }
 
-  // Copies a result that the core allocated into XLA's buffer. Fails if the program was compiled for another shape.
+  // Copies a result that the core allocated into XLA's buffer. Fails if the program was compiled for a different shape.
   Failure taken(size_t i, Handle handle) const {
     if (direct()) return {};
     const xla::Buffer& output = *outputs_[i];
@@ -215,7 +215,7 @@ class XlaCall {
     if (!std::ranges::equal(shape, std::span(output.shape, static_cast<size_t>(output.ndim)))) {
       return {ErrorCode::kMismatch, std::string(name_of(static_cast<Op>(head_[kOp]))) + " '" +
                                         name_ + "': rank " + std::to_string(head_[kOwnRank]) +
-                                        " gets shape " + text_of(shape) + ", and its program has " +
+                                        " gets shape " + text_of(shape) + ", but its program has " +
                                         text_of({output.shape, static_cast<size_t>(output.ndim)}) +
                                         remedy(result)};
     }
@@ -256,7 +256,7 @@ class XlaCall {
   std::vector<std::vector<int64_t>> shapes_;
 };
 
-// The error's class in Python, which goes into the text, and XLA's nearest code.
+// XLA's nearest code, and the error's class in Python. The text of the error names the class.
 struct XlaError {
   const char* name;
   xla::Code code;
@@ -274,8 +274,8 @@ XlaError xla_error(ErrorCode code) {
   }
 }
 
-// If XLA asks for the handler's version, answers and returns true. Structs only grow at their ends within a major
-// version, so the answer is XLA's own minor version, the only one that it may accept.
+// If XLA asks for the handler's version, answers and returns true. Answers with XLA's minor version, because XLA may
+// accept no other. That is safe: within a major version, structs only grow at their ends.
 bool answered(const xla::CallFrame& frame) {
   for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
     if (each->type != xla::kMetadataExtension) continue;
@@ -293,7 +293,7 @@ xla::Error* run(void* call_frame, Locate locate) {
   xla_may_call = true;
   if (answered(frame) || frame.stage != xla::kExecuteStage) return nullptr;
   const int32_t code = guarded([&] {
-    if (!has(frame) || !has(*frame.api)) unreadable("its call is shorter than that of version 0.1");
+    if (!has(frame) || !has(*frame.api)) unreadable("it is shorter than that of version 0.1");
     if (frame.api->version.major != xla::kMajor) {
       unreadable("its version is " + std::to_string(frame.api->version.major));
     }

@@ -17,20 +17,20 @@ HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
   return HostMap(host);
 }
 
-// Number of a set's wire: equal on all members, and different from that of every other wire.
+// Unique number of a set's wire, equal on all members.
 uint64_t wire_number(SetId id, Feeds feeds) {
   const int64_t set = is_pair(id) ? -2 * int64_t{id} - 1 : 2 * int64_t{id};
   return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
 }
 
-// Size of a block before it is adapted to the number of members. For messages, small blocks are as fast, and need less
-// memory.
+// Block size before the number of members is taken into account. A pair's messages are as fast with small blocks, which
+// need less memory.
 size_t usual_block_bytes(size_t wanted, SetId id) {
   constexpr size_t kMostOfPair = 256 << 10;
   return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;
 }
 
-// The configured size of a block, raised to one that the schedule can cut for this number of members.
+// The configured block size, raised if necessary so that ShmSchedule can cut a block for this number of members.
 size_t shm_block_bytes(const Config& config, SetId id, int members) {
   const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
   const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes), id);
@@ -42,8 +42,8 @@ struct HierarchicalBlocks {
   int slots;
 };
 
-// Blocks are smaller than inside a host, and more are in flight: some are sent while others are reduced. With many
-// hosts they are larger again, so that a host's chunk of a stripe is not tiny.
+// Uses smaller blocks and more slots than inside a host, so that some blocks are sent while others are reduced. With
+// many hosts, uses larger blocks, so that a host's chunk of a stripe is not tiny.
 HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const HostMap& hosts) {
   constexpr size_t kSmaller = 2, kMore = 4;
   constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
@@ -56,7 +56,7 @@ HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const Hos
   blocks.sizes.block_bytes = std::min(round_up(wanted, HierarchicalSchedule::kAlignment),
                                       HierarchicalSchedule::kMostBlockBytes);
   const auto slots = static_cast<size_t>(config.staging_slots);
-  const size_t staged = kMore * slots * usual;  // bytes of all slots, whatever the block size
+  const size_t staged = kMore * slots * usual;  // total bytes of all slots
   blocks.slots = static_cast<int>(std::max(slots, staged / blocks.sizes.block_bytes));
   return blocks;
 }

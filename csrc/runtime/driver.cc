@@ -25,7 +25,7 @@ struct RecordedWait {
   ~RecordedWait() { recorder.wait_ends(over); }
 };
 
-// Registers the handles for which a user waits: with FARANDOLE_GPU_ORDER=program, only their buckets are launched.
+// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, only such waits launch buckets.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;
@@ -38,8 +38,8 @@ struct Wanted {
 
 }  // namespace
 
-// The driving thread holds it. The destructor stops driving, and wakes the thread that should drive now if work is
-// left, or if the background thread would sleep past the next tick.
+// Held by the driving thread. Its destructor stops driving. If work is left, or the background thread would sleep past
+// the next tick, it also wakes the thread that should drive now.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
@@ -48,8 +48,8 @@ struct Driver::Role {
   }
 };
 
-// Wakes the leader to read this rank's reports. A leader tries to read them itself at once, which often saves a
-// wake-up.
+// Wakes the leader to read this rank's reports. If this rank is the leader, this thread tries to read them at once,
+// which often saves a wake-up.
 void Driver::after_submit() {
   if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();
@@ -58,7 +58,7 @@ void Driver::after_submit() {
   guarded([this] { return setup_.engine.control_step(); });
 }
 
-// For threads that do not drive. The driver calls has_work().
+// For threads that do not drive. The driving thread calls Engine::has_work() instead.
 bool Driver::work_is_left() const { return !driven() && setup_.engine.has_work(); }
 
 // True if no thread drives, and the background thread would sleep past the engine's next tick.
@@ -150,7 +150,7 @@ void Driver::probe() {
   if (patience.asks) ask_for_life(now);
 }
 
-// Asks for a log entry if none has come for a while: a stopped process cannot report that it is stopped.
+// Asks rank 0 for a log entry if none came since the last probe: a stopped process cannot report that it is stopped.
 void Driver::ask_for_life(int64_t now) {
   const RankWatch::Patience& patience = setup_.watch.patience();
   const uint64_t heard = setup_.engine.log_position();
@@ -220,8 +220,8 @@ void Driver::ask_scheduler() {
   ask_for_punctual_sleeps();
   if (!setup_.real_time || ask_for_real_time()) return;
   log(LogLevel::kWarning,
-      "FARANDOLE_PRIORITY=realtime is not permitted here, and changes nothing; it needs "
-      "CAP_SYS_NICE (docker run --cap-add SYS_NICE) or a limit of at least 1 in `ulimit -r`");
+      "FARANDOLE_PRIORITY=realtime is not permitted here, so it has no effect; grant CAP_SYS_NICE "
+      "(docker run --cap-add SYS_NICE), or raise the limit `ulimit -r` to at least 1");
 }
 
 void Driver::background() {

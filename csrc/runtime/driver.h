@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the engine, on the background thread or on a user's thread that waits. One thread at a time drives, and none
-// blocks to become the driver.
+// Runs the engine on the background thread or on a user's thread that waits. One thread drives at a time. A thread only
+// tries to become the driver, and never blocks for it.
 #pragma once
 
 #include <atomic>
@@ -46,23 +46,23 @@ class Driver {
   explicit Driver(Setup setup) : setup_(std::move(setup)) {}
   ~Driver() { stop(); }
 
-  // Starts the background thread; returns when its scheduling settings are made.
+  // Starts the background thread. Returns once that thread has made its scheduling settings.
   void start();
   // Ends the background thread, then sends reports that are still queued.
   void stop();
 
   // ---- Any thread
   void after_submit();
-  // Likewise, for a caller that only waits: other hosts then hear of its calls at once.
+  // Like after_submit(), for a caller that only waits: other hosts then hear of its calls at once.
   void hurry();
-  // `endless`: the caller promises to repeat the wait until it is over.
+  // `endless`: the caller promises to repeat the wait until the calls have ended.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
                bool endless = false);
   bool done(Handle handle);
   // Asks the coordinator which ranks the call waits for.
   std::string explain(Handle handle, Deadline deadline);
-  // All waits use this. Drives until done(), or sleeps while another thread drives; reports slow buckets. False: a
-  // signal came, or `deadline` passed. done() may throw.
+  // All waits use this. Drives until done(), or sleeps while another thread drives. Reports slow buckets. Returns false
+  // if a signal came or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
   // True if a thread of this rank drives.
@@ -87,13 +87,13 @@ class Driver {
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
   struct {
-    std::atomic<int64_t> next_ns{0};  // when a waiting caller has to look
+    std::atomic<int64_t> next_ns{0};  // time of a waiting caller's next probe
     std::mutex mutex;                 // guards all below
     uint64_t heard = 0;               // log entries read
     int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0: not asked
     bool warned = false;
   } probe_;
-  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
+  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread's sleep ends; max: never
   std::latch scheduled_{1};
   Thread thread_;
 };

@@ -54,7 +54,7 @@ bool Engine::say_last() {
   return moved;
 }
 
-// Sends reports that did not fit into the ring, and lets the leader work.
+// Sends reports that did not fit into the ring. On a leader, also runs a step of its HostController.
 bool Engine::say() {
   bool moved = setup_.channel.can_flush() && calls_.flush();
   if (setup_.leader && setup_.leader->step()) {
@@ -64,7 +64,7 @@ bool Engine::say() {
   return moved;
 }
 
-// On rank 0: warns of ranks for which others wait, and records late ranks.
+// On rank 0: logs warnings about ranks for which others wait, and records late ranks.
 void Engine::tell_of_ranks() {
   for (const std::string& notice : setup_.leader->take_notices()) {
     log(LogLevel::kWarning, notice);
@@ -75,7 +75,7 @@ void Engine::tell_of_ranks() {
   }
 }
 
-// Reads the log before it acts on local failures, because the log may have a better cause, or say that all have left.
+// Reads the log before it acts on local failures: the log may give a better cause, or say that all ranks have left.
 bool Engine::control() {
   if (setup_.poller) setup_.poller->collect();
   bool moved = say();
@@ -223,11 +223,11 @@ void Engine::give_up(const Failure& failure) {
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
   found = calls_.job.verdict(std::move(found));
-  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // so rank 0 logs it
+  const bool told = !calls_.job.stopped() && found.code != ErrorCode::kPeer;  // rank 0 logs it
   if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
   if (calls_.job.stopped()) return break_down(found);
-  // First makes new calls fail, then tells the peers, then lets lanes close connections, which takes seconds on GPUs.
-  // If connections closed first, peers would blame the network.
+  // Makes new calls fail, then tells the peers, then closes the lanes' connections. Closing takes seconds on GPUs, and
+  // a peer that saw it before the report would blame the network.
   calls_.break_down(found);
   attempt("telling the other ranks", [&] {
     calls_.report(Leave{true, found.text});

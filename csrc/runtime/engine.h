@@ -36,7 +36,7 @@ class Engine {
   bool control_step();
   // Ends the job, because this rank cannot go on.
   void give_up(const Failure& failure);
-  // Call after the background thread has ended: sends the last reports, such as why this rank has left.
+  // Sends the last reports, such as why this rank has left. Call after the background thread has ended.
   bool say_last();
 
   // ---- Any thread
@@ -49,8 +49,8 @@ class Engine {
   GpuBuckets& gpu() { return gpu_; }
   // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
   uint64_t log_position() const { return log_position_; }
-  std::optional<Stuck> oldest_bucket() const;  // that has not ended on this rank
-  // Last call for which the main thread started to wait without a limit. It may be over.
+  std::optional<Stuck> oldest_bucket() const;  // nullopt: no bucket is under way on this rank
+  // The call for which the main thread last started to wait without a limit. The wait may be over.
   std::atomic<Handle> main_waits_for{0};
 
  private:
@@ -73,7 +73,7 @@ class Engine {
 
   const Setup setup_;
   RankCalls& calls_;
-  // Lock it before RankCalls::mutex_. The driver holds it during a step, other threads while they check for work.
+  // Lock it before RankCalls::mutex_. The driver holds it during a step; other threads hold it to check for work.
   mutable std::mutex work_mutex_;
   std::atomic<uint64_t> log_position_{0};
   Lanes lanes_;

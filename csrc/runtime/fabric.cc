@@ -24,8 +24,8 @@ void check_sockets(Rank own, Rank parent, std::vector<Rank> needed,
   throw Error(
       ErrorCode::kLibrary,
       "the ranks are on several hosts, but " + text_of_ranks(needed) +
-          " can't open a TCP socket, which the hosts need to agree on what to reduce; allow "
-          "sockets there (container or sandbox settings)");
+          " can't open a TCP socket, and hosts exchange control messages over TCP; allow sockets "
+          "there (container or sandbox settings)");
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
-  // The other ranks use this memory only after share_arena().
+  // No race: the other ranks use this memory only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
 }
 
@@ -122,9 +122,9 @@ OpenWire Fabric::by_tcp(TcpListener listener, std::span<const PeerInfo> peer_inf
   }
   throw Error(ErrorCode::kLibrary,
               "the ranks are on several hosts, but " + text_of_ranks(mute) +
-                  " can't open a TCP socket, which carries inputs between hosts; allow sockets "
-                  "there (container or sandbox settings), or start the job by mpirun, mpiexec or "
-                  "srun, with mpi4py installed");
+                  " can't open a TCP socket, and hosts exchange inputs over TCP; allow "
+                  "sockets there (container or sandbox settings), or start the job by mpirun, "
+                  "mpiexec or srun, with mpi4py installed");
 }
 
 std::chrono::milliseconds Fabric::peer_timeout() const {

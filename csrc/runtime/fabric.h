@@ -28,14 +28,14 @@ using OpenWire =
 
 class Fabric {
  public:
-  // Opens nothing. All ranks of a host must then call the next three functions, in this order.
+  // Opens no connections. All ranks of a host must then call the next three functions, in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
   // `staging`: size of the memory for the world. Closes the listener when the host's ranks are connected.
   void share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const PeerInfo> peer_infos, SegmentSize staging, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
-  // Links each leader with its parent and children in the HostTree; afterwards all ranks can open wires. Throws
+  // Links each leader with its parent and children in the HostTree. Afterwards all ranks can open wires. Throws
   // Error(kLibrary) if the transport in FARANDOLE_WIRE is not available.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   // For simulations: the argument of use(), which replaces the three functions above.

@@ -23,9 +23,9 @@ std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
   }
   if (gpu_->ordinal() == ordinal) return gpu_->device();
   throw Error(ErrorCode::kInvalidArgument,
-              "a tensor on GPU " + std::to_string(ordinal) + ", but this rank's first was on GPU " +
-                  std::to_string(gpu_->ordinal()) +
-                  ": a rank uses one GPU. Choose it before the first call: "
+              "a tensor is on GPU " + std::to_string(ordinal) +
+                  ", but this rank's first was on GPU " + std::to_string(gpu_->ordinal()) +
+                  ": a rank uses one GPU. Choose the GPU before the first call: "
                   "torch.cuda.set_device(farandole.local_rank()), or for JAX "
                   "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank()))");
 }
@@ -41,8 +41,8 @@ int GpuAccess::device_of(uint64_t address) {
   if (address == 0) {
     if (gpu_) return gpu_->ordinal();
     throw Error(ErrorCode::kInvalidArgument,
-                "an array without elements does not say on which GPU it lies, and this rank has "
-                "used none yet");
+                "the GPU of an array without elements is unknown until this rank has used a GPU; "
+                "make a call with a nonempty array first");
   }
   if (!driver_) driver_ = cuda::open(config_.cuda_library);
   int ordinal = 0;
@@ -56,9 +56,9 @@ std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream) const {
   if (device.is_capturing(stream_of(stream))) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "the current stream is being captured into a CUDA graph; a negotiated call can't be "
-        "part of a graph: call it before or after the captured step (a backward pass is "
-        "captured in optimizer.no_sync(), and optimizer.step() called outside)");
+        "the current stream is being captured into a CUDA graph, and a negotiated call can't be "
+        "part of a graph; make it before or after the capture (to capture a backward pass, use "
+        "optimizer.no_sync(), and call optimizer.step() outside of the capture)");
   }
   return device.recorded(stream_of(stream));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU, for submitting threads. The first GPU tensor opens it, because scripts choose devices after init().
+// Gives submitting threads this rank's GPU. The first GPU tensor opens it, because scripts choose devices after init().
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ class GpuAccess {
   // See farandole_join_stream().
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
-  // Call when the GPU is open. Returns an event per stream, after the work now in the stream; equal streams share one.
+  // Records an event per stream, after the work now in the stream; equal neighbours share one. The GPU must be open.
   std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:

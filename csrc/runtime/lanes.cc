@@ -146,8 +146,8 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
   }
 }
 
-// In program order, launches only while the program waits for a bucket that is not launched. Then farandole's NCCL work
-// has the same place among the program's other NCCL work on all ranks.
+// With FARANDOLE_GPU_ORDER=program, launches only while the program waits for a bucket that is not launched. All ranks
+// then have farandole's NCCL work at the same place among the program's other NCCL work.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(wanted_mutex_);
@@ -166,7 +166,7 @@ bool GpuBuckets::step() {
   if (past) {
     calls_.launch(runs_[launched_++], past);
   } else if (!begun && gpu->lane().begun()) {
-    runs_[launched_].begun_ns = now_ns();  // until now it may have waited for the program
+    runs_[launched_].begun_ns = now_ns();  // before, it may have waited for the program
   }
   return moved;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buckets that this rank has begun, in log order: a lane for each set, and one for the GPU. Driver only, unless
-// marked.
+// The buckets that this rank has begun, in log order. Each set has a lane, and so has the GPU. Only the driver calls
+// these functions, unless marked.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ class Lanes {
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);
-  // No more buckets follow. Buckets under way still end, because other members may have ended them already.
+  // Call when no more buckets follow. Buckets under way still complete, because other members may have completed them.
   void close(SetId id);
   // Moves one block of each lane. False: all lanes wait.
   bool step();
@@ -67,8 +67,8 @@ class GpuBuckets {
 
   // ---- Any thread
   void use(RankGpu& gpu) { gpu_ = &gpu; }
-  // A user waits for these handles. With FARANDOLE_GPU_ORDER=program, buckets are launched only then. A wait that
-  // started before the GPU was opened calls this after its next interruption.
+  // Call when a user waits for these handles. With FARANDOLE_GPU_ORDER=program, buckets are launched only then. A wait
+  // that started before the GPU was opened registers its handles when the caller repeats it.
   void want(std::span<const Handle> handles);
   void unwant(std::span<const Handle> handles);
 
@@ -81,7 +81,7 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
-  // The oldest bucket that moves; nullptr: there is none. Its age counts from when it began.
+  // The oldest bucket in progress; nullptr: there is none. Its age counts from the time when it began.
   const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's settings, listening sockets and arena, opened before the bootstrap, and the world's key, set after the
-// bootstrap.
+// A rank's settings, listening sockets and arena, which it opens before the bootstrap. After the bootstrap, it also has
+// the world's key.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's key, set before probe(); callers of both listeners must know it
+  JobKey key{};  // the world's key, set before probe(); a listener's peers must prove to know it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;
@@ -31,8 +31,8 @@ struct LocalEndpoint {
   std::unique_ptr<UnixSocket> to_leader;
   explicit LocalEndpoint(Config its_config, StackSource its_stacks = {},
                          std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
-  // Returns this rank's leader: the lowest rank whose socket it can reach. `node`: lowest rank on each rank's host, as
-  // MPI says.
+  // Returns this rank's leader: the lowest rank whose socket it can reach. `node`: for each rank, the lowest rank on
+  // its host according to MPI.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
   ByteString peer_info() const { return own_peer_info(config, listener, hosts.address()).encode(); }
 };

@@ -73,8 +73,8 @@ std::string RankWatch::why_standing() const {
   }
   if (unseen.empty()) return {};
   return unseen +
-         ", through which this rank hears of the others, does not answer: a signal or a debugger "
-         "has stopped its process (`kill -CONT` there resumes it), or that machine gives it no "
+         ", through which this rank exchanges control messages, does not answer: a signal or a "
+         "debugger has stopped its process (`kill -CONT` there resumes it), or it gets no CPU "
          "time";
 }
 
@@ -83,7 +83,7 @@ std::string RankWatch::why_silent() const {
   return why.empty() ? "rank 0, which leads the job, does not answer" : why;
 }
 
-// Uses 0 for ranks in other PID namespaces, whose numbers may belong to different processes here.
+// Uses 0 for ranks in other PID namespaces, because their process ids may belong to different processes here.
 std::vector<pid_t> RankWatch::pids_in_sight(std::span<const PeerInfo> peer_infos) const {
   std::vector<pid_t> pids(peer_infos.size());
   for (Rank rank : topology_.local) {
@@ -116,7 +116,7 @@ std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const PeerInfo> peer
   return peers;
 }
 
-// Calls `on_death`. The coordinator knows if that rank may end now, and informs all ranks by the log.
+// Calls `on_death`. The coordinator knows if that rank may end now, and informs all ranks through the log.
 void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death) {
   recorder_->peer_died(peer.rank, index_in(topology_.local, peer.rank));
   on_death(peer.rank,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's parts of watch/: flight recorder, timeline, death watch, stack reporter. Finds why rank 0 does not answer.
+// Owns a rank's flight recorder, timeline, death watch and stack reporter. Finds out why rank 0 does not answer.
 #pragma once
 
 #include <functional>
@@ -32,10 +32,10 @@ class RankWatch {
   struct Patience {
     int64_t warn_ns, abort_ns;
     int64_t pause_ns;  // between two checks of a waiting rank; 0: no checks
-    bool asks;         // for a sign of life of rank 0
+    bool asks;         // true if this rank asks rank 0 for a sign of life
   };
   const Patience& patience() const { return patience_; }
-  // Why rank 0 does not answer: it, or a leader on the path, is stopped or not visible. Empty: all are running.
+  // Reason why rank 0 does not answer: it or a leader on the path is stopped or not visible. Empty: all are running.
   std::string why_standing() const;
   std::string why_silent() const;  // like why_standing(), but never empty
   // Process ids by rank; 0: on another host, or in another PID namespace.

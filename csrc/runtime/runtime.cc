@@ -13,8 +13,8 @@
 namespace farandole {
 namespace {
 
-// Time for which call() waits before its caller handles signals and checks its own time-out. Most calls end earlier.
-// call() waits at once, because the background thread takes over the work of a caller that does not wait.
+// Time for which call() waits, before its caller handles signals and its own time-out. Most calls end earlier. Without
+// this wait, the background thread would take over the work.
 constexpr std::chrono::milliseconds kCallPatience{20};
 // Time for which a failing rank waits for its peers to learn why.
 constexpr std::chrono::seconds kFarewell{1};
@@ -71,12 +71,12 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   open_engine(cores_of_host(topology_, peer_infos));
   fabric_->sockets().barrier(deadline);
-  // Directly after the barrier, because from then on a peer may end.
+  // Must follow the barrier directly, because from now on a peer may exit.
   watch_->start(peer_infos, [this](Rank rank, Failure failure) { lose(rank, std::move(failure)); });
   try {
     driver_->start();
   } catch (...) {
-    watch_->stop();  // before the objects are destroyed that its callback uses
+    watch_->stop();  // its callback uses objects that are destroyed next
     throw;
   }
 }
@@ -175,12 +175,12 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
-    // The coordinator's failure names the ranks that stay. If there is none, rank 0 does not answer.
+    // The coordinator's failure names the ranks that stay. Without such a failure, rank 0 does not answer.
     gave_up = job.broken() ? job.failure()
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
   job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  // Waits, also after signals, until the driver has failed everything that waits.
+  // Waits until the driver has failed everything that waits. Signals do not end this wait.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
   return gave_up;
@@ -195,7 +195,7 @@ CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t 
   return call;
 }
 
-// Returns a fault of the inputs, or kOk. On GPUs, records events after which the inputs exist.
+// Returns an error of the inputs, or kOk. On GPUs, also records events after which the inputs are complete.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
@@ -251,7 +251,7 @@ bool Runtime::call(PreparedSubmission& prepared) {
   Handle& handle = prepared.handles.front();
   Failure failure;
   const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
-  // Without an output, the handle holds the result; without an input, it says if any rank had one.
+  // Without an output, the handle holds the result. Without an input, the handle tells if any rank had one.
   const bool needs_handle = prepared.inputs.front() == 0 || prepared.outputs.front() == 0;
   if (end != WaitEnd::kDone || needs_handle) return false;
   handles().release(std::exchange(handle, 0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank between init and shutdown, for csrc/api. Uses no globals, so a process may create several in turn.
+// One rank from init to shutdown, for csrc/api. Uses no globals, so a process may create one after another.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class Runtime {
   // All ranks call it, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
-  // For simulations: `fabric` already connects this rank, and its owner reports deaths.
+  // For simulations: `fabric` already connects this rank, and the simulation reports deaths by lose().
   Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
           std::unique_ptr<Fabric> fabric);
   ~Runtime();
@@ -43,7 +43,7 @@ class Runtime {
   void refuse(const farandole_request& request, const Failure& why);
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
-  // See farandole_shutdown(). nullopt: `deadline` has come; call again. Otherwise the runtime may be destroyed; a
+  // See farandole_shutdown(). Returns nullopt at `deadline`: call again. Otherwise the runtime may be destroyed, and a
   // failure says why this rank has not waited for all others. A failed leave may follow a normal one.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }

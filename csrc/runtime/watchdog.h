@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The watchdog of farandole_end_after(): ends this process at a deadline, unless it is destroyed before.
+// farandole_end_after(): ends this process at a deadline or when an awaited process exits, unless destroyed first.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ class Watchdog {
  public:
   struct Awaited {
     PidFd process;
-    std::string text;  // the line if this process ends
+    std::string text;  // printed if `process` exits first
   };
 
   Watchdog(Deadline deadline, std::string text, std::vector<Awaited> awaited)

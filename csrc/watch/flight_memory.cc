@@ -60,7 +60,7 @@ void FlightMemory::prepare() {
   std::memcpy(memory_, &header, sizeof(header));
 }
 
-// Limits for attach(), because another user's process may have written anything into its header.
+// Limits for attach(), because a process of another user may have written any numbers into the header.
 constexpr int kMostLocalRanks = 1024;
 constexpr int kMostRanks = 1 << 20;
 

@@ -24,7 +24,7 @@ enum class EventKind : uint8_t {
   kSubmit,      // this rank has submitted a call
   kNegotiated,  // this rank has read the call's log entry, so all ranks have submitted it
   kLaunched,    // a bucket starts to move
-  kDone,        // a tensor's result is there; without a call: a bucket has moved
+  kDone,        // a tensor's result is complete; without a call: a bucket has moved
   kError,       // a call failed; without a call: the job failed
   kPeerDied,    // `value`: the rank
   // Timeline only; `value`: duration in nanoseconds.
@@ -64,7 +64,7 @@ static_assert(sizeof(FlightEvent) == 120);  // Stamped<FlightEvent> fills two ca
 
 // A call that is submitted and neither done nor failed.
 struct OpenCall {
-  uint64_t position = 0;  // in the log; 0: not there yet, and the next three are 0, too
+  uint64_t position = 0;  // of its log entry; 0: none yet, and the next three fields are 0, too
   uint64_t bucket = 0;
   int64_t negotiated_ns = 0;
   int64_t lane = 0;  // the process set of the bucket
@@ -117,7 +117,7 @@ class Stamped {
   std::atomic<uint64_t> words_[kWords];
 };
 
-// Counts values by magnitude: slot i counts values of i binary digits, which are below 2^i.
+// Counts values by magnitude. Slot i counts values with i binary digits, which are below 2^i.
 struct Histogram {
   static constexpr size_t kSlots = 48;
   std::atomic<uint64_t> count;
@@ -138,10 +138,10 @@ struct Tally {
   std::atomic<uint64_t> done;
   std::atomic<uint64_t> failed;
   std::atomic<uint64_t> bytes;    // of tensors that are done
-  std::atomic<uint64_t> buckets;  // that have moved
+  std::atomic<uint64_t> buckets;  // buckets that have moved
   std::atomic<uint64_t> moving_ns;
   Histogram negotiation_ns;  // from submit to log entry
-  Histogram wait_ns;         // for which a caller was blocked
+  Histogram wait_ns;         // time for which a caller was blocked
   Histogram bucket_bytes;
   Histogram bandwidth;  // MB/s: a bucket's bytes divided by the time from launch to done
   // Current state
@@ -172,7 +172,7 @@ struct FlightText {
   uint64_t length;
   char text[kBytes];
 };
-// Adds a line if there is room. One thread at a time.
+// Adds a line if there is room. Call from one thread at a time.
 void add_line(Stamped<FlightText>& lines, const std::string& text);
 
 // One rank's page. Zeroed memory is a rank that has done nothing.
@@ -194,11 +194,11 @@ struct FlightPage {
   std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
   Stamped<FlightFailure> failure;  // the last one
   Stamped<FlightText> story;       // a line for each world: how it was formed
-  Stamped<FlightText> findings;    // a line for each thing that looks wrong, though nothing failed
+  Stamped<FlightText> findings;    // a line for each suspicious observation, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];
-  // Open calls (0: none), by handle and in detail, because `events` may have overwritten their events.
+  // Open calls: handles (0: none), and details. `events` may have overwritten the events of these calls.
   std::atomic<int64_t> open[kOpen];
   Stamped<OpenCall> open_calls[kOpen];
   LabelMemory labels;
@@ -213,8 +213,8 @@ class FlightMemory {
       : memory_(memory), local_ranks_(local_ranks), ranks_(ranks) {}
   void prepare();
 
-  // For other processes. nullopt: the memory was not prepared by this build. Reads the header once: a hostile writer
-  // may change it.
+  // For other processes. nullopt: the memory was not prepared by this build. Reads the header once, because a hostile
+  // writer may change it.
   static std::optional<FlightMemory> attach(std::byte* memory, size_t bytes);
 
   int local_ranks() const { return local_ranks_; }

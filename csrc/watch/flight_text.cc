@@ -112,7 +112,7 @@ void write_events(Json& json, const FlightPage& page, size_t most) {
 FlightMemory attached(const Segment& segment) {
   if (const auto memory = FlightMemory::attach(segment.data(), segment.size())) return *memory;
   throw Error(ErrorCode::kInvalidArgument,
-              "this memory holds no flight recorders of this build of farandole; use the "
+              "this build of farandole can't read this memory as flight recorders; use the "
               "installation that the job uses");
 }
 

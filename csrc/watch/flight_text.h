@@ -13,7 +13,7 @@
 namespace farandole {
 
 // Writes one rank's recorder: identity, state, counters and the last `events` events, oldest first, one per line.
-// `reason`: why it is dumped. Any process that maps the memory may call it.
+// `reason`: why the recorder is dumped. Any process that maps the memory may call this function.
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
@@ -26,7 +26,7 @@ void dump_flights(const FlightMemory& memory, std::span<const int> locals,
 // another user, so the writer may be hostile: every number is checked before use.
 class FlightView {
  public:
-  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is no flight memory, or that of another build.
+  // Duplicates `fd`. Throws Error(kInvalidArgument) if it is not flight memory of this build.
   explicit FlightView(int fd);
 
   int local_ranks() const { return memory_.local_ranks(); }

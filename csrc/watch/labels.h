@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of names in shared memory, each stored once. Events have the name's number (label).
+// A table of names in shared memory, each stored once. Events store the name's number (label).
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ struct LabelMemory {
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. "": an unknown label. Truncates names: a hostile writer could refer to a long one in every event.
+  // Any process. Returns "" for an unknown label. Truncates long names, so a hostile writer cannot inflate every event.
   static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };

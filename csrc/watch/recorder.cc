@@ -22,7 +22,7 @@ uint32_t thread_number() {
   return number;
 }
 
-// This thread's wait. An interrupted wait that is repeated goes on as the same one.
+// This thread's wait. An interrupted and repeated wait counts once.
 struct OpenWait {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -167,7 +167,7 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
-// Dumps only at the first failure with each error code: it may explain later ones, and a script may handle many.
+// Dumps once per error code: the first failure may explain later ones, and a script may handle many failures.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);
@@ -200,7 +200,7 @@ void Recorder::dump(std::span<const int> locals, const std::string& reason) {
   try {
     dump_flights(memory_, locals, folder_, reason);
   } catch (const std::exception& error) {
-    log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+    log(LogLevel::kWarning, std::string("can't dump flight recorders: ") + error.what());
   }
 }
 
@@ -223,7 +223,7 @@ void Recorder::dump_own(const std::string& reason) {
 
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
-  LifeState running = LifeState::kRunning;  // a rank that had left stays kLeft
+  LifeState running = LifeState::kRunning;  // a rank that has left stays kLeft
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 

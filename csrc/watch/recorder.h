@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a rank's flight recorder. It is always on; an event takes about 100 ns. There is one Recorder per rank. The
+// Writes a rank's flight recorder, which is always on. An event takes about 100 ns. There is one Recorder per rank. The
 // FlightMemory outlives it.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace farandole {
 
-// The recorder's data of a call; the call's Submission stores them.
+// The recorder's data about a call. The call's Submission stores it.
 struct RecordedCall {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -44,7 +44,7 @@ class Recorder {
   void submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape);
 
   // ---- Any thread
-  // `time_ns`: the time, so that the calls of a bucket share one clock reading.
+  // `time_ns`: the current time; an argument, so that the calls of a bucket share one clock reading.
   void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
   void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
@@ -54,14 +54,14 @@ class Recorder {
   void job_failed(const Failure& failure);
   void peer_died(Rank rank, int its_local);
   void left();
-  // On rank 0: `rank` was the last to submit a tensor, `ns` nanoseconds after the others.
+  // On rank 0. Records that `rank` was the last to submit a tensor, `ns` nanoseconds after the others.
   void late(Rank rank, int64_t ns);
 
   // A caller starts or stops waiting. `over`: false if the wait was interrupted and will be repeated.
   void wait_begins(int64_t call, uint32_t name);
   void wait_ends(bool over);
 
-  // Timeline only: a set's lane has done a phase of a block; the driver has read a batch of log entries.
+  // Timeline only. worked(): a set's lane has done a phase of a block. cycle(): the driver has read log entries.
   void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
   void cycle();
 

@@ -28,7 +28,7 @@ constexpr size_t kMaxStacks = 65536;  // bytes read; the default capacity of a p
 constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
 // The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
-// Python does not mark the end of its output, so this much silence ends it.
+// Python does not mark the end of its output, so a pause of this length ends it.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
@@ -192,8 +192,8 @@ StackReporter::Stacks stack_report(const StackSource& source, bool loops) {
   if (loops) stacks = with_loops(stacks);
   std::string text = stacks.empty() ? thread_states() : state_of(std::to_string(getpid())) + stacks;
   if (stacks.empty() && source.signal != 0) {
-    text = "Python has not answered the signal: its main thread blocks it, or can't be reached\n" +
-           text;
+    text =
+        "Python has not answered the signal: its main thread blocks it, or can't run now\n" + text;
   }
   if (text.size() > kMaxText) text = text.substr(0, text.rfind('\n', kMaxText)) + "\n...";
   return {std::move(text), alone};
@@ -251,7 +251,7 @@ void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
       std::lock_guard done(mutex_);
       busy_ = false;
     });
-  } catch (const std::system_error&) {  // no thread: peers see that this rank does not answer
+  } catch (const std::system_error&) {  // no new thread: peers see that this rank does not answer
     busy_ = false;
   }
 }

@@ -22,7 +22,7 @@
 namespace farandole {
 
 // One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track (submissions and
-// waits), and so has each set's lane (buckets and blocks). A tensor in flight has a line, with an arrow to its bucket.
+// waits). Each set's lane has one, too (buckets and blocks). A tensor in flight has a line with an arrow to its bucket.
 class TraceFile {
  public:
   // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this.
@@ -70,7 +70,7 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error(kInvalidArgument) if a timeline is being written, Error(kLibrary) if creation fails.
+  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is being written.
   void start(const std::string& path, bool mark_cycles);
   // Writes the remaining events and closes the file, if one is open.
   void stop();

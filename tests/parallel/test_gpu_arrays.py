@@ -45,7 +45,7 @@ def test_nccl_of_the_double_runs_between_processes(gpu):
 
 def test_a_group_of_gpu_and_cpu_memory_is_refused(gpu):
     mine = [gpu.array(data(fd.rank(), (10,), "f4")), data(fd.rank(), (10,), "f4")]
-    with pytest.raises(ValueError, match="all on the CPU, or all on the GPU; make a group"):
+    with pytest.raises(ValueError, match="be all on the CPU, or all on the GPU; make a group"):
         fd.grouped_allreduce(mine, op=fd.Sum)
     for i, d in enumerate(["f4", "i4", "f8"]):
         inputs = [data(r, (10, i), d) for r in range(fd.size())]

@@ -53,7 +53,7 @@ def test_a_second_writer_is_refused_on_all_ranks(which: str, reads: bool) -> Non
 
     def meanwhile() -> None:
         late = fd.rank() == fd.size() - 1
-        text = "refused" if late else r"in use by 'memory\.first'.* wait for that one first"
+        text = "refused" if late else r"in use by 'memory\.first'.* wait for that call first"
         with pytest.raises(ValueError, match=text):
             fd.allreduce_((apart if late else overlapping)(x), name="memory.second")
 

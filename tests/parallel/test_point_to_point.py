@@ -228,7 +228,7 @@ def test_ends_that_disagree(sent: Array, received: Array, says: str) -> None:
 
 WRONG = {
     "no array": (None, {}, TypeError, "NoneType"),
-    "itself": (np.ones(1), {"destination": "own"}, ValueError, "to itself; copy the tensor"),
+    "itself": (np.ones(1), {"destination": "own"}, ValueError, "send to itself; copy the tensor"),
     "no such rank": (np.ones(1), {"destination": 99}, ValueError, "destination is 99"),
     "a text": (np.ones(1), {"destination": "0"}, TypeError, "destination is '0'"),
     "negative": (np.ones(1), {"destination": -1}, ValueError, "destination is -1"),

@@ -29,7 +29,7 @@ std::optional<DirectCalls::Visit> DirectCalls::enter(const CheckedCall& call,
   return Visit{set.cell, {definition, sequence, rows}, set};
 }
 
-// An error on this rank after all members have met ends the job, because only this rank would lack the result.
+// If this rank fails after all members have met, the job ends, because only this rank would lack the result.
 bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& mine) {
   bool met = false;
   try {

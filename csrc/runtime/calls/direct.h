@@ -2,9 +2,9 @@
 // Calls that a rank completes with its peers in cells, each in the calling thread. Part of RankCalls.
 //
 // The caller holds RankCalls::mutex_, except in meet(). From enter() to leave(), one thread of this rank occupies the
-// set's cell. In meet() it uses only its Visit, request and submission. Other threads that make calls in the set wait
-// in clear(), but not for long: clear() dissolves the round, and a thread that is just entering leaves after
-// kCellPatience.
+// set's cell. In meet() it uses only its Visit, request and submission. Meanwhile other threads that make calls in the
+// set wait in clear(). These waits are short: clear() dissolves the round, and a thread that is just entering leaves
+// after kCellPatience.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class DirectCalls {
 
   // Occupies the cell in which this call may complete. nullopt: make the call through the coordinator.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
-  // True: all members have met, and this rank's output is written. The submission has its handle.
+  // True: all members have met, and this rank's output is written. The submission must have its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
     kEnded,   // completed, or fails with the job
@@ -57,7 +57,7 @@ class DirectCalls {
   // Waits until no thread of this rank is in the set's cell, so that a thread that came earlier reports first.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
   void clear(std::unique_lock<std::mutex>& lock);
-  // Time since this rank's last call in a cell started; -1: none yet. Any thread.
+  // Time since the start of this rank's last completed call in a cell; -1: none yet. Any thread.
   int64_t ago_ns() const {
     const int64_t last = last_ns_;
     return last < 0 ? -1 : now_ns() - last;

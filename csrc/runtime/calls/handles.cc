@@ -96,8 +96,8 @@ Handles::Slot* Handles::find(Handle handle) {
 Handles::Slot& Handles::slot_of(Handle handle) {
   if (Slot* slot = find(handle)) return *slot;
   throw Error(ErrorCode::kInvalidArgument,
-              "unknown handle: it was waited for and released already, or belongs to the time "
-              "before the last init()");
+              "unknown handle: it was released, for example by a wait, or was created before the "
+              "last init()");
 }
 
 Outcome& Handles::outcome_of(Handle handle) {
@@ -107,7 +107,7 @@ Outcome& Handles::outcome_of(Handle handle) {
 }
 
 Handle Handles::create(uint32_t label, bool on_gpu) {
-  // One for all runtimes of the process, so that handles of earlier runtimes are unknown.
+  // Shared by all runtimes of the process, so that handles of earlier runtimes are unknown.
   static std::atomic<uint32_t> generations{0};
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
@@ -218,9 +218,8 @@ OwnedMemory Handles::take(Handle handle) {
   if (outcome.failure) throw Error(outcome.failure.code, outcome.failure.text);
   if (!outcome.owned) {
     throw Error(ErrorCode::kInvalidArgument,
-                outcome.output
-                    ? "this result lies in the caller's own memory: there is none to take"
-                    : "this result was taken before, or the call has none");
+                outcome.output ? "this result is in the caller's own memory, so it can't be taken"
+                               : "this result was taken before, or the call has no result");
   }
   outcome.output = nullptr;
   return std::move(outcome.owned);

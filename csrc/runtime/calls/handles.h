@@ -47,7 +47,7 @@ struct Outcome {
 std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members);
 
-// Makes one member's outcome: shape and memory. `rows`: from rows_of(). `shape`: that of the input. `output`: null:
+// Makes one member's outcome: shape and memory. `rows`: from rows_of(). `shape`: of the input. If `output` is null,
 // allocates memory.
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
                    int members, Dimensions shape, std::byte* output,
@@ -56,14 +56,13 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
 // The table of handles. Any thread. Throws Error(kInvalidArgument) for unknown handles.
 //
 // States of a handle: free -> under way (create) -> done (finish_all, fail_all) -> free (release). A GPU call is
-// launched (launch) before it is done: then waiters go on, but the buffers stay in use.
+// launched (launch) before it is done: waiters then return, but the buffers stay in use.
 class Handles {
  public:
   // `label`: the call's name in the flight recorder.
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
-  // Completes calls such that waiters see them finish together: each(end) must call end(handle, outcome) for every
-  // call.
+  // Completes calls so that waiters see them finish together. each(end) must call end(handle, outcome) for every call.
   template <class Each>
   void finish_all(Each&& each) {
     {
@@ -78,7 +77,7 @@ class Handles {
   bool done(Handle handle);        // done or launched
   bool settled(Handle handle);     // the call's buffers are no longer in use
   bool unlaunched(Handle handle);  // a GPU call in flight that is not launched
-  // True if all are done, or one has failed (sets `failure`). `ready`: calls at the front known to be done; it grows.
+  // True if all are done, or one has failed (sets `failure`). Updates `ready`, the number of done calls at the front.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
   // Calls visit(const Outcome&) under the lock. Throws if the call is neither done nor launched.
   template <class Visitor>
@@ -88,18 +87,18 @@ class Handles {
   }
   // Throws the call's failure, or Error(kInvalidArgument) if the core does not own the result's memory.
   OwnedMemory take(Handle handle);
-  // The handle of a call in flight stays until the call is done.
+  // If the call is in flight, its slot is freed when the call is done.
   void release(Handle handle);
-  // Ends a handle that no caller knows, in any state.
+  // Frees a handle that no caller has seen, in any state.
   void cancel(Handle handle);
   // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);
 
   // For callers that wait while another thread drives. wait() sleeps until a handle has finished since prepare(), or
-  // until the deadline. False: a signal came.
+  // until the deadline. It returns false if a signal came.
   uint32_t prepare() const { return finished_count_.load(); }
   bool wait(uint32_t ticket, Deadline deadline);
-  // Wakes waiters, also if no handle has finished.
+  // Wakes all waiters, even if no handle has finished.
   void announce();
 
  private:

@@ -25,7 +25,7 @@ class JobState {
   bool broken() const { return life_ == Life::kBroken || life_ == Life::kEnded; }
   bool over() const { return life_ >= Life::kBroken; }
   const Failure& failure() const { return failure_; }  // valid once broken
-  // True if the coordinator must be told. A failed leave may follow a normal one.
+  // True if the caller must report the leave to the coordinator. A failed leave may follow a normal one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;
@@ -59,7 +59,7 @@ class JobState {
     failure = found_;
     return true;
   }
-  // Failure with which the job ends. Once all have left, a peer's death is no failure: that peer just exited first.
+  // Failure with which the job ends. Once all have left, a peer's death is not a failure: that peer just exited first.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

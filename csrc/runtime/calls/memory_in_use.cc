@@ -35,7 +35,7 @@ void refuse_in_use(const std::string& title, const std::optional<CallKey>& by) {
   const std::string other = by && !by->name.empty() ? "'" + by->name + "'" : "an unnamed call";
   throw Error(ErrorCode::kInvalidArgument, title + "its memory is in use by " + other +
                                                ", an earlier call of this rank that has not ended; "
-                                               "wait for that one first, or give a copy");
+                                               "wait for that call first, or pass a copy");
 }
 
 Elements::Elements(uintptr_t address, size_t size, std::span<const int64_t> shape,
@@ -74,7 +74,7 @@ MemoryInUse::Buffers MemoryInUse::buffers_of(const Signature& signature, const S
   Buffers found{};
   if (mine.device != kCpuDevice || !signature.traits().moves_bytes()) return found;
   const BufferSizes sizes = sizes_of(signature, mine, set);
-  // The root of a broadcast in place only reads.
+  // The root of an in-place broadcast only reads.
   const bool only_reads =
       mine.output == mine.input && signature.op == Op::kBroadcast && brings_input(signature, own_);
   if (mine.output && gets_result(signature, own_) && !only_reads) {

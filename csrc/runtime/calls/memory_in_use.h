@@ -19,10 +19,10 @@ struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error that the call `by` is using the memory. `title`: the call that wants to use it as well.
+// Throws the error that the call `by` is using the memory. `title`: prefix that names the refused call.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
-// The addresses of an array's elements: `begin` plus multiples of the dimensions' steps, in bytes.
+// The memory of an array's elements, which lie at `begin` plus multiples of the dimensions' steps in bytes.
 class Elements {
  public:
   // Strides may be negative or zero.
@@ -39,7 +39,7 @@ class Elements {
   struct Dimension {
     uintptr_t step;
     uintptr_t count;
-    uintptr_t extent;  // bytes from the start of an index's elements to their end
+    uintptr_t extent;  // bytes that the elements of one index span
   };
   bool meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const;
 
@@ -51,8 +51,8 @@ class Elements {
 
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
-// Memory that a call writes must not be used by another call until the first has ended: its content would depend on
-// timing, and differ between ranks. Several calls may read the same memory. Ignores buffers on GPUs.
+// Finds conflicts: until a call has ended, no other call may use memory that it writes. Otherwise the content would
+// depend on timing and differ between ranks. Several calls may read the same memory. Ignores buffers on GPUs.
 class MemoryInUse {
  public:
   explicit MemoryInUse(Rank own) : own_(own) {}

@@ -13,9 +13,9 @@
 namespace farandole {
 namespace {
 
-// True if inputs may travel in reports: one round trip instead of two, but slower for many calls. Either all inputs of
-// a batch travel so, or none, so all ranks add in one order. `under_way` depends on timing, so the caller passes 0 in
-// jobs of several hosts, where buckets add in a different order.
+// True if inputs may travel in reports, which saves a round trip but is slower for many calls. A batch sends either all
+// its inputs in reports or none, so that all ranks add in one order. In jobs of several hosts, where buckets add in a
+// different order, the caller passes 0 as `under_way`, because its value depends on timing.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
   auto small = [&](const PreparedSubmission& one) {
@@ -27,7 +27,7 @@ bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, si
   return under_way + batch.size() < kMany && std::ranges::all_of(batch, small);
 }
 
-// Calls visit(set) once for each run of calls of one set.
+// Calls visit(set) once for each run of consecutive calls of one set.
 template <class Visit>
 void for_each_set(std::span<const PreparedSubmission> batch, Visit&& visit) {
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -77,7 +77,7 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
-  // Checked first, because a rank that has left gets a failure of the job, too.
+  // Checks left() first, because a rank that has left gets a failure of the job, too.
   if (job.left()) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
 }
@@ -94,7 +94,7 @@ std::optional<ProcessSet> RankCalls::find_set(SetId id) {
   return set ? std::optional(*set) : std::nullopt;
 }
 
-// Fills in the names that the recorder stores.
+// Fills in the data that the recorder stores.
 void RankCalls::describe(CheckedCall& call) {
   const Request& request = call.request;
   for (size_t i = 0; i < request.parts(); ++i) {
@@ -256,8 +256,8 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
   tell_refusal(request, why);
 }
 
-// Reports a refused call: a join() when this rank joins, because all ranks must join; a message only if its peer is
-// known.
+// Reports a refused call. Keeps a refused join() until this rank joins, because all ranks must join. Reports a message
+// only if its peer is known.
 void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
@@ -338,7 +338,7 @@ void RankCalls::on(const Forget& forget) {
   reporter_.send(Forgot{forget.id});
 }
 
-// Makes the buckets' parts, and allocates outputs of which only the log knows the size.
+// Makes the bucket's parts, and allocates outputs whose size is known only from the log.
 BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
                           const std::shared_ptr<GpuDevice>& device, bool labelled) {
   const ProcessSet& set = sets_.own(run.set);
@@ -357,7 +357,7 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   auto add = [&](const PartInputs& inputs, const Signature& signature, Submission* mine) {
     Part part = part_of(inputs, signature, set, mine);
     const bool absent =
-        std::cmp_equal(inputs.absent.size(), set.members());  // one tensor of a group
+        std::cmp_equal(inputs.absent.size(), set.members());  // no rank has this tensor
     if (mine) {
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
       outcome.absent = absent;
@@ -417,7 +417,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
   settle(endings_, nullptr, result.set);
 }
 
-// The set may be removed already: then a report of this rank has come too late.
+// The set may be removed already, if a report of this rank came too late.
 void RankCalls::on(const Fail& fail) {
   if (std::ranges::count(fail.unheard, setup_.own) > 0) return;
   if (fail.key.posted() && fail.key.poster != setup_.own) return;

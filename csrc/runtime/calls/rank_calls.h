@@ -103,14 +103,14 @@ class RankCalls {
   uint64_t count_unnamed(SetId set);
   // Call when this rank leaves: ends its calls in cells.
   void close();
-  // Asks the coordinator for which ranks the call waits. Returns the question's number; 0: all have submitted the call.
+  // Asks the coordinator which ranks the call waits for. Returns the question's number; 0: all have submitted the call.
   uint64_t ask(Handle handle);
   // Asks the coordinator for any log entry.
   void ping();
   // Key of a call that other ranks may not have made; nullopt: it has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
-  // Time since this rank last completed a call in a cell; -1: never.
+  // See DirectCalls::ago_ns().
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }
   // See Reporter. Takes no mutex if there is nothing to do.
   void expedite();
@@ -120,7 +120,7 @@ class RankCalls {
   void report(const Report& report);
   bool take_news() { return reporter_.take_news(); }  // see Reporter
 
-  // ---- Driver only. Reads requests and sets without the mutex, because only log entries change them.
+  // ---- Driver only. These read requests and sets without the mutex, because only log entries change them.
   bool flush();  // see Reporter
   void on(const Define& define);
   void on(const Forget& forget);
@@ -136,17 +136,17 @@ class RankCalls {
   // `labelled`: fill in BegunRun::label.
   BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
                  bool labelled);
-  // Ends calls: frees all names, informs the recorder, then completes all handles. `failure`: of all calls; null: see
-  // each outcome. `set`: a call of this set has ended, even if this rank has not made it.
+  // Ends calls: frees all names, informs the recorder, then completes all handles. `failure`: applies to all calls; if
+  // null, each outcome has its own. `set`: a call of this set has ended, even if this rank has not made it.
   void settle(std::span<Ending> endings, const Failure* failure,
               std::optional<SetId> set = std::nullopt);
   // Call before the bucket's first byte moves.
   void launched(BegunRun& run);
   // Call when all bytes of the bucket have moved, or it has failed.
   void settle(BegunRun& run, const Failure* failure);
-  // For a bucket on a GPU: launch() lets waiters go on; later, settle() frees the buffers.
+  // For a bucket on a GPU: launch() lets waiters return; later, settle() frees the buffers.
   void launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past);
-  // break_down() makes new calls fail. When nothing moves any more, clear() fails the calls that wait.
+  // break_down() makes new calls fail. Later, when no lane moves data, clear() fails the calls that wait.
   void break_down(const Failure& failure);
   void clear(const Failure& failure);
 

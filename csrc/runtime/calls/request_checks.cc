@@ -87,8 +87,8 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   auto members = static_cast<size_t>(set.members());
   if (raw.n_splits == 0) {
     if (rows % set.members() != 0) {
-      refuse(request, "without splits the first dimension (" + std::to_string(rows) +
-                          ") must be a multiple of " + std::to_string(set.members()) + " ranks");
+      refuse(request, "without splits, the first dimension (" + std::to_string(rows) +
+                          ") must be a multiple of the set size, " + std::to_string(set.members()));
     }
     return std::vector<int64_t>(members, rows / set.members());
   }
@@ -101,7 +101,7 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   for (int64_t n : splits) {
     if (n < 0 || n > rows - sum) {
       refuse(request,
-             "splits " + text_of(splits) + " do not fit " + std::to_string(rows) + " rows");
+             "splits " + text_of(splits) + " do not fit in " + std::to_string(rows) + " rows");
     }
     sum += n;
   }
@@ -110,9 +110,9 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
 
 void check_change(const Request& request, Rank own) {
   const Signature& s = request.signature;
-  if (request.set != kWorldSet) refuse(request, "that is up to the whole world");
+  if (request.set != kWorldSet) refuse(request, "this call must be made in process set 0");
   if (!by_members(request)) return;
-  if (request.name.empty()) refuse(request, "if its members alone make it, it needs a name");
+  if (request.name.empty()) refuse(request, "a call that only the members make needs a name");
   if (std::ranges::count(s.shape, own) == 0) {
     refuse(request, "rank " + std::to_string(own) + " is not among " + text_of(s.shape));
   }
@@ -125,7 +125,7 @@ void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
   Submission& mine = taken.submission;
   const bool sends = s.traits().end == End::kSender;
   if (request.peer == own) {
-    refuse(request, "from rank " + std::to_string(own) + " to itself; copy the tensor");
+    refuse(request, "rank " + std::to_string(own) + " can't send to itself; copy the tensor");
   }
   const bool any = request.peer == kAnyRank && !sends;
   if (!any && set.member_of(request.peer) < 0) {
@@ -133,7 +133,7 @@ void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
            "rank " + std::to_string(request.peer) + " is not among " + text_of_ranks(set.ranks));
   }
   if (request.tag < 0) refuse(request, "tag " + std::to_string(request.tag) + " is negative");
-  if (sends ? mine.output : mine.input) refuse(request, "it has one buffer, not two");
+  if (sends ? mine.output : mine.input) refuse(request, "a message has one buffer, not two");
   s.shape = mine.shape;
   const int64_t elements = s.elements();
   s.shape = mine.shape = Dimensions({&elements, 1});  // the two ends may have different shapes
@@ -159,7 +159,7 @@ Request name_of_request(const farandole_request& raw) {
 }
 
 const ProcessSet& working_set(const Request& request, ProcessSets& sets) {
-  if (is_pair(request.set)) refuse(request, "there is no process set of a negative number");
+  if (is_pair(request.set)) refuse(request, "the number of a process set can't be negative");
   const ProcessSet& set = sets.own(request.set);
   if (set.joined()) refuse(request, "this rank has joined; wait for join() to return");
   return set;
@@ -221,7 +221,7 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
            "root rank " + std::to_string(s.root) + " is not among " + text_of_ranks(set.ranks));
   }
   if (traits.rooted() && s.root == own && !mine.input) {
-    refuse(request, "the root brings no tensor");
+    refuse(request, "the root has passed no tensor");
   }
   s.shape = mine.shape;
   if (traits.ragged()) s.shape[0] = -1;
@@ -233,18 +233,18 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
 
 void check_in_group(const Request& request) {
   const CollectiveTraits& traits = request.signature.traits();
-  if (!traits.moves_bytes() || traits.paired()) refuse(request, "it can't be one of a group");
+  if (!traits.moves_bytes() || traits.paired()) refuse(request, "it can't be part of a group");
 }
 
 void check_together(const Request& first, const Request& other) {
   if (other.set != first.set) {
-    refuse(first, "the tensors of a group are of one process set, and these are of " +
+    refuse(first, "all tensors of a group must use the same process set, but these use " +
                       std::to_string(first.set) + " and " + std::to_string(other.set) +
                       "; make a call for each set");
   }
   if (other.signature.device != first.signature.device) {
     refuse(first,
-           "the tensors of a group are all on the CPU, or all on the GPU; make a group for each");
+           "a group's tensors must be all on the CPU, or all on the GPU; make a group for each");
   }
 }
 
@@ -255,7 +255,7 @@ CheckedCall check_call(std::span<const farandole_request> raw, size_t count, con
   CheckedCall call = check_request(raw.front(), set, own);
   call.request.no_tensors = count == 0;
   if (count == 0 && call.request.signature.op != Op::kBarrier) {
-    refuse(call.request, "a group without tensors is given as a barrier");
+    refuse(call.request, "a group without tensors must be a barrier");
   }
   if (count > 1) check_in_group(call.request);
   for (const farandole_request& each : raw.subspan(1)) {
@@ -273,10 +273,10 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   const Signature& s = request.part(part);
   const CollectiveTraits& traits = s.traits();
   if (traits.reduces() && mine.input && traits_of(s.reduce_op).declared) {
-    refuse(request, std::string(name_of(s.reduce_op)) + " can be declared, but has no kernel");
+    refuse(request, std::string(name_of(s.reduce_op)) + " has no kernel; pass no input");
   }
   if (traits.paired() && !(traits.end == End::kSender ? mine.input : mine.output)) {
-    refuse(request, "it brings no tensor");
+    refuse(request, "a message needs a tensor");
   }
   if (!traits.moves_bytes() || !mine.input || !mine.output) return;
   if (traits.splits() && mine.splits.empty()) return;  // this input is not read
@@ -286,8 +286,8 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   // allgather: the input may lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
   refuse(request, traits.in_place()
-                      ? "input and output overlap in part; give one buffer for both, or two apart"
-                      : "input and output overlap; it needs two buffers that are apart");
+                      ? "input and output overlap partly; pass one buffer for both, or two apart"
+                      : "input and output overlap; pass two buffers that do not overlap");
 }
 
 Contribution contribution_of(const Signature& s, const Submission& mine, Rank own,
@@ -317,7 +317,7 @@ Failure numerics_of(const Request& request, size_t part, const Submission& submi
   return {ErrorCode::kInvalidArgument,
           title_of(request) + ": the input of rank " + std::to_string(own) +
               " holds NaN or infinity, first at element " + std::to_string(bad) + " of " +
-              std::to_string(elements) + " (FARANDOLE_CHECK_NUMERICS=1 looks for it)"};
+              std::to_string(elements) + " (FARANDOLE_CHECK_NUMERICS=1 enables this check)"};
 }
 
 }  // namespace farandole

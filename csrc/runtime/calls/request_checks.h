@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a user's request into a Request: checks every argument and, if wanted, searches inputs for NaN and infinity.
+// Turns a user's request into a Request. Checks every argument and, if configured, inputs for NaN and infinity.
 #pragma once
 
 #include <span>
@@ -33,9 +33,8 @@ const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,
                        Rank own);
 
-// Throws Error(kInvalidArgument) if a message has no buffer, or if input and output overlap in a way that farandole.h
-// does not allow; if only negotiation knows an output's size, checks the bytes that sizes_of() gives. `mine`: of this
-// part.
+// Throws Error(kInvalidArgument) if a message has no buffer, if an op without a kernel has an input, or if input and
+// output overlap in a way that farandole.h does not allow. Checks the sizes of sizes_of(). `mine`: of this part.
 void check_buffers(const Request& request, size_t part, const Submission& mine,
                    const ProcessSet& set);
 

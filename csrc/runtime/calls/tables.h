@@ -47,9 +47,9 @@ class ProcessSets {
   // Throws Error(kInvalidArgument) if there is no such set or this rank is not a member.
   ProcessSet& own(SetId id);
   std::optional<SetId> joined_by(Handle handle) const;
-  // A set in whose cell a thread of this rank is; nullopt: none.
+  // A set whose cell a thread of this rank has entered; nullopt: none.
   std::optional<SetId> meeting() const;
-  // The job has failed: the coordinator settles no more calls.
+  // Call when the job has failed, because the coordinator then settles no more calls.
   void clear_under_way();
 
  private:
@@ -59,7 +59,7 @@ class ProcessSets {
 
 class GpuEvent;
 
-// One submitted tensor in flight. The first tensor of a call also stands for the call.
+// One submitted tensor in flight. The first tensor of a call also represents the call.
 struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
@@ -97,12 +97,12 @@ struct NamedRequest {
   const std::string name;
   bool listed = true;  // still in the table
   uint32_t id = 0;     // from the log; 0: none yet, or forgotten
-  uint64_t same = 0;   // number of the prepared call whose request is known to be the id's
+  uint64_t same = 0;   // number of the prepared call that is known to make the id's request
   bool in_flight = false;
   bool reported = false;  // in flight, and the log has not settled it
   Submission submission;
-  // Counts of refusals that the log has not answered: before the reported call, and since. A refusal is this rank's
-  // report of one call, and the log answers a rank's reports in order.
+  // This rank's refusals that the log has not answered: their number before the reported call, and after it. The log
+  // answers a rank's reports in order, and a refusal is one of these reports.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
@@ -132,13 +132,13 @@ class PendingTable {
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
-  // Stores the submission. Completes `ready`, which has the contributions, with the call's id or request.
+  // Stores the submission. Adds the call's id or request to `ready`, which already has the contributions.
   void submit(const Request& request, Submission submission, Ready& ready);
   // Number of the definition of this call, equal on all ranks. 0: there is none, or the log has not answered a refusal
   // of the name by this rank. Call after check_free().
   uint64_t definition_of(const Request& request, const Submission& submission,
                          FoundId& found) const;
-  // Stores the submission of a call that has an id; returns the id. 0: there is none, and `submission` is unchanged.
+  // Stores the submission of a call that has an id, and returns the id. Without an id, returns 0 and stores nothing.
   uint32_t submit_known(const Request& request, Submission& submission);
   // Stores a matched send or receive as this unnamed call of its pair.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
@@ -153,7 +153,7 @@ class PendingTable {
   void define(const Define& define);
   void forget(uint32_t id);
   const Request& request_of(uint32_t id) const { return known(id).request; }
-  // Returns this rank's submission of a call that the log settles; nullopt: none, as this rank has joined.
+  // Returns this rank's submission of a call that the log settles; nullopt: none, because this rank has joined.
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
   // Returns this rank's submission of a failed call; nullopt: none, or the failure answers a refusal.
@@ -161,7 +161,7 @@ class PendingTable {
   // Call when the call has ended: frees its name.
   void finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after a join
-  // The job has failed: drops everything.
+  // Call when the job has failed: drops all calls and names.
   void clear();
 
  private:
@@ -185,25 +185,25 @@ class PendingTable {
   uint64_t definitions_ = 0;  // number of Define entries so far
 };
 
-// Sends a rank's reports. Calls that are submitted together leave in one report. The caller holds the mutex, if not
-// marked.
+// Sends a rank's reports. Calls that are submitted together share a report. The caller holds the mutex, unless marked.
 class Reporter {
  public:
-  // `gathered`: true: leaders on the path hold reports back for a moment.
+  // `gathered`: true if leaders on the path hold reports back for a moment.
   Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
 
   // Does not wake the leader.
   void pass(const Report& report);
-  // Passes a Ready with this id. If the contributions are plain, it leaves with pass_batch() or the next report.
+  // Passes a Ready with this id. If the contributions are plain, pass_batch() or the next report sends it.
   void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
   // Wakes the leader.
   void send(const Report& report);
-  // A user waits: leaders forward this rank's reports at once, until its next call. Does not wake the leader.
+  // Call when a user waits. Leaders then forward this rank's reports at once, until its next call. Does not wake the
+  // leader.
   void expedite();
   // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
-  // Any thread: true if a report was passed since the last take_news(): wake the leader.
+  // Any thread: true if a report was passed since the last take_news(). Then wake the leader.
   bool take_news() { return news_.exchange(false); }
   // Sends reports that did not fit into the ring. False: it is still full.
   bool flush();

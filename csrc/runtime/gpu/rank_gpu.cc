@@ -32,8 +32,8 @@ std::vector<std::string> places(const std::string& chosen, const std::vector<std
   return paths;
 }
 
-// Sets NCCL_ALGO, which NCCL reads for each communicator, unless the user has. From 2.24 on, a bare algorithm applies
-// to all operations, of which some support only ring, so this adds "allreduce:".
+// Sets NCCL_ALGO, which NCCL reads for each communicator, unless the user has set it. From NCCL 2.24 on, an algorithm
+// without a prefix applies to all operations. Some of these support only ring, so this adds "allreduce:".
 void pin_algorithm(const std::string& algorithm, int version) {
   constexpr int kFirstByOperation = 22400;
   if (algorithm.empty()) return;
@@ -43,13 +43,13 @@ void pin_algorithm(const std::string& algorithm, int version) {
   setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
 }
 
-// Includes the version, because all ranks need the same one.
+// Includes the version, because all ranks need the same version.
 std::string name_of(const nccl::Api& api) {
   return "NCCL " + std::to_string(api.version / 10000) + "." +
          std::to_string(api.version / 100 % 100) + "." + std::to_string(api.version % 100);
 }
 
-// nullptr: no profiler listens, so names would only cost time.
+// Returns nullptr if no profiler is attached, because names would then only cost time.
 std::shared_ptr<const nvtx::Api> open_ranges(const Config& config) {
   if (config.nvtx.empty()) return nullptr;
   try {

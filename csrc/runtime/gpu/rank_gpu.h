@@ -17,8 +17,8 @@
 
 namespace farandole {
 
-// Open FARANDOLE_..._LIBRARY if it is set; else a library that the process has loaded, or one in folders of Python
-// packages or in the loader's path. Throw Error(kLibrary) with a remedy.
+// Each opens FARANDOLE_..._LIBRARY if it is set. Otherwise it opens the library that the process has loaded, or one in
+// folders of Python packages, or one in the loader's path. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const cuda::Api> open_cuda(const Config& config);
 std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);
@@ -38,7 +38,7 @@ class RankGpu {
   GpuLane& lane() { return lane_; }
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
-  // Opens a set's backend by the library, or connects it if `step` has the key.
+  // Opens a set's NCCL backend, or connects it if `step` has the key.
   void open_library(const OpenGpu& step, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members);
 

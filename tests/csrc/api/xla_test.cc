@@ -26,7 +26,7 @@ TEST(a_result_of_another_shape_is_not_copied) {
   call.outputs[0].shape = shorter.data();
   call.results[0].assign(6, -1);
   CHECK(contains(call.call(),
-                 "farandole.MismatchError: allgather 'of a program': rank 0 gets shape (6,), and "
+                 "farandole.MismatchError: allgather 'of a program': rank 0 gets shape (6,), but "
                  "its program has (5,)"));
   CHECK(told_code == xla::Code::kFailedPrecondition);
   CHECK(call.results[0] == Floats(6, -1));
@@ -61,7 +61,7 @@ TEST(a_program_of_other_ranks_is_refused) {
   Frame call(3);
   call.members = {0, 1};
   call.run();
-  CHECK(contains(told, "compiled on rank 0 for ranks 0, 1, and runs on rank 0 with rank 0: "));
+  CHECK(contains(told, "compiled on rank 0 for ranks 0, 1, but runs on rank 0 with rank 0: "));
   call.members = {0};
   call.head[4] = 1;
   CHECK(contains(call.run(), "compiled on rank 1 for"));
@@ -87,7 +87,7 @@ TEST(what_can_not_be_read_is_an_error) {
   CHECK(contains(call.call(), "in call"));
   call.numbers[0].type = xla::kInt32;
   call.frame.results.count = 2;
-  CHECK(contains(call.call(), "it lost a tensor"));
+  CHECK(contains(call.call(), "it lacks a tensor"));
   shut_down();
 }
 

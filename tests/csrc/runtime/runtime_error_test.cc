@@ -77,8 +77,7 @@ constexpr Wrong kWrong[] = {
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.shape = {}, a.root = 3; }, "process set 3"},
     {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.set = 1; }, "there is no process set 1"},
     {[](Ask& a) { a.op = FARANDOLE_BARRIER, a.shape = {-5}; }, "negative length in shape"},
-    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {0}, a.by_members = true; },
-     "it needs a name"},
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {0}, a.by_members = true; }, "needs a name"},
     {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape = {7}, a.name = "g", a.by_members = true; },
      "is not among"},
 };
@@ -142,7 +141,7 @@ TEST(what_does_not_go_together_is_refused) {
         self.submit(std::vector<Ask>{here, there});
         fail("tensors of two sets were taken");
       } catch (const Error& error) {
-        CHECK(contains(error.what(), "of 0 and 1; make a call for each set"));
+        CHECK(contains(error.what(), "use 0 and 1; make a call for each set"));
       }
     } else {
       CHECK(contains(self.fails(here, ErrorCode::kInvalidArgument), "rank 0 refused"));
