@@ -146,7 +146,7 @@ class AgentClient:
         if self._member.broken:
             raise PeerError(
                 f"init(): a rank of world {world.number} was lost while the ranks met; elastic "
-                "training goes on in the next one"
+                "training continues in the next world"
             )
         raise StallError(
             f"init(): not all of {counted(len(world.members), 'rank')} came within {seconds:g} s "
@@ -190,7 +190,7 @@ class AgentClient:
         # Ranks that leave together have agreed. One that waits for its next world decides alone.
         if self.leaves_lost or (self.lost and self._member.state.away):
             raise LibraryError(
-                "the supervisor of this elastic job does not answer; remedy: give the same command "
+                "the supervisor of this elastic job does not answer; remedy: run the same command "
                 "again, with the same --checkpoint-dir: it continues from the commit on the disk"
             ) from None
         self.left = True

@@ -145,7 +145,7 @@ def check() -> None:
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
         raise LibraryError(
             "PALS started this process, but PMI_SIZE does not say how many there are. Remedy: "
-            f"leave --pmi=none out, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {ALONE}"
+            f"omit --pmi=none, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {ALONE}"
         )
     if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):
         raise LibraryError(

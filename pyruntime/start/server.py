@@ -130,7 +130,7 @@ class Server:
 
     def _received(self, client: Client, message: bytes) -> None:
         """Called with each message."""
-        raise ValueError("nobody asked for it")
+        raise ValueError("unexpected message")
 
     def _disconnected(self, client: Client) -> None:
         """Called when a connection has ended, except by close()."""
@@ -236,7 +236,7 @@ class Server:
                 messages = client.session.receive(data)
                 if client.session.proved and client in self._pending:
                     if not self._admits(client):
-                        raise ValueError("no rank of this job")
+                        raise ValueError("its rank is not in this job")
                     del self._pending[client]
                     self._clients[client] = None
                     self._flush(client)  # this end's proof, before _connected() can fail

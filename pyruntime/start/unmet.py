@@ -15,7 +15,7 @@ from farandole.start import ancestry, launchers
 
 _REMEDY = (
     "Remedy: call init() of farandole, or init_process_group(), before the model is made; a script "
-    "that looks for RANK finds it under `farandole run`, or after `import farandole.torch`; "
+    "that reads RANK finds it under `farandole run`, or after `import farandole.torch`; "
     f"{launchers.ALONE}"
 )
 _open = False  # a warning may still be due
