@@ -56,8 +56,8 @@ class JobFolder:
             ) from None
         except OSError as reason:
             say(
-                f"cannot lock {folder.path} ({error_text(reason)}): give this folder to no other "
-                "`farandole run` while this one runs"
+                f"cannot lock {folder.path} ({error_text(reason)}): do not use this folder for "
+                "another `farandole run` while this one runs"
             )
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)

@@ -103,7 +103,7 @@ class RankProcess:
         if self.said is not None:
             return self.said[0], ""
         if self.called:
-            return End.LOST, f"ended without a word, with exit code {code}"
+            return End.LOST, f"ended with exit code {code}, without saying why"
         return End.WELL, ""
 
 

@@ -37,5 +37,5 @@ class Ending:
     @property
     def outcome(self) -> str:
         """Result once no process lives: "" for success, else the reason."""
-        late = "a process was lost when others had ended well"
+        late = "a process was lost after others had succeeded"
         return self.failure or (late if self.lost_late else "")
