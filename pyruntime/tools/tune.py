@@ -24,9 +24,9 @@ examples:
   mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
   mpirun -np 4 --bind-to none farandole tune --turns 9 --output tuning.conf
 
-It chooses the block size, then the staging depth, then the fusion threshold. Each time it measures
-all values in turns, and at last the choice once more against the defaults. farandole.init() reads
-the file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
+It chooses the block size, then the staging depth, then the fusion threshold. For each it times all
+values in turns. Last, it times the choice against the defaults again. farandole.init() reads the
+file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
 variables override the file, and rank 0's values hold for all ranks. Tune on an idle machine.
 """
 
