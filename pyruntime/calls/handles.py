@@ -50,7 +50,7 @@ class Handle(Generic[T]):
         what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: handles of the core. `collect` makes the result from them. `what` becomes text
+        """`numbers`: handles of the core. `collect` makes the result from them. `what` names it
         in errors. `timeout` (seconds): limit for waits that give none."""
         self._numbers = numbers
         self._collect = collect
@@ -86,7 +86,7 @@ class Handle(Generic[T]):
 
     def _settle(self, limit: float | None) -> Exception | None:
         """Waits, one thread at a time, and stores the outcome. Returns a StallError if time is up.
-        Raises only what a signal handler raises."""
+        Raises only exceptions of signal handlers."""
         lock = self._lock
         if lock is None:
             with _making_locks:
