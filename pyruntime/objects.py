@@ -96,7 +96,7 @@ def broadcast_object(
 ) -> Any:
     """Sends the object of `root_rank` to every rank, and returns it; the root gets its own back.
 
-    Objects have any size, also over 2 GiB. Arguments of the other ranks are ignored and may be
+    Objects may have any size, even over 2 GiB. Arguments of the other ranks are ignored and may be
     None. If pickling fails on the root, all ranks raise its error. Raises PeerError, without
     unpickling, if somebody altered the object between hosts.
 
