@@ -76,8 +76,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalises (N, C, ...); returns the same shape and dtype. Collective in training.
 
-        Raises ValueError for fewer dimensions or a different number of channels, and TypeError if
-        the input is not floating point. In training, all ranks raise the error of one rank.
+        Raises ValueError for fewer than 2 dimensions or other channels, and TypeError if the input
+        is not floating point. In training, all ranks raise the error of one rank.
         """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:

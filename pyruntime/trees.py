@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes values as JSON and named blocks of bytes; reading them runs no code, unlike pickle. For
+"""Encodes values as JSON and named blocks of bytes. Reading them runs no code, unlike pickle. For
 commits.py, on the thread that writes or reads."""
 
 from __future__ import annotations

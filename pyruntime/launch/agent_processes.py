@@ -82,7 +82,7 @@ class AgentProcesses:
 
     def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
         """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. If only
-        ssh can be killed, the next agent kills this one."""
+        its ssh can be killed, the next agent kills it."""
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):

@@ -18,9 +18,9 @@ _TRIES = 100
 
 
 def with_place(job: Job, place: str, first: Host | None) -> list[str]:
-    """Returns the job's command behind a shell that exports `place` (`RANK=$PMI_RANK ...`) and an
-    address for a store on rank 0's host `first`. A command for several programs (`a : -np 2 b`) is
-    returned as it is."""
+    """Returns a shell command that exports `place` (`RANK=$PMI_RANK ...`) and an address for a
+    store on rank 0's host `first`, then runs the job's command. A command for several
+    programs (`a : -np 2 b`) is returned unchanged."""
     if ":" in job.command:
         return list(job.command)
     address, port = _chosen("MASTER_ADDR", job), _chosen("MASTER_PORT", job)

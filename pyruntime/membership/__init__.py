@@ -3,7 +3,7 @@
 each host, and the member in each rank. They hold no thread, socket, process or clock;
 tests/simulation/elastic.py runs them through lost messages, deaths and split networks.
 
-Every message holds the sender's whole state and is sent again and again. So a message may be lost,
+Every message holds the sender's whole state and is sent repeatedly. So a message may be lost,
 late or repeated.
 
 States of a rank, as Member keeps them:

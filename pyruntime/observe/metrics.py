@@ -12,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram in powers of two: `counts[i]` counts values below 2**i, without earlier slots."""
+    """Histogram in powers of two: `counts[i]` counts values below 2**i, beyond earlier slots."""
 
     count: int
     sum: int

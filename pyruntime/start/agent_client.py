@@ -247,8 +247,8 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """Returns True if init(), which has failed with an error that a retry may avoid, shall be
-    repeated in the next world. This rank has then left the present one."""
+    """True if init() shall be repeated in the next world, because a retry may avoid this error. The
+    rank has then left the present world."""
     if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())

@@ -88,8 +88,8 @@ class Goodbyes:
 
 
 class Bootstrap(ABC):
-    """How ranks communicate before the core runs. One thread uses it, in the order: allgathers, the
-    same on every rank; then close(), or abandon() on a rank whose init() fails.
+    """Lets ranks communicate before the core runs. One thread uses it, in this order: allgathers,
+    the same on every rank; then close(), or abandon() on a rank whose init() fails.
 
     `node[r]` is the lowest rank that shares memory with rank r. `seconds` limits every wait.
     """

@@ -12,7 +12,7 @@ from farandole.errors import LibraryError
 
 # Set by init() in a rank's process, for its children; see ancestry. Not a setting.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
-ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever variables say"
+ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever other variables say"
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Returns the launcher of this process: MPI's, or torchrun if MPI's launcher has started one
-    process, or torchrun's agents."""
+    """Returns the launcher of this process: MPI's; or torchrun, if MPI's launcher has started one
+    process or torchrun's agents."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi

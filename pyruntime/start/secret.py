@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job's secret, which ranks get from the environment or a file, and the derivation of keys.
-Neither is ever sent: both ends derive a key from the secret and from random numbers that they
-exchange. Used by the bootstrap and by sessions."""
+Secret and keys are never sent: both ends derive a key from the secret and from random numbers that
+they exchange. Used by the bootstrap and by sessions."""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ class Server:
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """Starts the server. `name`: of the thread. `secret`: None for a new one. `path`: of the
-        Unix socket, by default a random one in this user's folder; processes of other users are
-        refused there. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
+        """Starts the server. `name` is the thread's. `secret` None makes a new one. `path` is the
+        Unix socket's, by default random and in this user's folder; it refuses other users'
+        processes. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
         `path` is taken, LibraryError if there can be no Unix socket."""
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
