@@ -166,7 +166,7 @@ class Writer:
         """Writes this commit unless it is on the disk already. `last`: there will be no later one.
 
         Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
-        before and this is not the last commit. Other errors as for write_commit().
+        before and this is not the last commit. Also raises the errors of write_commit().
         """
         self._asked = saved, commit
         self._write(0.0 if self._fails and not last else _PATIENCE)

@@ -186,7 +186,7 @@ class ObjectState(State):
         self._saved = self._handlers.save(self._attributes())
 
     def restore(self) -> None:
-        """Gives the attributes the values of the last copy."""
+        """Sets the attributes to the values of the last copy."""
         self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:

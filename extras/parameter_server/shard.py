@@ -277,7 +277,7 @@ class ShardServer(threading.Thread):
         until = monotonic() + _GOODBYE_SECONDS  # a receiver may have failed
         with suppress(FarandoleError):
             for handle in [self._send_header(LOST, rank, self._lost) for rank in self._listening()]:
-                with suppress(FarandoleError):  # that rank has left, too
+                with suppress(FarandoleError):  # that rank has left too
                     handle.wait(max(0.0, until - monotonic()))
 
     def report_failure(self) -> None:

@@ -157,7 +157,7 @@ class AgentRunner:
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Connects to the supervisor, again after each failure. Runs on its own thread."""
+        """Connects to the supervisor, and reconnects after each failure. Runs on its own thread."""
         while True:
             try:
                 with open_connection(self._address, bytes.fromhex(self._key)) as line:

@@ -96,7 +96,7 @@ class OpenMpi(Launcher):
 
     @staticmethod
     def _leaves(job: Job) -> bool:
-        """True if ranks may be on other hosts, also by Open MPI's own options or settings."""
+        """True if ranks may be on other hosts, even through Open MPI's options or settings."""
         settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
         return not job.here or bool(job.extra or settings)
 

@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def _bound(port: int) -> int:
-    """Returns the port if it is free, else 0. Port 0 stands for any free one."""
+    """Returns the port if it is free, else 0. Port 0 means any free port."""
     with socket.socket() as found:
         try:
             found.bind(("", port))

@@ -13,7 +13,7 @@ States of a rank, as Member keeps them:
     waiting     the newest world has it as a member and is later than `over`: training
     training    its call of train() has ended: finished
                 its world is broken, or all members agreed to meet: waiting
-                the job shall leave, after the next commit: ended
+                the job must leave, after the next commit: ended
     finished    `View.done` counts its call: training (the world goes on); or a new world: training
 
 States of the job, as Scheduler keeps them:

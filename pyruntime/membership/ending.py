@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Ending:
     """Reasons so far. The first failure counts."""
 
-    leaves: bool = False  # all ranks shall end after their next commit
+    leaves: bool = False  # all ranks must end after their next commit
     well: bool = False  # a process has succeeded; no process is started in its place
     lost_late: bool = False  # a process was lost after another one had succeeded
     failure: str = ""  # why all processes are killed

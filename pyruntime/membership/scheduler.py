@@ -87,7 +87,7 @@ class Scheduler:
         self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
         self._late_at: dict[str, float] = {}  # when processes for which others wait are killed
-        self._meets = 0  # the world whose members shall meet; 0: none
+        self._meets = 0  # the world whose members must meet; 0: none
         self._told_at = inf  # time at which _tell_of_wait() reports that they have not
         self.ending = Ending()
         self.worlds = 0  # number of worlds so far
@@ -197,7 +197,7 @@ class Scheduler:
         return not members or any(x.end is not None or is_here(x, self._record) for x in found)
 
     def _should_meet(self, now: float) -> bool:
-        """True if members shall meet after their next commit: others wait to join, or members have
+        """True if members must meet after their next commit: others wait to join, or members have
         lost their slots."""
         world, near = self._record.world, self.workers.reachable(now)
         if world.number == 0 or self._record.done:
@@ -214,8 +214,8 @@ class Scheduler:
         return bool(new) and len(stay) < self._policy.most
 
     def _tell_of_wait(self, meet: int, now: float) -> None:
-        """Logs once if the members of world `meet`, which shall meet after a commit, make none for
-        long. 0: no world shall meet."""
+        """Logs once if the members of world `meet`, which must meet after a commit, make none for
+        long. 0: none needs to meet."""
         if meet != self._meets:
             self._meets, self._told_at = meet, now + self._policy.late if meet else inf
         elif now > self._told_at:

@@ -176,12 +176,12 @@ class AgentClient:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks shall meet after the next commit, because ranks join or hosts leave."""
+        """True if all ranks must meet after the next commit, because ranks join or hosts leave."""
         return self._member.meets
 
     @property
     def leaves(self) -> bool:
-        """True if all ranks shall leave after the next commit."""
+        """True if all ranks must leave after the next commit."""
         return self._member.leaves
 
     def end(self) -> NoReturn:
@@ -247,7 +247,7 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """True if init() shall be repeated in the next world, because a retry may avoid this error. The
+    """True if init() must be repeated in the next world, because a retry may avoid this error. The
     rank has then left the present world."""
     if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
@@ -314,7 +314,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
             return
         _signalled = True
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            # The kernel ends the process whatever it does; 0 would disable the timer.
+            # The kernel then ends the process, even if it hangs. 0 would disable the timer.
             signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"

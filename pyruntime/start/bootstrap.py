@@ -205,7 +205,7 @@ class SocketBootstrap(Bootstrap):
         remedy: str = REMEDY,
     ) -> None:
         """`find` returns the server's address and secret; None while there is no server. Retries
-        for `wait` seconds, also at a new server if ranks have left the first; then raises
+        for `wait` seconds, even at a new server if ranks have left the first. Then raises
         OSError."""
         self.rank, self.size, self.seconds = rank, size, seconds
         self._remedy = remedy  # for errors about ranks that do not come

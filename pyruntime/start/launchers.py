@@ -47,7 +47,7 @@ class LauncherVariables:
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
         found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
-        # srun also sets PMI's variables, but its own say more.
+        # srun also sets PMI's variables, but srun's own variables say more.
         same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
         return SRUN.place | found if same else found
 
@@ -115,7 +115,7 @@ def _of_node(text: str) -> int:
 
 
 def complete() -> None:
-    """Sets missing variables of torchrun if another launcher gives this process a place among
+    """Sets missing variables of torchrun if another launcher started this process as one of
     several. MASTER_ADDR and MASTER_PORT stay unset, since all ranks must agree on them. If RANK or
     WORLD_SIZE contradict the launcher, sets nothing; check() reports it."""
     found = launcher()
