@@ -76,8 +76,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalises (N, C, ...); returns the same shape and dtype. Collective in training.
 
-        Raises ValueError for fewer dimensions or a different number of channels, and TypeError if
-        the input is not floating point; in training on all ranks, if one rank has the error.
+        Raises ValueError for fewer than 2 dimensions or other channels, and TypeError if the input
+        is not floating point. In training, all ranks raise the error of one rank.
         """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:
@@ -145,10 +145,10 @@ def convert_sync_batchnorm(
     """Replaces every batch normalisation in `module`, and keeps parameters and buffers.
 
     Returns `module`, or a new module if `module` itself is replaced. Convert before you build the
-    optimizer. Layers are named by their path in `module`, after the prefix `name`, by default the
+    optimizer. A layer's name is `name` and its path in `module`. `name` is by default the
     module's class: pass one if ranks use two models of a class in different orders or threads.
     `process_set` holds the ranks whose batches count together. Raises ValueError for lazy layers
-    without channels.
+    that have not run yet.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))

@@ -72,8 +72,8 @@ def text(pointer: Any) -> str:
 def error(code: int, what: str = "") -> Exception:
     """The typed exception for a C error code, with this thread's farandole_error() text.
 
-    `what` describes the call. It is put before the text if the whole job has failed, because the
-    core's text then names no call.
+    `what` describes the call. It precedes the text if the whole job has failed, because the core's
+    text then names no call.
     """
     said = text(lib.farandole_error())
     if why_left and code == lib.FARANDOLE_E_SHUTDOWN:

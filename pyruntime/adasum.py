@@ -68,7 +68,7 @@ def adasum_async(
         check_apart(inputs)
     else:
         results, outputs = starts.new_results(kinds, tensors, inputs)
-    # Other calls may begin and end between those of this one, and change the caller's memory.
+    # Other calls may run between the rounds of this one and change the caller's memory.
     copies = [_copied(x, y) for x, y in zip(inputs, outputs, strict=True)]
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
@@ -136,7 +136,7 @@ def _combine(
         for source, output in zip(sources, outputs, strict=True)
     ]
     scaled: list[Array] = []
-    with np.errstate(all="ignore"):  # infinities and NaN pass into the result
+    with np.errstate(all="ignore"):  # the result may hold infinities and NaN
         with _told(f"{label}.sum", process_set):
             for source, output in zip(sources, outputs, strict=True):
                 _check_unchanged(source, output)

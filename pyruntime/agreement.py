@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public checks that a value is equal on all ranks. If it is, each rank sends one digest only."""
+"""Public checks that a value is equal on all ranks. While it is, each rank sends only a digest."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ FORMAT = 1  # of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
 _ABANDONED = 600.0  # seconds after which no writer will finish a file
-_NEW = "commit.new"  # begins the names of unfinished files; a killed job may leave one
+_NEW = "commit.new"  # prefix of unfinished files' names; a killed job may leave one
 _PICKLED = "elastic.pickle"  # file of an unreleased farandole
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
 _LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds before the first retry (then doubled); for all retries
-_LASTING = (  # errors that no retry can mend
+_LASTING = (  # errors that no retry can fix
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
@@ -69,7 +69,7 @@ def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Returns the document. Raises ValueError if it has changed or has a newer format."""
     text = metadata[DOCUMENT]
     if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
-        raise ValueError("its description has changed")
+        raise ValueError("its JSON document does not match its checksum")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
         raise ValueError("a newer farandole wrote it: update farandole here")
@@ -80,7 +80,7 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
     """Raises ValueError if a tensor is not the one that was written."""
     if digests != document["digests"]:
         changed = {name for name, _ in digests.items() ^ document["digests"].items()}
-        raise ValueError(f"{min(changed)} has changed")
+        raise ValueError(f"tensor {min(changed)} does not match its checksum")
 
 
 # ---- a commit
@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A copy of values. Objects with a state are not copied; `parts` has their states by path."""
+    """A copy of values. Objects with a state are not copied: `parts` holds their states by path."""
 
     values: dict[str, Any]
     parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
@@ -130,7 +130,7 @@ def write_commit(
         make_folder(folder.parent)
     with _opened(folder, True, above) as place:
         for left in os.listdir(place):  # noqa: PTH208  # a descriptor has no path
-            # Another process may still write a younger file.
+            # Keep younger files: another process may still write them.
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - os.stat(left, dir_fd=place, follow_symlinks=False).st_mtime
                 if left.startswith(_NEW) and age > _ABANDONED:
@@ -166,7 +166,7 @@ class Writer:
         """Writes this commit unless it is on the disk already. `last`: there will be no later one.
 
         Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
-        before and this is not the last commit. Other errors as for write_commit().
+        before and this is not the last commit. Also raises the errors of write_commit().
         """
         self._asked = saved, commit
         self._write(0.0 if self._fails and not last else _PATIENCE)
@@ -183,7 +183,7 @@ class Writer:
                     raise NotSaved(f"no commit was written to {self._folder}: {reason}") from reason
             else:
                 self._tell(commit)
-                self._newest, self._make = commit, False  # a moved folder is not remade
+                self._newest, self._make = commit, False  # do not create a moved folder again
                 return
             time.sleep(wait)
             wait *= 2
@@ -193,7 +193,7 @@ class Writer:
         before the first success."""
         if reason is not None and self._newest is None and reason.errno in _LASTING:
             raise CheckpointError(
-                f"no commit can be written to {self._folder}: {reason}; remedy: give a folder that "
+                f"no commit can be written to {self._folder}: {reason}; remedy: pass a folder that "
                 "you can write to"
             ) from reason
         if self._fails == (reason is not None):
@@ -201,12 +201,12 @@ class Writer:
         self._fails = reason is not None
         text = f"farandole: commit {commit.number} is "
         if reason is None:
-            text += f"on the disk, which works again ({self._folder})\n"
+            text += f"saved: the disk works again ({self._folder})\n"
         else:
             kept = "none" if self._newest is None else str(self._newest.number)
             text += (
-                f"not saved on the disk yet: {reason}; farandole tries again; the newest one there "
-                f"is {kept} ({self._folder})\n"
+                f"not saved on the disk yet: {reason}; farandole tries again; newest saved commit: "
+                f"{kept} ({self._folder})\n"
             )
         os.write(2, text.encode(errors="replace"))
 
@@ -244,7 +244,7 @@ def read_commit(folder: Path, like: Saved) -> Saved | None:
     the classes of values and the objects with a state.
 
     Raises CheckpointError if another user owns or may write to the folder or file, if the file is
-    damaged, pickled or of another program, or if it can't be read within _PATIENCE.
+    damaged, pickled or written by another program, or if it can't be read within _PATIENCE.
     """
     path = folder / FILE
     wait, until = _FIRST_WAIT, time.monotonic() + _PATIENCE
@@ -263,8 +263,8 @@ def read_commit(folder: Path, like: Saved) -> Saved | None:
         except (Exception, RecursionError) as reason:  # damage may raise errors of many classes
             text = f"{type(reason).__name__}: {reason}"
             raise CheckpointError(
-                f"the commit {path} is damaged, or not of this program ({text}); remedy: start "
-                "again in a different folder"
+                f"the commit {path} is damaged, or another program wrote it ({text}); remedy: "
+                "start again in a different folder"
             ) from reason
         time.sleep(wait)
         wait *= 2
@@ -275,7 +275,7 @@ def _decoded(document: dict[str, Any], blocks: Blocks, like: Saved) -> Saved:
     for path, tree in document["states"].items():
         if path not in like.parts:
             raise TypeError(
-                f"it has the state of an object {path}, which the program does not have"
+                f"it holds the state of an object at {path}, where the program has none"
             )
         value, state = like.parts[path]
         parts[path] = Part(value, trees.decode(tree, blocks, state))
@@ -328,13 +328,13 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBl
         shape = tuple(int(n) for n in entry["shape"])
         first, last = (begin + int(n) for n in entry["data_offsets"])
         if min(shape, default=0) < 0 or not begin <= first <= last <= end:
-            raise ValueError(f"{name} is not in the file")
+            raise ValueError(f"tensor {name} lies outside the file")
         if prod(shape) * size != last - first:
-            raise ValueError(f"{name} does not have the bytes of its shape {shape}")
+            raise ValueError(f"the size of tensor {name} does not match its shape {shape}")
         flat = np.empty(last - first, np.uint8)
         file.seek(first)
         if file.readinto(flat.data) != flat.size:
-            raise ValueError(f"{name} is not whole")
+            raise ValueError(f"tensor {name} is incomplete")
         found[name] = TensorBlock(dtype, shape, flat)
     check_digests({name: digest(*block) for name, block in found.items()}, document)
     return document, found
@@ -346,7 +346,7 @@ def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     begin, size = _LENGTH.size + length, os.fstat(file.fileno()).st_size
     if length > _LONGEST_HEADER or begin > size:
-        raise ValueError(f"its header has {length} bytes, the file {size}")
+        raise ValueError(f"its header claims {length} bytes, but the file has {size}")
     return json.loads(file.read(length)), begin
 
 
@@ -379,8 +379,8 @@ def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
                 raise CheckpointError(
-                    f"{path.with_name(_PICKLED)} was pickled by an old farandole, and reading it "
-                    "could run code: it is not read; remedy: start again in a different folder"
+                    f"{path.with_name(_PICKLED)} was pickled by an old farandole and is not read, "
+                    "because unpickling can run code; remedy: start again in a different folder"
                 ) from None
             raise
         with file:

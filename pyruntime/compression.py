@@ -37,7 +37,7 @@ class Cast:
         self._cast = cast
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Casts a longer array and returns its dtype as context; returns others with None."""
+        """Returns (the cast array, its old dtype), or (array, None) if the array is not longer."""
         if not self._shortens(tensor, self.dtype):
             return tensor, None
         return self._cast(tensor, self.dtype), tensor.dtype

@@ -72,8 +72,8 @@ def without_effect(environment: Mapping[str, str]) -> str:
     if not texts:
         return ""
     return (
-        f"variables without effect: {', '.join(texts)}; `farandole config` lists those that have "
-        "one"
+        f"these variables have no effect: {', '.join(texts)}; `farandole config` lists the ones "
+        "that farandole reads"
     )
 
 
@@ -95,8 +95,8 @@ def usual_file(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def home_for_mpi() -> Iterator[None]:
-    """Sets HOME=/ for a user without a home, as container runtimes do: Open MPI ends a process that
-    has none."""
+    """Sets HOME=/ for a user without a home folder, because Open MPI ends a process that has none.
+    Container runtimes do the same."""
     missing = os.path.expanduser("~") == "~"  # noqa: PTH111
     if missing:
         os.environ["HOME"] = "/"

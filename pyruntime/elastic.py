@@ -50,8 +50,8 @@ _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds between attempts to find
 
 
 class State(ABC):
-    """What training needs to continue; equal on all ranks after sync(). The training thread calls
-    all methods, except on_hosts_updated()."""
+    """The values from which training continues. After sync() they are equal on all ranks. The
+    training thread calls all methods, except on_hosts_updated()."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -82,8 +82,8 @@ class State(ABC):
             self._updates |= int(update_res)
 
     def commit(self) -> None:
-        """Saves a copy in memory, and calls check_host_updates(). In a function decorated by run(),
-        also writes to FARANDOLE_CHECKPOINT_DIR from time to time, if that is set. Collective."""
+        """Saves a copy in memory, and calls check_host_updates(). Collective. In a function
+        decorated by run(), also writes to FARANDOLE_CHECKPOINT_DIR, if set, when a write is due."""
         self._keep()
         self.check_host_updates()
 
@@ -118,7 +118,7 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            # Kept though an agent may be reached again: all ranks leave in the same way.
+            # Stays True even if the supervisor answers again, so all ranks leave in the same way.
             worlds.agent.leaves_lost |= bool(noted[2] > 1)
         if noted[:4].any():
             # Check again: a preempted host signals its ranks one by one, so signals may have
@@ -135,7 +135,7 @@ class State(ABC):
         )
 
     def read(self, folder: Path) -> bool:
-        """Restores, at least on rank 0, what write() has written to `folder`. Collective.
+        """Restores the commit that write() wrote to `folder`, at least on rank 0. Collective.
 
         Returns True on all ranks if there was a commit.
         """
@@ -158,7 +158,7 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """A state of attributes that can be copied and pickled: ObjectState(epoch=0, batch=0).
+    """A state whose attributes can be copied and pickled: ObjectState(epoch=0, batch=0).
 
     Objects with state_dict() and load_state_dict(), such as schedulers, are never replaced: only
     their state is saved and restored, even if they are nested in containers or other objects. Every
@@ -186,7 +186,7 @@ class ObjectState(State):
         self._saved = self._handlers.save(self._attributes())
 
     def restore(self) -> None:
-        """Gives the attributes the values of the last copy."""
+        """Sets the attributes to the values of the last copy."""
         self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:
@@ -212,8 +212,8 @@ class ObjectState(State):
         return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
-        """Restores on rank 0 what write() has written to `folder`. Collective. Call sync() after
-        it.
+        """Restores on rank 0 the commit that write() wrote to `folder`. Collective. Call sync()
+        afterwards.
 
         Returns True on all ranks if there was a commit. All ranks raise CheckpointError if another
         user owns the file or may write to it, or if it is damaged.
@@ -250,7 +250,7 @@ class ObjectState(State):
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
     """Calls `work` on rank 0. Collective; raises its errors on all ranks.
 
-    Returns a pair: whether rank 0 got a result, and that result (None on other ranks).
+    Returns (True if `work` returned a result, that result on rank 0 and None elsewhere).
     """
     result: T | None = None
     error: Exception | None = None
@@ -336,8 +336,8 @@ class _TrainingCall:
                 found = state.read(self.folder)
             else:
                 raise CheckpointError(
-                    f"commit {self.start.start.number}, from which all ranks shall start, is not "
-                    f"in {self.folder}; remedy: bring that folder back, and start again"
+                    f"all ranks must start from commit {self.start.start.number}, which is not in "
+                    f"{self.folder}; remedy: restore that folder, then start again"
                 )
         if found:
             state.on_reset()
@@ -370,7 +370,7 @@ def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
 def run_fn(
     func: Callable[Concatenate[S, P], R], reset: Callable[[], None] = runtime.restart
 ) -> Callable[Concatenate[S, P], R]:
-    """Calls `func(state, ...)` in a loop: state.sync() comes first, and again after each failure.
+    """Calls state.sync() and `func(state, ...)`, and both again after each failure.
 
     After an error in RETRIED it restores the last commit; after HostsUpdatedInterrupt it keeps the
     state. Then it calls `reset`, which restarts the runtime. Under `farandole run --elastic`, the
@@ -379,8 +379,8 @@ def run_fn(
     do not restart.
 
     If FARANDOLE_CHECKPOINT_DIR is set, training continues from the last commit there, after a call
-    of state.on_reset(). Calls are numbered in order, and each keeps its own commits. With the
-    folder set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
+    of state.on_reset(). Each call of the decorated function keeps its own commits. With the folder
+    set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
     check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
     `farandole run --elastic` only the rank with the signal leaves; the supervisor can make all
     leave.
@@ -413,7 +413,7 @@ def run_fn(
                 call.end(state)
                 if call.worlds is None or call.worlds.ended():
                     return result
-                error = PeerError("a rank was lost when this one had finished")
+                error = PeerError("a rank was lost after this one had finished")
                 state.restore()
             except RETRIED as reason:
                 error = reason

@@ -60,7 +60,7 @@ class VerifyPolicy(NamedTuple):
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)
         if verify not in ("warn", "raise"):
-            raise ValueError(f"verify is 'warn' or 'raise', not {verify!r}")
+            raise ValueError(f"verify is {verify!r}: pass 'warn' or 'raise'")
         return cls(verify_every, verify == "raise")
 
 
@@ -209,7 +209,7 @@ class StandaloneModelCheck:
             return
         own = np.array([[digest, self._every]], np.int64)
         digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
-        # The shortest interval of all ranks holds, else one rank would wait in vain for the others.
+        # Use the ranks' shortest interval: with different ones, a rank would wait for the others.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
         self._equality.compare(self._scope.name, max(digests), equal, steps)
@@ -219,7 +219,7 @@ class StandaloneModelCheck:
 def explain(
     reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
 ) -> str | None:
-    """Says how the ranks' models differ and why they probably do; None if they are equal.
+    """Describes how the ranks' models differ, and the probable cause; None if they are equal.
 
     `equal` is the number of steps after which they were last equal, None if they never were.
     `joined` is True if a rank has called join() since.
@@ -283,7 +283,7 @@ def _listed(names: list[str]) -> str:
 def _cause(settings: bool, remedies: Remedies, equal: int | None, joined: bool) -> str:
     if equal is None:
         more = ", and give all ranks the same settings" if settings else ""
-        return f"They have not been equal before: {remedies.first} before training{more}"
+        return f"They were never equal: {remedies.first} before training{more}"
     if joined:
         return (
             "They were equal before join(), and ranks that joined first made fewer steps: "
@@ -291,8 +291,8 @@ def _cause(settings: bool, remedies: Remedies, equal: int | None, joined: bool) 
         )
     text = f"They were equal after {counted(equal, 'step')}"
     if settings:
-        return f"{text}: the settings have made them different since"
+        return f"{text}: the different settings have changed them since"
     return (
-        f"{text}: since then a rank has changed its parameters by itself, computed the same step "
-        "with another result, or has faulty memory"
+        f"{text}: since then a rank has changed its parameters by itself, computed a different "
+        "result in the same step, or has faulty memory"
     )

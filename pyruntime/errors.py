@@ -53,8 +53,8 @@ class HostsUpdatedInterrupt(RuntimeError):
     failure."""
 
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
-        """`skip_sync`: all ranks were here before, so none needs another's state. `leaving`: every
-        rank ends here; training continues in other processes, if at all."""
+        """`skip_sync`: no rank is new, so none needs another rank's state. `leaving`: every rank
+        ends here; training continues in other processes, if at all."""
         super().__init__("the job's hosts are changing")
         self.skip_sync, self.leaving = skip_sync, leaving
 
@@ -172,8 +172,8 @@ def _is_within_libraries(reason: BaseException) -> bool:
 
 
 _LIBRARIES = ("farandole", "farandole_autoload", "torch")
-# Packages whose frames warn() skips to reach the program's line. Some raise errors that are not
-# farandole's.
+# Packages whose frames warn() skips to reach the program's line. without_frames() keeps the frames
+# of those that are not in _LIBRARIES, because they raise errors of their own.
 _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
 
 

@@ -27,7 +27,7 @@ def mpi_threads_supported() -> bool:
     """
     job = current_bootstrap()
     if not isinstance(job, Mpi):
-        raise ValueError("MPI is not in use: not initialised, or started without MPI")
+        raise ValueError("MPI is not in use: call init() first, or start the job with MPI")
     return job.threads_supported()
 
 

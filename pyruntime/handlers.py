@@ -188,9 +188,9 @@ class Handlers:
             handler.reset()
 
     def sync(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns rank 0's values, with this rank's objects in the states of rank 0's. Collective.
+        """Returns rank 0's values. This rank's objects replace rank 0's and load their states.
 
-        Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
+        Collective. Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
         """
         before, own = self._by_object(), find_objects(values)
         root = broadcast_object(_Transfer(values, own), 0, name="farandole.elastic.objects")
@@ -205,7 +205,7 @@ class Handlers:
             if texts:
                 raise ValueError(
                     f"rank {rank}: {texts[0]}; remedy: create the same objects on all ranks before "
-                    "training, because farandole sends their states only"
+                    "training, because farandole sends only their states"
                 )
         self._found = {x: before.get(id(own[x])) or _made(own[x]) for x in root.kinds}
         for handler in self._found.values():

@@ -26,16 +26,16 @@ class ProcessSet:
                 ranks = list(ranks_or_comm)
             except TypeError:
                 raise TypeError(
-                    f"a process set holds ranks, or is made from an mpi4py communicator, not from "
+                    f"process set: pass a list of ranks or an mpi4py communicator, not "
                     f"{ranks_or_comm!r} of type {type(ranks_or_comm).__name__}"
                 ) from None
             if not all(hasattr(r, "__index__") and not isinstance(r, bool) for r in ranks):
-                raise ValueError(f"a process set holds ranks, not {ranks}")
+                raise ValueError(f"process set: ranks must be integers, not {ranks}")
             self.ranks = sorted(rank.__index__() for rank in ranks)
             if self.ranks and not 0 <= self.ranks[0] <= self.ranks[-1] < 2**31:
-                raise ValueError(f"a process set holds ranks, from 0 to size() - 1, not {ranks}")
+                raise ValueError(f"process set: ranks must be from 0 to size() - 1, not {ranks}")
             if not self.ranks or len(set(ranks)) < len(ranks):
-                raise ValueError(f"a process set holds one rank or more, each only once: {ranks}")
+                raise ValueError(f"process set: pass one or more different ranks, not {ranks}")
 
     def size(self) -> int | None:
         """Number of members; None before registration."""

@@ -141,7 +141,7 @@ def recv_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[int]:
-    """Starts to receive into `tensor` what rank `source` sends. Returns a handle.
+    """Starts to receive a message from rank `source` into `tensor`. Returns a handle.
 
     A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
     need the same dtype and number of elements; shapes may differ. Do not touch the array until the
@@ -237,7 +237,7 @@ def recv(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> int:
-    """Receives into `tensor` what rank `source` of the process set sends; returns its rank.
+    """Receives a message from rank `source` into `tensor`. Returns the sender's rank.
 
     A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
     need the same dtype and number of elements; shapes may differ.

@@ -94,9 +94,9 @@ def broadcast_object(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Sends the object of `root_rank` to every rank, and returns it; the root gets its own back.
+    """Sends the object of `root_rank` to every rank and returns it. The root gets its own object.
 
-    Objects have any size, also over 2 GiB. Arguments of the other ranks are ignored and may be
+    Objects may have any size, even over 2 GiB. Arguments of the other ranks are ignored and may be
     None. If pickling fails on the root, all ranks raise its error. Raises PeerError, without
     unpickling, if somebody altered the object between hosts.
 

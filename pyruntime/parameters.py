@@ -78,7 +78,7 @@ def agree_on_parameters(
 
 
 def _differences(known: dict[int, list[str]]) -> str:
-    """Names the ranks that lack a parameter; if none does, two ranks whose order differs."""
+    """Names the ranks that lack a parameter; if none is missing, two ranks whose order differs."""
     lacking: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for names in known.values() for name in names):
         ranks = [rank for rank, names in known.items() if name not in names]
@@ -100,9 +100,9 @@ def broadcast_all(
 ) -> None:
     """Broadcasts named arrays in place and waits for all. Raises the first failure.
 
-    All broadcasts start at once, except arrays that share memory with earlier ones (tied weights):
-    they follow in order, which cannot deadlock even if other ranks tie other arrays. After a
-    failure the remaining broadcasts still run, so that no peer waits.
+    Arrays that share memory with earlier ones (tied weights) follow in order; all others start at
+    once. This cannot deadlock, even if ranks tie different arrays. After a failure the remaining
+    broadcasts still run, so that no peer waits.
     """
     handles: list[Handle[Any] | None] = [None] * len(named)
     failures: list[Exception] = []

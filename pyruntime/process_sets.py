@@ -96,8 +96,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
-            f"process_set is {process_set!r}, of type {type(process_set).__name__}: pass what "
-            "add_process_set returned"
+            f"process_set is {process_set!r}, of type {type(process_set).__name__}: pass the "
+            "ProcessSet that add_process_set returned"
         )
     number = process_set.process_set_id or 0
 
@@ -116,7 +116,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Meets the other ranks in a barrier: if they named a set, all get an error and none waits."""
+    """Makes a barrier. If the other ranks name a set, all get an error instead of waiting."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -124,11 +124,11 @@ def _remove_nothing() -> bool:
 
 
 def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
-    """Creates a set by its members alone, for adapters of other interfaces, and returns it.
+    """Creates a set and returns it. Only its members call this. For adapters of other interfaces.
 
-    `name` is new, and equal on all members. Unlike other sets, it may have the same ranks as
-    another one, and any thread may make unnamed calls in it. Raises MismatchError on all members if
-    they name different ranks, and StallError with the missing members after `timeout` seconds.
+    `name` must be new and equal on all members. Unlike other sets, this one may have the same ranks
+    as an existing set, and any thread may make unnamed calls in it. Raises MismatchError on all
+    members if they pass different ranks; after `timeout` seconds StallError naming missing members.
     """
     new = ProcessSet(ranks)
     shape = Buffer(0, 0, tuple(new._members()), None)
@@ -136,7 +136,7 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
     number = handle.wait()
     if members_of(number) != new.ranks:
         raise MismatchError(
-            f"{name}: this rank wants a set of {new.ranks}, others have formed {members_of(number)}"
+            f"{name}: this rank passes ranks {new.ranks}, the others pass {members_of(number)}"
         )
     allow_threads(number)
     new.process_set_id = number
@@ -147,7 +147,7 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
 def disband_process_set(process_set: ProcessSet, name: str) -> None:
     """Releases this rank's use of a set that form_process_set made, without waiting.
 
-    The core destroys the set once every member has released it. `name` is new, and equal on all
+    The core destroys the set once every member has released it. `name` must be new and equal on all
     members. Does nothing after shutdown().
     """
     number, process_set.process_set_id = process_set.process_set_id, None

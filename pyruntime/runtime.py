@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and ends a rank's part in its job: init(), shutdown() and restart(). A lock admits one
-thread at a time. The hooks at the end of the process call this module, too."""
+thread at a time. The hooks that run at the end of the process call this module too."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     - process_sets: sets to register. "dynamic" is accepted; sets are always dynamic.
 
     If one rank can't start, all raise the same error and nothing is initialised. Raises ValueError
-    for wrong arguments. Within FARANDOLE_INIT_TIMEOUT raises StallError naming the missing ranks,
-    or PeerError for ranks that have said they will not come. Raises ShutdownError in a child
-    process of a rank.
+    for wrong arguments, StallError naming the ranks that are missing after FARANDOLE_INIT_TIMEOUT,
+    PeerError for a rank that has ended or has said that it will not come, and ShutdownError in a
+    child process of a rank.
 
     Examples:
         >>> hvd.init()
@@ -101,7 +101,7 @@ class _Agreement:
             answers = [json.loads(answer) for answer in met]
         except ValueError as reason:
             raise FarandoleError(
-                f"init(): this rank received a message that no rank sends: {reason}"
+                f"init(): this rank received an invalid message: {reason}"
             ) from reason
         texts: dict[str, list[int]] = {}
         kinds: list[str] = []
@@ -173,8 +173,8 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
     if different:
         agreement.agreed = True
         raise ValueError(
-            f"init(process_sets=...): rank 0 gives {met[0][0]}, rank {different[0]} gives "
-            f"{met[different[0]][0]}"
+            f"init(process_sets=...): rank 0 passes {met[0][0]}, rank {different[0]} passes "
+            f"{met[different[0]][0]}; pass the same sets on all ranks"
         )
     failure = None
     blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
@@ -236,7 +236,7 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
         )
     ranks = [tuple(s.ranks) for s in sets if s.ranks is not None]
     if len(set(ranks)) < len(ranks):
-        raise ValueError(f"init(process_sets=...): the list holds a set twice: {ranks}")
+        raise ValueError(f"init(process_sets=...): the list contains the same set twice: {ranks}")
     return sets
 
 
@@ -266,7 +266,7 @@ def restart() -> None:
 def leave_for_restart(limit: float | None = None) -> None:
     """Leaves the job in order to join the next one at once.
 
-    After `limit` seconds it leaves alone and raises StallError; None waits as long as shutdown().
+    After `limit` seconds it leaves alone and raises StallError. None means shutdown()'s limit.
     """
     _leave(bootstrap.Goodbye(bootstrap.Rejoin.NOW), False, limit=limit)
 
@@ -298,7 +298,7 @@ def _end(cause: str, failed: bool) -> None:
 
 
 def _warn_if_unused() -> None:
-    """Warns if this rank, one of several, ends without a collective call: it may have trained
+    """Warns if one of several ranks ends without a collective call, because it may have trained
     alone."""
     if _job is None or _job.size == 1 or requests.world() > 1:
         return
@@ -306,9 +306,9 @@ def _warn_if_unused() -> None:
         return
     if flight.own_page()["counters"]["tensors_submitted"] == 0:
         print(
-            f"farandole: rank {_job.rank} of {_job.size} ends without a single collective call: a "
-            "model that it has trained is its own. Remedy: wrap the optimizer in "
-            "DistributedOptimizer, or average by allreduce()",
+            f"farandole: rank {_job.rank} of {_job.size} ends without a single collective call. If "
+            "it trained a model, it trained alone. Remedy: wrap the optimizer in "
+            "DistributedOptimizer, or average gradients with allreduce()",
             file=sys.stderr,
             flush=True,
         )

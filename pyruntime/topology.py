@@ -58,7 +58,7 @@ def not_initialized() -> ValueError:
     text = f"{name} has not been initialized: call init() first"
     started = sys.modules.get("multiprocessing.process")
     if started is not None and started.parent_process() is not None:
-        text += "; a worker that a rank has spawned is not a rank: pass it rank() and size()"
+        text += "; a worker that a rank has spawned is not a rank: pass rank() and size() to it"
     return ValueError(text)
 
 
@@ -103,7 +103,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Index of this host among those that have this local rank, from 0.
+    """Index of this host among the hosts that have this local rank, from 0.
 
     Raises ValueError before init().
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes values as JSON and named blocks of bytes; reading them runs no code, unlike pickle. For
+"""Encodes values as JSON and named blocks of bytes. Reading them runs no code, unlike pickle. For
 commits.py, on the thread that writes or reads."""
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
             tree["metadata"] = encode(value._metadata, f"{path}.metadata", blocks)
         return tree
     raise TypeError(
-        f"state, {path}, is of type {kind.__name__}, which a file without code can't hold; it can "
+        f"state, {path}: a commit file can't hold type {kind.__name__} without pickling; it can "
         "hold objects with state_dict() and load_state_dict(), tensors of PyTorch, arrays of NumPy "
         "and JAX, numbers, texts, bytes, None, and dicts, lists, tuples and sets of these"
     )
@@ -245,7 +245,7 @@ def _named(tree: dict[str, Any], blocks: Blocks, like: Any) -> Any:
     fits = kind.__name__ == tree["class"] and _is_named_tuple(kind)
     if not fits or len(kind._fields) != len(members):
         raise TypeError(
-            f"the file has a {tree['class']}, a named tuple, and the program a "
+            f"the file has a named tuple {tree['class']}, but the program has a "
             f"{kind.__name__}: start with a value of the same class"
         )
     return kind(*(decode(x, blocks, like[i]) for i, x in enumerate(members)))

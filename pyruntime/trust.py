@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which users, folders and files this process trusts. Any thread may use it; the core has
-the rule for users.
+"""Decides which users, folders and files this process trusts. Any thread may use it.
 
 A path may lead elsewhere a moment after a check. So this module opens each folder on the way and
-checks its descriptor, then opens the file relative to the last one.
+checks its descriptor, then opens the file relative to the last folder.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class Folder:
             elif not self._is(fd):
                 raise CheckpointError(
                     f"{self.path} is not the folder that it was before: somebody has exchanged it; "
-                    "remedy: look who may write to the folders above it, and start again"
+                    "remedy: check who may write to the folders above it, then start again"
                 )
             if shared:
                 _check_place(last, fd, shared)
@@ -211,7 +210,7 @@ def open_lock(folder_fd: int, name: str) -> int:
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file that the user has named, replacing what is there, also a link.
+    """Writes a file that the user has named. Replaces an existing file or link.
 
     Raises CheckpointError if a folder on the way is a link that another user may have created,
     OSError.
@@ -282,8 +281,8 @@ def check(path: Path, found: os.stat_result) -> None:
     if mode & _OTHERS and not _sticky(mode):
         raise _untrusted(
             path,
-            f"can be written to by other users (mode {stat.S_IMODE(mode):o}); remedy: look at what "
-            f"is there, then chmod go-w {path}",
+            f"can be written to by other users (mode {stat.S_IMODE(mode):o}); remedy: check its "
+            f"contents, then chmod go-w {path}",
         )
 
 
@@ -317,8 +316,8 @@ def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_resu
     if not (is_trusted_user(user) or ours or _is_unknown(found, above)):
         raise _untrusted(
             path,
-            f"belongs to user {user}, who can exchange what is below it; remedy: choose a folder "
-            "below ones of root, of you, or that a group of yours shares",
+            f"belongs to user {user}, who can exchange its contents; remedy: choose a folder below "
+            "folders that root or you own, or that a group of yours shares",
         )
     by_owner = not (is_trusted_user(user) or _is_hidden(user))  # a hidden user may be root
     if not mode & _OTHERS or _sticky(mode):
@@ -333,8 +332,8 @@ def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_resu
         return True
     raise _untrusted(
         path,
-        f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange what is below it; "
-        f"remedy: look at what is there, then {remedy} {path}, or chmod +t",
+        f"{who} can write to (mode {stat.S_IMODE(mode):o}), and so exchange its contents; "
+        f"remedy: check its contents, then {remedy} {path}, or chmod +t",
     )
 
 
@@ -390,7 +389,7 @@ def _sticky(mode: int) -> bool:
 
 @contextlib.contextmanager
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
-    """Opens the folder that contains `path`, step by step, so nobody can exchange what was judged.
+    """Opens the folder that contains `path`, step by step, so nobody can exchange a judged folder.
 
     Yields (its descriptor, the path without links, the part of the path below the first folder that
     a group shares). `judge` sees each folder and each link on the way, with the folder it is in.

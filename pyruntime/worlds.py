@@ -56,7 +56,7 @@ class Worlds:
         self._enter()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leaves the present world: after `error`, or, if that is None, once all ranks agreed."""
+        """Leaves the present world after `error`; with None, because all ranks have agreed to."""
         stalled = isinstance(error, StallError)
         with contextlib.suppress(StallError):  # the agents end ranks that do not leave
             runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())
@@ -80,7 +80,7 @@ def _record(before: World, now: World) -> None:
     joined = len(set(now.members) - set(before.members))
     if gone:
         what = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
-        changes.append(f"of world {before.number} {what} {'is' if len(gone) == 1 else 'are'} gone")
+        changes.append(f"{what} of world {before.number} {'is' if len(gone) == 1 else 'are'} gone")
     if joined and before.members:
         changes.append(f"{counted(joined, 'rank')} joined")
     _history.append("; ".join(changes if before.members else [*changes, "this rank joined"]))

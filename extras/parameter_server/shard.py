@@ -89,8 +89,8 @@ class Shard:
         transit."""
         if ((places < 0) | (places >= len(self._values))).any():
             raise PeerError(
-                f"{NAME}: a request for rows did not arrive as a rank sent it; remedy: check the "
-                "network between the hosts, and who can write to it"
+                f"{NAME}: a request for rows was altered on its way; remedy: check the network "
+                "between the hosts, and who can write to it"
             )
 
     def push(self, places: Array, values: Array) -> None:
@@ -146,8 +146,8 @@ class Shard:
                 slowest = int(np.argmin(self.clocks))
                 text = (
                     f"{what} has waited {limit:g} s for rank {slowest}, whose clock is "
-                    f"{self.clocks[slowest]:g}: each rank calls clock() after its pushes, and "
-                    "leaves the ParameterServer in the end"
+                    f"{self.clocks[slowest]:g}: each rank must call clock() after its pushes, "
+                    "and leave the ParameterServer at the end"
                 )
                 if end == "ABORT":
                     raise StallError(text)
@@ -238,9 +238,9 @@ class ShardServer(threading.Thread):
             self._shard.lost = rank if self._shard.lost is None else self._shard.lost
             self._shard.fail(
                 PeerError(
-                    f"rank {rank} no longer serves its part of a ParameterServer: its own calls "
-                    "raise the reason, or it left the job without leaving the ParameterServer "
-                    "first, by `with` or close()"
+                    f"rank {rank} no longer serves its part of a ParameterServer: calls on that "
+                    "rank raise the reason, or it left the job before it left the ParameterServer "
+                    "by `with` or close()"
                 )
             )
 
@@ -277,7 +277,7 @@ class ShardServer(threading.Thread):
         until = monotonic() + _GOODBYE_SECONDS  # a receiver may have failed
         with suppress(FarandoleError):
             for handle in [self._send_header(LOST, rank, self._lost) for rank in self._listening()]:
-                with suppress(FarandoleError):  # that rank has left, too
+                with suppress(FarandoleError):  # that rank has left too
                     handle.wait(max(0.0, until - monotonic()))
 
     def report_failure(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParameterServer: a table that all ranks update and read at their own pace. One thread of each
-rank at a time may use it."""
+"""ParameterServer: a table that all ranks update and read at their own pace. On each rank, one
+thread at a time may use it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class ParameterServer:
     """A table of rows, distributed over the ranks, which all ranks push to and pull from.
 
     Each rank is a worker and, in a thread, the server of its rows (row r belongs to rank r % n), so
-    the table may be larger than one rank's memory. Workers wait for each other in one case only: a
-    worker with clock c reads once every worker's clock is at least c - staleness, and then sees all
-    that was pushed before these clocks (stale synchronous parallel: Ho et al., 2013). Staleness 0
-    is as synchronous as an allreduce; None never waits.
+    the table may be larger than one rank's memory. A worker with clock c reads once every worker's
+    clock is at least c - staleness. It then sees all values that were pushed before these clocks
+    (stale synchronous parallel: Ho et al., 2013). Staleness 0 is as synchronous as an allreduce;
+    None never waits.
 
     Arguments:
         shape: shape of the table; the first dimension counts rows.
@@ -62,8 +62,8 @@ class ParameterServer:
         staleness: clocks by which a worker may be ahead of the slowest one; None: any number.
         process_set: the ranks that take part. All create their servers in the same order.
 
-    A `with` block serves this rank's rows until all ranks have left theirs. A rank that leaves by
-    an exception does not wait, and delays no other rank. Raises MismatchError on all ranks if
+    A `with` block serves this rank's rows until all ranks have left their blocks. A rank that
+    leaves by an exception does not wait, and delays no other rank. All ranks raise MismatchError if
     arguments differ; two functions count as equal. When a rank dies, every call raises PeerError.
     Unless staleness is None, a rank that is always slow slows all others.
 
@@ -117,7 +117,7 @@ class ParameterServer:
         given = given.astype(self._settings.dtype, copy=False)
         if given.shape != (len(places), *self._settings.shape[1:]):
             raise ValueError(
-                f"values have shape {given.shape}; {len(places)} rows of the table have "
+                f"values have shape {given.shape}; for {len(places)} rows of the table pass "
                 f"{(len(places), *self._settings.shape[1:])}"
             )
         unique, where = np.unique(places, return_inverse=True)
@@ -221,7 +221,7 @@ class ParameterServer:
         except BaseException as reason:
             with suppress(FarandoleError):
                 self.close(wait=False)
-            self._left = f"has been left, as {type(reason).__name__} broke off a call: make another"
+            self._left = f"was left: {type(reason).__name__} interrupted a call; make another"
             raise
 
     def _wait_for_sent(self) -> None:
@@ -274,7 +274,7 @@ class ParameterServer:
         failed = int(into[:8].view(np.int64)[0])
         if failed >= 0:
             raise FarandoleError(
-                f"rank {failed} can't serve its rows: its own calls raise the reason"
+                f"rank {failed} can't serve its rows: calls on that rank raise the reason"
             )
         return into[8:]
 
@@ -318,7 +318,7 @@ def _dtype_fault(value: Any) -> type[Exception] | None:
 
 
 _ARGUMENTS = {
-    "shape": Argument("pass a list of ints, one at least, none of them 0", _shape_fault),
+    "shape": Argument("pass a list of at least one int, none of them 0", _shape_fault),
     "dtype": Argument("pass a float or integer type of NumPy", _dtype_fault),
     "initial": Argument(
         "pass a number that is not NaN, or a function (rows) -> their first values",
@@ -329,7 +329,7 @@ _ARGUMENTS = {
         lambda value: None if callable(value) or str(value) == "add" else ValueError,
     ),
     "staleness": Argument(
-        "pass an int, 0 at least, or None for no bound",
+        "pass an int of at least 0, or None for no bound",
         lambda value: None if value is None else integer(value, 0, 2**62),
     ),
 }
@@ -367,8 +367,8 @@ def _agree(
     if None in reports:
         joined = (process_set.ranks or [])[reports.index(None)]
         raise ValueError(
-            f"{NAME}: rank {joined} has joined and can't hold its rows: create it before any rank "
-            "calls join()"
+            f"{NAME}: rank {joined} has joined and can't hold its rows: create the server before "
+            "any rank calls join()"
         )
     made = max(one[1] for one in reports)
     _count = made + 1

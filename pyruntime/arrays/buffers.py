@@ -37,8 +37,8 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
         return EMPTY
     if not pointer:
         raise ValueError(
-            f"{what} of shape {shape} has no memory, its address is null: it was freed, moved or "
-            "given away before"
+            f"{what} of shape {shape} has no memory: its address is null, because it was "
+            "freed, moved or given away"
         )
     return pointer
 
@@ -84,8 +84,8 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
     shared elements twice on some ranks."""
     for i, j in _sharing(buffers):
         raise ValueError(
-            f"tensors[{min(i, j)}] and tensors[{max(i, j)}] share memory, which would be reduced "
-            "twice in place: pass it once, or use the call that is not in place"
+            f"tensors[{min(i, j)}] and tensors[{max(i, j)}] share memory: an in-place call would "
+            "reduce it twice; pass it once, or use the out-of-place call"
         )
 
 
@@ -113,7 +113,7 @@ class ResultMemory:
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
     def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
-        """`pointer` owns the memory, see farandole.calls.handles.take; `dtype` is a core code.
+        """`pointer` owns the memory (farandole.calls.handles.take); `dtype` is a core code.
 
         Raises ValueError for a null pointer, unless the shape has no elements.
         """
@@ -169,7 +169,7 @@ class NumpyKind(Kind):
             )
         view = self.view(x)
         if in_place and (not view.flags.writeable or isinstance(x, np.generic)):
-            raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
+            raise ValueError(f"a {type(x).__name__} is read-only: pass a writable copy")
         if not view.flags.c_contiguous:
             if in_place:
                 raise ValueError(

@@ -198,7 +198,7 @@ class _CudaKind(Kind):
             strides = tuple(step // dtype.itemsize for step in strides)
         pointer, read_only = interface["data"]
         if in_place and read_only:
-            raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
+            raise ValueError(f"a {type(x).__name__} is read-only: pass a writable copy")
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
 
     def stream(self, x: Any) -> int:
@@ -275,8 +275,8 @@ def _buffer(
     """Builds a Buffer. `strides` count elements; None means contiguous."""
     if strides is not None and not _contiguous(shape, strides):
         raise ValueError(
-            f"an array on a GPU with strides {strides} is not contiguous: copy it with its own "
-            "library first"
+            f"an array on a GPU with strides {strides} is not contiguous: make a contiguous "
+            "copy with its library first"
         )
     address = address_or_empty(pointer, shape, f"a {type(x).__name__}")
     return Buffer(address, code, shape, owner, _device(x, pointer), stream)

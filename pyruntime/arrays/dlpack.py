@@ -71,7 +71,7 @@ def read(made: Any) -> CapsuleInfo:
     x = ctypes.cast(_pointer(made, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     kind = _KINDS.get(x.code)
     if kind is None or x.lanes != 1:
-        raise TypeError(f"DLPack type (code {x.code}, {x.bits} bits, {x.lanes} lanes) has no name")
+        raise TypeError(f"DLPack type (code {x.code}, {x.bits} bits, {x.lanes} lanes) is unknown")
     dtype = kind if kind == "bool" else f"{kind}{x.bits}"
     strides = tuple(x.strides[: x.ndim]) if x.strides else None
     pointer = x.data + x.byte_offset if x.data else 0

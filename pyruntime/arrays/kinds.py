@@ -156,5 +156,5 @@ def import_adapter(framework: str) -> None:
         adapter.load()
     except Exception as reason:
         raise TypeError(
-            f"farandole's adapter for {adapter.name}, {adapter.value}, can't be imported: {reason}"
+            f"can't import farandole's adapter for {adapter.name}, {adapter.value}: {reason}"
         ) from reason

@@ -19,7 +19,7 @@ Fault = type[Exception] | None  # the error to raise for a wrong value; None: it
 
 
 class ReduceOp(IntEnum):
-    """How the ranks' values are combined, element by element and in rank order.
+    """Combines the ranks' values element by element, in rank order.
 
     Average: their sum, divided by the number of ranks; integers are truncated. Sum: their sum;
     16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
@@ -207,10 +207,10 @@ _ARRAYS = Argument(
 _FACTOR = "pass a number that is not NaN"
 
 
-_COUNT = Argument("pass an int, 1 at least", _is_passes)
+_COUNT = Argument("pass an int of at least 1", _is_passes)
 
 
-# Not checked here: either checked where they are used, or accepted for Horovod and ignored.
+# Not checked here. Some are checked where they are used; the others are ignored.
 _LATER = (
     "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
     "keras_model variables obj model grads params optimizer"
@@ -224,7 +224,7 @@ ARGUMENTS: dict[str, Argument] = {
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole, or leave it out",
         _is_op,
     ),
-    "average": Argument("pass True or False, or op= in its place", _is_average),
+    "average": Argument("pass True or False, or use op= instead", _is_average),
     "prescale_factor": Argument(_FACTOR, is_factor),
     "postscale_factor": Argument(_FACTOR, is_factor),
     "compression": Argument(
@@ -245,8 +245,8 @@ ARGUMENTS: dict[str, Argument] = {
         _is_name,
     ),
     "process_set": Argument(
-        "pass the ProcessSet that add_process_set returned on every rank (without a number it is "
-        "not registered), or omit it",
+        "pass the ProcessSet that add_process_set returned on every rank (a set without a number "
+        "is not registered), or omit it",
         _is_process_set,
     ),
     "timeout": Argument(
@@ -285,7 +285,7 @@ def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float,
     error if an argument is invalid."""
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor works with op=Average only: leave one out")
+        raise ValueError("gradient_predivide_factor works with op=Average only: omit one of them")
     return 1.0 / divisor, float(divisor)
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """Makes later work in a CUDA stream wait for the results of handles that were waited for.
+    """Makes later work in a CUDA stream wait for the results of handles whose wait() returned.
 
     Does not block. Raises LibraryError if the device has failed.
     """

@@ -50,8 +50,8 @@ class Handle(Generic[T]):
         what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: handles of the core. `collect` makes the result from them. `what` becomes text
-        in errors. `timeout` (seconds): limit for waits that give none."""
+        """`numbers`: handles of the core. `collect` makes the result from them. `what` names it
+        in errors. `timeout`: default limit of waits, in seconds."""
         self._numbers = numbers
         self._collect = collect
         self._what = what
@@ -64,7 +64,7 @@ class Handle(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until the call is done and returns its result.
 
-        Raises the call's error, or StallError after `timeout` seconds: the call then goes on, and
+        Raises the call's error, or StallError after `timeout` seconds: the call then continues, and
         you may wait again. An exception in a wait, such as Ctrl-C, makes this rank leave the job.
         """
         limit = self._timeout if timeout is None else timeout
@@ -86,7 +86,7 @@ class Handle(Generic[T]):
 
     def _settle(self, limit: float | None) -> Exception | None:
         """Waits, one thread at a time, and stores the outcome. Returns a StallError if time is up.
-        Raises only what a signal handler raises."""
+        Raises only exceptions of signal handlers."""
         lock = self._lock
         if lock is None:
             with _making_locks:

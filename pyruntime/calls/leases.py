@@ -32,7 +32,7 @@ def restart() -> None:
 
 
 def lost(numbers: Iterable[int]) -> bool:
-    """True if these handles, which nobody has ended, were under way at the last shutdown()."""
+    """True if these handles, which were not ended, were under way at the last shutdown()."""
     return not all(map(_held.__contains__, numbers))
 
 

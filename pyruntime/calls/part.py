@@ -2,7 +2,7 @@
 """Makes this rank leave the job when an exception interrupts a call: Ctrl-C, an error of a signal
 handler, or one in a backward pass. All calls and adapters use it, on any thread.
 
-How far such a call has got is unknown, so this rank cannot take part again: the others get a
+Nobody knows how far such a call has got, so this rank cannot take part again. The others get a
 PeerError with the cause, and the next call here raises ShutdownError. The call's memory stays lent.
 """
 
@@ -26,8 +26,8 @@ def end(reason: BaseException) -> None:
         cause = describe(reason)
         topology.keep()
         _library.why_left = (
-            f"this rank has left the job, because an exception has left a call: {cause}; remedy: "
-            "end the program, or shutdown() and init() on all ranks"
+            f"this rank has left the job, because an exception interrupted a call: {cause}; "
+            "remedy: end the program, or call shutdown() and init() on all ranks"
         )
         lib.farandole_shutdown(1, cause.encode(errors="replace"), 0.0)
 

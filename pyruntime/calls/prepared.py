@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares calls on one array once, if a training loop repeats them in every step. Any thread may
-use it."""
+"""Prepares a call on one array once, for training loops that repeat it in every step. Any thread
+may use it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
 _all: list[_Known] = []  # the table of each decorated function
 _NONE: Any = None, None, None
 _preparing = threading.Lock()
-# Types of arguments that can't change; an array as a factor may hold another value next time.
+# Types of arguments that can't change; an array could hold a different factor next time.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
 
 

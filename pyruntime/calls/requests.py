@@ -170,8 +170,8 @@ def begin_unnamed(call: Call) -> None:
         return
     if caller.is_alive():
         raise ValueError(
-            f"unnamed {call} from thread {own.name!r}: calls without a name meet by their order, "
-            f"and thread {caller.name!r} makes such calls already; give it a name, name=..."
+            f"unnamed {call} from thread {own.name!r}: calls without a name match by their order, "
+            f"and thread {caller.name!r} already makes such calls; give it a name, name=..."
         )
     _callers[call.process_set] = own
 

@@ -27,8 +27,8 @@ def splits_of(splits: Any) -> Table:
     )
     if rows is None or not sound:
         raise ValueError(
-            f"splits is {shown(splits)}, of type {type(splits).__name__}: pass the rows for each "
-            "member, one integer each, or None for equal parts"
+            f"splits is {shown(splits)}, of type {type(splits).__name__}: pass one integer per "
+            "member, its number of rows, or None for equal parts"
         )
     return tuple(rows)
 

@@ -2,9 +2,9 @@
 """Call sites: lines of the user's program that make calls. The core records and compares them.
 Every call looks up its site on its caller's thread, so a known one costs only a few table look-ups.
 
-A site is the innermost frame that is neither farandole's, torch's nor another library's. Its text,
-file:line, is equal on all hosts, wherever they keep the program: the file has as many folders as
-the module's name has dots.
+A site is the innermost frame that is neither farandole's, torch's nor another library's. Its text
+is file:line. It is equal on all hosts, wherever they keep the program: the file's path has one
+folder for each dot in the module's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = 10_000  # code objects that are remembered
 # (function, file), and a file.
 _UNLIKE = ("gather_object", "torch/distributed/distributed_c10d.py")
 _UNLIKE_FILE = "torch/distributed/algorithms/join.py"
-_USERS = ("<stdin>", "<string>")  # programs without a file; other names in <> are of generated code
+_USERS = ("<stdin>", "<string>")  # programs without a file; others in <> are generated code
 
 
 class Site:
@@ -119,7 +119,7 @@ def _found(frame: FrameType | None) -> Site:
 def _is_users(name: str, module: dict[str, Any]) -> bool:
     if name.startswith("<"):
         return name in _USERS
-    # torch.compile and TensorFlow generate code in temporary files, with other names on each rank.
+    # torch.compile and TensorFlow generate code in temporary files, whose names differ by rank.
     if str(module.get("__name__")).split(".")[0] == "torch" or "/__autograph_generated_" in name:
         return False
     if any(folder in name for folder in ("/site-packages/", "/dist-packages/")):

@@ -131,8 +131,8 @@ class AgentRunner:
         self._act(self._agent.tick(now))
         if self._agent.orphaned and not known:
             say(
-                f"the supervisor does not answer {self._host}: its ranks leave at their next "
-                f"commit; remedy: give the same command with --checkpoint-dir {self._folder}"
+                f"the supervisor does not answer {self._host}: the ranks leave at their next "
+                f"commit; remedy: run the same command with --checkpoint-dir {self._folder}"
             )
         step, self._looked = min(now - self._looked, 2 * BEAT), now
         for process in self._processes.values():
@@ -149,7 +149,7 @@ class AgentRunner:
         grace = float(self._job.get("grace", 0.0))
         self._agent.drain(time.monotonic() + grace)
         name = signal.Signals(number).name
-        say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
+        say(f"{self._host} is being preempted ({name}): its ranks leave within {grace:g} s")
         self._report()  # now, so that leaving ranks are not taken for lost ones
         for process in self._processes.values():
             process.preempt()
@@ -157,7 +157,7 @@ class AgentRunner:
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Connects to the supervisor, again after each failure. Runs on its own thread."""
+        """Connects to the supervisor, and reconnects after each failure. Runs on its own thread."""
         while True:
             try:
                 with open_connection(self._address, bytes.fromhex(self._key)) as line:
@@ -357,9 +357,9 @@ def main() -> int:
     parser = argparse.ArgumentParser("farandole.launch.agent")
     parser.add_argument("folder", help="for the job's commits")
     parser.add_argument("--slots", type=int, default=1, help="ranks that this host takes")
-    text = "read the ranks' environment from the standard input, as JSON, as ssh's starter sends it"
+    text = "read the ranks' environment from standard input, as JSON; used over ssh"
     parser.add_argument("--environment", action="store_true", help=text)
-    parser.add_argument("--host", default="", help="its name for the supervisor; default: its own")
+    parser.add_argument("--host", default="", help="name to report; default: this host's")
     options = parser.parse_args()
     if options.environment:
         os.environ.update(json.load(sys.stdin))

@@ -82,7 +82,7 @@ class AgentProcesses:
 
     def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
         """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. If only
-        ssh can be killed, the next agent kills this one."""
+        its ssh can be killed, the next agent kills it."""
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):
@@ -90,7 +90,7 @@ class AgentProcesses:
             if each.process is not None and each.process.poll() is None:
                 each.process.kill()
                 each.process.wait()
-                say(f"the agent{' on ' * bool(name)}{name} does not answer: it is ended")
+                say(f"the agent{' on ' * bool(name)}{name} does not answer: it is killed")
 
     def _start(self, name: str, command: list[str], each: _Started) -> None:
         now = time.monotonic()
@@ -129,7 +129,7 @@ class AgentProcesses:
         """Hosts whose agents end at once with the same exit code each time, with the reason."""
         return {
             name: f"the agent{' on ' * bool(name)}{name} has ended with {each.code} at each of "
-            f"{each.alike} starts, as its error says"
+            f"{each.alike} starts; see its error output"
             for name, each in self._started.items()
             if each.alike >= _TRIES and 0 < each.code < _NETWORK and each.code != PREEMPTED
         }

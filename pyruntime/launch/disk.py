@@ -33,8 +33,8 @@ class JobFolder:
         wake: Callable[[], object],
     ) -> None:
         """Makes the folder, and locks it against other supervisors while this process lives.
-        `host`: the name of this host if all ranks run here, else "". `orphans` is true if processes
-        of a killed supervisor may live where this one's agents do not find them.
+        `host`: the name of this host if all ranks run here, else "". `orphans` is True if ranks of
+        a killed supervisor may still run on hosts that this one's agents do not reach.
 
         `say` prints once that the disk fails, and once that it works again. `wake` is called on
         another thread when newest_commit() has an answer. Raises CheckpointError if other users
@@ -56,8 +56,8 @@ class JobFolder:
             ) from None
         except OSError as reason:
             say(
-                f"cannot lock {folder.path} ({error_text(reason)}): give this folder to no other "
-                "`farandole run` while this one runs"
+                f"cannot lock {folder.path} ({error_text(reason)}): do not use this folder for "
+                "another `farandole run` while this one runs"
             )
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)

@@ -57,9 +57,9 @@ def run(
     `executable` is their Python, by default this one. All ranks must start within `start_timeout`
     seconds.
 
-    Raises what the function raised, with the rank and its traceback as the cause (if several
-    raise, the first exception that is not about another rank's end); PeerError if a rank ended
-    without a result; StallError if ranks do not start in time; ValueError for wrong arguments.
+    Raises the function's exception, with the rank and its traceback as the cause; if several ranks
+    raise, the first exception that is not about another rank's end. Raises PeerError if a rank
+    ended without a result, StallError if ranks start too late, ValueError for wrong arguments.
 
     Examples:
         >>> def train(epochs):
@@ -176,7 +176,7 @@ def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeou
     if missing and process.poll() is None:
         raise StallError(
             f"ranks {missing} have not started within {timeout:g} s (start_timeout); remedy: see "
-            "what the launcher printed, or try its command: farandole run --verbose"
+            "the launcher's output, or try its command: farandole run --verbose"
         )
 
 
@@ -193,11 +193,11 @@ def _results(outcomes: dict[int, Outcome], ranks: int, code: int) -> list[Any]:
         raise error from cause
     if missing:
         raise PeerError(
-            f"ranks {missing} ended without a result; the launcher's exit code is {code}, and its "
-            "output says more"
+            f"ranks {missing} ended without a result; the launcher's exit code is {code}; see its "
+            "output"
         )
     if code != 0:
-        warn(f"the launcher ended with {code} after all results", UserWarning)
+        warn(f"the launcher ended with exit code {code} after all results came", UserWarning)
     return [pickle.loads(outcomes[rank].data) for rank in range(ranks)]
 
 

@@ -18,9 +18,9 @@ _TRIES = 100
 
 
 def with_place(job: Job, place: str, first: Host | None) -> list[str]:
-    """Returns the job's command behind a shell that exports `place` (`RANK=$PMI_RANK ...`) and an
-    address for a store on rank 0's host `first`. A command for several programs (`a : -np 2 b`) is
-    returned as it is."""
+    """Returns a shell command that exports `place` (`RANK=$PMI_RANK ...`) and an address for a
+    store on rank 0's host `first`, then runs the job's command. A command for several
+    programs (`a : -np 2 b`) is returned unchanged."""
     if ":" in job.command:
         return list(job.command)
     address, port = _chosen("MASTER_ADDR", job), _chosen("MASTER_PORT", job)
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def _bound(port: int) -> int:
-    """Returns the port if it is free, else 0. Port 0 stands for any free one."""
+    """Returns the port if it is free, else 0. Port 0 means any free port."""
     with socket.socket() as found:
         try:
             found.bind(("", port))

@@ -103,7 +103,7 @@ class RankProcess:
         if self.said is not None:
             return self.said[0], ""
         if self.called:
-            return End.LOST, f"ended without a word, with exit code {code}"
+            return End.LOST, f"ended with exit code {code}, without saying why"
         return End.WELL, ""
 
 
@@ -136,7 +136,7 @@ class _Stream:
         self._stream, self._rest = stream, b""
 
     def put(self, data: bytes, label: Callable[[], str]) -> None:
-        """Writes complete lines; with empty data, also the rest."""
+        """Writes complete lines. If `data` is empty, also writes the rest."""
         lines = (self._rest + data).splitlines(keepends=True)
         whole = not data or not lines or lines[-1].endswith(b"\n") or len(lines[-1]) > _CHUNK
         self._rest = b"" if whole else lines.pop()

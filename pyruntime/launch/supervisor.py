@@ -97,7 +97,7 @@ def supervise(job: Job, options: ElasticOptions) -> int:
         with contextlib.suppress(OSError):
             own.remove()
     elif code != 0 and kept:
-        say(f"the commits are in {folder}: --checkpoint-dir {folder} goes on from there")
+        say(f"the commits are in {folder}: continue with --checkpoint-dir {folder}")
     return code
 
 
@@ -138,7 +138,7 @@ class _Supervisor:
             self._begin += options.policy.gone
             say(
                 f"an earlier command was killed: this one starts in {options.policy.gone:g} s, "
-                "when the ranks of that one have ended"
+                "once the earlier ranks have ended"
             )
         self._disk = disk
         self.listener = _AgentListener(here, self)
@@ -183,7 +183,7 @@ class _Supervisor:
             agents.tend(host_list.hosts, host_list.scripted, self._scheduler.workers)
         self._give_up(host_list, agents.failing())
         if time.monotonic() > self._deadline:
-            self._scheduler.ending.fail("ranks have not left in time: they are ended")
+            self._scheduler.ending.fail("ranks have not left in time: they are killed")
 
     def _give_up(self, host_list: HostList, failing: dict[str, str]) -> None:
         """Fails a job that has had no world and needs hosts whose agents fail at each start."""
@@ -265,7 +265,7 @@ class _Supervisor:
         them to leave."""
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
-            say(f"{name}: the job is ended")
+            say(f"{name}: all ranks are killed")
             self._scheduler.ending.fail(name)
         else:
             grace = self._options.grace
@@ -279,7 +279,7 @@ def _parse(message: bytes) -> list[Any]:
     """Parses an agent's message. Raises ValueError unless it is a list with a known first word."""
     fields = json.loads(message)
     if not isinstance(fields, list) or not fields or fields[0] not in ("status", "blob"):
-        raise ValueError("no agent says that")
+        raise ValueError("it is not a message of an agent")
     return fields
 
 

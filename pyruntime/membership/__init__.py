@@ -3,7 +3,7 @@
 each host, and the member in each rank. They hold no thread, socket, process or clock;
 tests/simulation/elastic.py runs them through lost messages, deaths and split networks.
 
-Every message holds the sender's whole state and is sent again and again. So a message may be lost,
+Every message holds the sender's whole state and is sent repeatedly. So a message may be lost,
 late or repeated.
 
 States of a rank, as Member keeps them:
@@ -13,7 +13,7 @@ States of a rank, as Member keeps them:
     waiting     the newest world has it as a member and is later than `over`: training
     training    its call of train() has ended: finished
                 its world is broken, or all members agreed to meet: waiting
-                the job shall leave, after the next commit: ended
+                the job must leave, after the next commit: ended
     finished    `View.done` counts its call: training (the world goes on); or a new world: training
 
 States of the job, as Scheduler keeps them:

@@ -31,10 +31,10 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Follows the supervisor while it answers. If it has not answered for `lease` seconds, it has
-    ended, or replaces this host's ranks elsewhere. Old and new ranks must not run at the same time:
-    after half of the lease the agent asks its ranks to leave, and at its end it kills them. Not
-    thread-safe; times are the caller's clock, in seconds.
+    """Follows the supervisor while it answers. After `lease` seconds without an answer, the
+    supervisor may have started other ranks elsewhere. Old and new ranks must not run at the same
+    time: after half of the lease the agent asks its ranks to leave, and after the lease it kills
+    them. Not thread-safe; times are the caller's clock, in seconds.
     """
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:

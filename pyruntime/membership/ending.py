@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Ending:
     """Reasons so far. The first failure counts."""
 
-    leaves: bool = False  # all ranks shall end after their next commit
+    leaves: bool = False  # all ranks must end after their next commit
     well: bool = False  # a process has succeeded; no process is started in its place
     lost_late: bool = False  # a process was lost after another one had succeeded
     failure: str = ""  # why all processes are killed
@@ -37,5 +37,5 @@ class Ending:
     @property
     def outcome(self) -> str:
         """Result once no process lives: "" for success, else the reason."""
-        late = "a process was lost when others had ended well"
+        late = "a process was lost after others had succeeded"
         return self.failure or (late if self.lost_late else "")

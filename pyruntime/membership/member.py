@@ -76,17 +76,17 @@ class Member:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks shall meet in the next world after this commit."""
+        """True if all ranks must meet in the next world after this commit."""
         return self._view.meet == self.state.world > 0
 
     @property
     def leaves(self) -> bool:
-        """True if the job shall end at this commit."""
+        """True if the job must end at this commit."""
         return self._view.leave
 
     @property
     def ends(self) -> bool:
-        """True if this waiting rank shall end now: it was in no world, and so has no commit to
+        """True if this waiting rank must end now: it was in no world, and so has no commit to
         write, or there will be no next world."""
         new = self.state.world == 0
         return self.leaves and self.state.away and (new or self.lost)

@@ -38,8 +38,8 @@ class View(NamedTuple):
     world: World = World()  # the newest
     over: int = 0  # worlds up to this number make no more commits
     broken: int = 0  # in worlds up to this number, waiting calls will fail
-    meet: int = 0  # members of this world shall meet in the next one after their next commit
-    leave: bool = False  # all ranks shall end after their next commit, with the state on the disk
+    meet: int = 0  # members of this world must meet in the next one after their next commit
+    leave: bool = False  # all ranks must end after their next commit, with the state on the disk
     done: int = 0  # calls of train() that have ended on all ranks
     lost: bool = False  # the supervisor does not answer; set by the agent
 
@@ -88,7 +88,7 @@ class AgentStatus(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The processes that a host shall run, from the supervisor to its agent."""
+    """The processes that a host must run, from the supervisor to its agent."""
 
     number: int  # rises with each message
     heard: int  # number of the newest AgentStatus that the supervisor has received

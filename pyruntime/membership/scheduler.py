@@ -87,8 +87,8 @@ class Scheduler:
         self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
         self._late_at: dict[str, float] = {}  # when processes for which others wait are killed
-        self._meets = 0  # the world whose members shall meet; 0: none
-        self._told_at = inf  # when _tell_of_wait() says that they have not
+        self._meets = 0  # the world whose members must meet; 0: none
+        self._told_at = inf  # time at which _tell_of_wait() reports that they have not
         self.ending = Ending()
         self.worlds = 0  # number of worlds so far
         self.log: list[str] = []  # lines for the user; the caller clears it
@@ -168,7 +168,7 @@ class Scheduler:
         policy, done = self._policy, self._record.done
         size = max(1, len(self._record.world.members), policy.least)
         if self._idle >= (policy.restarts + 1) * size:
-            self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
+            self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: giving up")
         if now > self._worldless_since + policy.patience and not self.ending.begun:
             why = f"hosts for {counted(policy.least, 'rank')}"
             why = f"a world, because of the disk: {self._unready}" if self._unready else why
@@ -179,7 +179,7 @@ class Scheduler:
                 self.workers.stop(x.name for x in self.workers.alive() if x.name not in members)
             waits = [worker for worker in self.workers.alive() if is_away(worker, self._record)]
             if waits or (self.ending.lost_late and not done):
-                self.ending.fail("a process ended well when others had not finished")
+                self.ending.fail("a process succeeded before others had finished")
         if self.workers.all_draining() and not (policy.grows or self.ending.begun):
             self.ending.leave()
         if self.ending.begun and not self.workers.alive():
@@ -197,7 +197,7 @@ class Scheduler:
         return not members or any(x.end is not None or is_here(x, self._record) for x in found)
 
     def _should_meet(self, now: float) -> bool:
-        """True if members shall meet after their next commit: others wait to join, or members have
+        """True if members must meet after their next commit: others wait to join, or members have
         lost their slots."""
         world, near = self._record.world, self.workers.reachable(now)
         if world.number == 0 or self._record.done:
@@ -214,8 +214,8 @@ class Scheduler:
         return bool(new) and len(stay) < self._policy.most
 
     def _tell_of_wait(self, meet: int, now: float) -> None:
-        """Says once if the members of world `meet` have made no commit for long, though they shall
-        meet after one. 0: they need not meet."""
+        """Logs once if the members of world `meet`, which must meet after a commit, make none for
+        long. 0: none needs to meet."""
         if meet != self._meets:
             self._meets, self._told_at = meet, now + self._policy.late if meet else inf
         elif now > self._told_at:
@@ -223,7 +223,7 @@ class Scheduler:
             self.log.append(
                 f"other ranks have waited {self._policy.late:g} s for the next commit of world "
                 f"{meet}; remedy: if its ranks hang, `farandole dump` shows where; if they compute "
-                "for so long, commit more often"
+                "for that long, commit more often"
             )
 
     def _decide(self, now: float) -> None:
@@ -257,7 +257,7 @@ class Scheduler:
 
     def _kill_late(self, names: Iterable[str], now: float) -> None:
         for host, worker in self.workers.stop(names):
-            self._count_loss(host, worker.name, "hangs: it is ended", now)
+            self._count_loss(host, worker.name, "hangs: it is killed", now)
 
     def _all_wait(self, near: list[Worker], here: list[Worker], newest: bool, now: float) -> bool:
         """True if every process that the decision needs waits; kills those that are late."""

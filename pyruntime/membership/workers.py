@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of an elastic job's processes: what their agents have reported, and which shall run."""
+"""Table of an elastic job's processes: what their agents have reported, and which must run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 @dataclass
 class _AgentRecord:
-    """The last report of one agent, and the processes that it shall run."""
+    """The last report of one agent, and the processes that it must run."""
 
     host: str
     slots: int
@@ -130,7 +130,7 @@ class Workers:
         return [worker for agent in self._agents.values() for worker in agent.workers.values()]
 
     def alive(self) -> list[Worker]:
-        """Processes that may live and shall run."""
+        """Processes that may live and must run."""
         return [worker for worker in self.all() if worker.end is None]
 
     def reachable(self, now: float) -> list[Worker]:
@@ -148,13 +148,13 @@ class Workers:
         return bool(agents) and all(agent.draining for agent in agents)
 
     def any_stopping(self) -> bool:
-        """True if a process that shall be killed may still live."""
+        """True if a process that must be killed may still live."""
         return any(agent.stopping for agent in self._agents.values())
 
     # ---- wanted processes
 
     def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """For each agent: its name, the number of its last report, the processes it shall run."""
+        """For each agent: its name, the number of its last report, the processes it must run."""
         for name, agent in self._agents.items():
             yield name, agent.number, tuple(worker.name for worker in agent.alive())
 

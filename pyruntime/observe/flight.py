@@ -88,7 +88,7 @@ def _why_not(pid: int) -> str:
     except OSError:
         return f"there is no process {pid} on this host"
     if not is_own_user(owner) and not os.access(process / "fd", os.R_OK):
-        return f"process {pid} ({name}) belongs to user {owner}: ask as that user"
+        return f"process {pid} ({name}) belongs to user {owner}: run this as that user"
     return f"process {pid} ({name}) is in no farandole job, or has not called init() yet"
 
 
@@ -177,7 +177,7 @@ def _read(file: Path, owners: set[int]) -> Page:
         raise ValueError(f"{shown} is not a dump of this version of farandole")
     rank, size = found.get("rank"), found.get("size")
     if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= _MOST_RANKS):
-        raise ValueError(f"{shown} is not a dump: it is of rank {rank!r:.40} of {size!r:.40}")
+        raise ValueError(f"{shown} is not a dump: it claims rank {rank!r:.40} of {size!r:.40}")
     if not all(isinstance(found.get(name), int) for name in _TIMES):
         raise ValueError(f"{shown} is not a dump: it has no times")
     return found

@@ -12,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram in powers of two: `counts[i]` counts values below 2**i outside earlier slots."""
+    """Histogram in powers of two: `counts[i]` counts values below 2**i, beyond earlier slots."""
 
     count: int
     sum: int
@@ -26,8 +26,8 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Times that a rank was ready last, and the total seconds by which it was later than the
-    first."""
+    """Number of times that a rank was ready last, and the total seconds that it was later than
+    the first."""
 
     times: int
     seconds: float

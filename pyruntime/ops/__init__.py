@@ -3,7 +3,7 @@
 thread.
 
 `x` waits, `x_async` returns a handle, a trailing underscore means in place, `grouped_x` takes a
-list. If one rank passes a wrong argument, all ranks raise an error: nobody waits for that call.
+list. If one rank passes a wrong argument, all ranks raise an error instead of waiting.
 """
 
 from farandole.calls.arguments import ReduceOp as ReduceOp

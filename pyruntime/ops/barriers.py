@@ -66,8 +66,8 @@ def join(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> int:
-    """Waits, once this rank is out of data, until all members have joined. Returns the last one's
-    rank.
+    """Call this when this rank is out of data. Waits until all members have joined; returns the
+    rank that joined last.
 
     Meanwhile this rank contributes the identity to the others' reductions: zeros to sums, ones to
     products. An average still divides by all members. In allgather and alltoall this rank has no
@@ -77,7 +77,7 @@ def join(
 
     - device: ignored; for compatibility with Horovod.
     - process_set: the ranks that take part, by default all.
-    - timeout: seconds until the wait raises StallError. It is also raised, and the join given up,
+    - timeout: seconds until the wait raises StallError; the join continues. It ends with StallError
       after FARANDOLE_STALL_ABORT seconds in which no rank has made a call.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

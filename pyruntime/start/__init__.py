@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a job find each other, and how one of them leaves."""
+"""Finds the ranks of a job, and leaves it."""

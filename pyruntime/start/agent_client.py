@@ -146,7 +146,7 @@ class AgentClient:
         if self._member.broken:
             raise PeerError(
                 f"init(): a rank of world {world.number} was lost while the ranks met; elastic "
-                "training goes on in the next one"
+                "training continues in the next world"
             )
         raise StallError(
             f"init(): not all of {counted(len(world.members), 'rank')} came within {seconds:g} s "
@@ -176,12 +176,12 @@ class AgentClient:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks shall meet after the next commit, because ranks join or hosts leave."""
+        """True if all ranks must meet after the next commit, because ranks join or hosts leave."""
         return self._member.meets
 
     @property
     def leaves(self) -> bool:
-        """True if all ranks shall leave after the next commit."""
+        """True if all ranks must leave after the next commit."""
         return self._member.leaves
 
     def end(self) -> NoReturn:
@@ -190,7 +190,7 @@ class AgentClient:
         # Ranks that leave together have agreed. One that waits for its next world decides alone.
         if self.leaves_lost or (self.lost and self._member.state.away):
             raise LibraryError(
-                "the supervisor of this elastic job does not answer; remedy: give the same command "
+                "the supervisor of this elastic job does not answer; remedy: run the same command "
                 "again, with the same --checkpoint-dir: it continues from the commit on the disk"
             ) from None
         self.left = True
@@ -247,8 +247,8 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """Returns True if init(), which has failed with an error that a retry may avoid, shall be
-    repeated in the next world. This rank has then left the present one."""
+    """True if init() must be repeated in the next world, because a retry may avoid this error. The
+    rank has then left the present world."""
     if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
@@ -314,7 +314,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
             return
         _signalled = True
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            # The kernel ends the process whatever it does; 0 would disable the timer.
+            # The kernel then ends the process, even if it hangs. 0 would disable the timer.
             signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distinguishes ranks from their children, which must not call init(). Used by the bootstrap.
 
-A child inherits the launcher's variables, so MPI would take it for its parent. Therefore a rank
-also sets RANK_PROCESS, with its process and its launcher's variables. A process that inherits it
-with the same launcher variables was not started by a launcher.
+A child inherits the launcher's variables, so MPI would take it for its parent. Therefore each
+rank records its process and its launcher's variables in RANK_PROCESS. A process that inherits
+RANK_PROCESS and the same launcher variables was started by a rank.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _this_process() -> str:
     """Pid and start time, since pids are reused. Raises LibraryError without /proc."""
     if (found := stat(os.getpid())) is None:
         raise LibraryError(
-            "init(): farandole needs /proc, by which ranks see each other's processes. Remedy: "
-            "mount it (`mount -t proc proc /proc`), or let the container have it"
+            "init(): farandole needs /proc, where ranks see each other's processes. Remedy: "
+            "mount it (`mount -t proc proc /proc`), also in the container"
         )
     return f"{os.getpid()}@{found.start}"
 
@@ -77,7 +77,7 @@ def check() -> None:
     raise ShutdownError(
         f"process {os.getpid()} is a child of rank {rank} (process {parent.partition('@')[0]}) and "
         "can't be a rank too: the launcher knows one process of each rank. Remedy: call init() "
-        "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and hand "
+        "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and pass "
         "rank() and size() to them as arguments. To make a child its own world, start it "
         "without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
         f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {RANK_PROCESS} ...)"

@@ -88,8 +88,8 @@ class Goodbyes:
 
 
 class Bootstrap(ABC):
-    """How ranks communicate before the core runs. One thread uses it, in the order: allgathers, the
-    same on every rank; then close(), or abandon() on a rank whose init() fails.
+    """Lets ranks communicate before the core runs. One thread uses it, in this order: allgathers,
+    the same on every rank; then close(), or abandon() on a rank whose init() fails.
 
     `node[r]` is the lowest rank that shares memory with rank r. `seconds` limits every wait.
     """
@@ -111,7 +111,7 @@ class Bootstrap(ABC):
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
         found = self.allgather(own)
         if found[self.rank] != own:
-            raise LibraryError("init(): somebody has changed what this rank told the others")
+            raise LibraryError("init(): this rank's message to the others was altered on its way")
         hosts, knows, tasks, _ = zip(*map(json.loads, found), strict=True)
         self.node = [hosts.index(each) for each in hosts]
         self._secret, self._introductions = secret if all(knows) else b"", tuple(found)
@@ -125,10 +125,10 @@ class Bootstrap(ABC):
         macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._introductions))
         if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
             raise LibraryError(
-                f"init(): {ranks_text(odd)} {'has' if len(odd) == 1 else 'have'} another secret "
-                f"than rank 0 in {SECRET}, or in the file that {SECRET_FILE} names (without it, "
-                "job-secret in the folder of the user's settings); remedy: the same secret on "
-                f"every host, or none ({SECRET_FILE}=none, and {SECRET} unset)"
+                f"init(): {ranks_text(odd)} {'has' if len(odd) == 1 else 'have'} a different "
+                f"secret than rank 0 in {SECRET}, or in the file that {SECRET_FILE} names "
+                "(default: job-secret in the user's configuration folder); remedy: use the same "
+                f"secret on every host, or none ({SECRET_FILE}=none, and {SECRET} unset)"
             )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
@@ -205,7 +205,7 @@ class SocketBootstrap(Bootstrap):
         remedy: str = REMEDY,
     ) -> None:
         """`find` returns the server's address and secret; None while there is no server. Retries
-        for `wait` seconds, also at a new server if ranks have left the first; then raises
+        for `wait` seconds, even at a new server if ranks have left the first. Then raises
         OSError."""
         self.rank, self.size, self.seconds = rank, size, seconds
         self._remedy = remedy  # for errors about ranks that do not come
@@ -219,7 +219,7 @@ class SocketBootstrap(Bootstrap):
         late = time.monotonic() >= deadline
         place = find()
         if place is None and late:
-            raise ConnectionError("it has not said where")
+            raise ConnectionError("it has not published its address")
         try:
             self._check()
             if place is None:
@@ -324,8 +324,8 @@ def _between_hosts(seconds: float) -> Bootstrap:
         of_torchrun: Callable[[float], Bootstrap] = meeting.load()
     except ImportError as error:
         raise LibraryError(
-            f"WORLD_SIZE says {TORCHRUN.size} processes, of which some run on other hosts "
-            "(LOCAL_WORLD_SIZE); they meet by the store of torch.distributed, which is not here: "
+            f"WORLD_SIZE says {TORCHRUN.size} processes, some of them on other hosts "
+            "(LOCAL_WORLD_SIZE). They meet by the store of torch.distributed, which is missing: "
             f"{error}. Remedy: install PyTorch, or start with mpirun or srun"
         ) from error
     return of_torchrun(seconds)

@@ -53,8 +53,8 @@ class Connection:
                 self._read(deadline)
         except (EOFError, ConnectionResetError, BrokenPipeError) as reason:
             if not session.greeted:
-                raise Busy(f"{reason}: perhaps too many call it") from reason
-            raise Refused(f"{reason}: perhaps it knows another secret, or none") from reason
+                raise Busy(f"{reason}: perhaps too many clients call it") from reason
+            raise Refused(f"{reason}: perhaps it has a different secret, or none") from reason
 
     def send(self, message: bytes) -> None:
         """Sends a message. Closes the connection and raises OSError if that fails.

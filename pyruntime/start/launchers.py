@@ -12,7 +12,7 @@ from farandole.errors import LibraryError
 
 # Set by init() in a rank's process, for its children; see ancestry. Not a setting.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
-ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever variables say"
+ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever other variables say"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LauncherVariables:
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
         found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
-        # srun also sets PMI's variables, but its own say more.
+        # srun also sets PMI's variables, but srun's own variables say more.
         same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
         return SRUN.place | found if same else found
 
@@ -115,7 +115,7 @@ def _of_node(text: str) -> int:
 
 
 def complete() -> None:
-    """Sets missing variables of torchrun if another launcher gives this process a place among
+    """Sets missing variables of torchrun if another launcher started this process as one of
     several. MASTER_ADDR and MASTER_PORT stay unset, since all ranks must agree on them. If RANK or
     WORLD_SIZE contradict the launcher, sets nothing; check() reports it."""
     found = launcher()
@@ -130,8 +130,8 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Returns the launcher of this process: MPI's, or torchrun if MPI's launcher has started one
-    process, or torchrun's agents."""
+    """Returns the launcher of this process: MPI's; or torchrun, if MPI's launcher has started one
+    process or torchrun's agents."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
@@ -145,7 +145,7 @@ def check() -> None:
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
         raise LibraryError(
             "PALS started this process, but PMI_SIZE does not say how many there are. Remedy: "
-            f"leave --pmi=none out, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {ALONE}"
+            f"omit --pmi=none, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {ALONE}"
         )
     if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):
         raise LibraryError(

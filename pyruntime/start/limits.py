@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the machine's limits for init(): an error with a remedy instead of the system's own, or a
-crash in MPI."""
+"""Checks the machine's limits for init(), so that its errors have a remedy. Otherwise the system's
+own errors would have none, or MPI would crash."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Mpi(Bootstrap):
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
         """Registers a function to be called when the user finalises MPI."""
-        # Trick: MPI_Finalize first frees COMM_SELF, which calls its attributes' delete functions.
+        # MPI_Finalize first frees COMM_SELF, which calls its attributes' delete functions.
         mpi = self.mpi
         if Mpi._keyval is None:
             Mpi._keyval = mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value())
@@ -261,11 +261,10 @@ def _members(mpi: Any, comm: Any) -> list[int] | None:
         return None
     ranks = sorted(comm)
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < world.Get_size() for rank in ranks):
-        raise ValueError(f"init(comm={ranks}): not distinct ranks of 0..{world.Get_size() - 1}")
+        raise ValueError(f"init(comm={ranks}): pass distinct ranks, 0 to {world.Get_size() - 1}")
     if world.Get_rank() not in ranks:
         raise ValueError(
-            f"rank {world.Get_rank()} is not in init(comm={ranks}): it takes no part, and must not "
-            "call farandole"
+            f"rank {world.Get_rank()} is not in init(comm={ranks}), so it must not call farandole"
         )
     return ranks
 
@@ -328,7 +327,7 @@ def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, i
         return
     text = (
         f"farandole: init() has waited {seconds:g} s in MPI_Init for the {promised} ranks of this "
-        f"job, and ends this one: some have not come; {REMEDY}"
+        f"job, and ends this process: some have not come; {REMEDY}"
     )
     died = [f"farandole: PeerError: {siblings.died([rank])}".encode() for rank in others]
     keep = [ffi.new("char[]", line) for line in died]

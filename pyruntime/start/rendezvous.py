@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allgathers for ranks without MPI, through a server: in rank 0 under torchrun, whose address may
-be in torch's store, or in the launcher in tests.
+"""Allgathers for ranks without MPI, through a server. It runs in rank 0 under torchrun, where
+torch's store may hold its address, or in the launcher in tests.
 
 In each round every rank sends its bytes, and then receives those of all ranks, by rank. A rank that
 has waited too long sends null: the server answers all waiting ranks with the missing ones as text,
@@ -75,7 +75,7 @@ def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
 
 
 class RendezvousServer(Server):
-    """The server, in rank 0 or the launcher. Ranks have a minute to prove themselves, as one may be
+    """The server, in rank 0 or the launcher. A rank has a minute to prove itself, since it may be
     stopped while it connects."""
 
     patience = 60.0
@@ -105,7 +105,7 @@ class RendezvousServer(Server):
 
     def _connected(self, client: Client) -> None:
         if [other.rank for other in self._clients].count(client.rank) > 1:
-            raise ValueError("two say that they are this rank")  # all ranks are disconnected
+            raise ValueError("two clients claim this rank")  # all ranks are disconnected
 
     def _received(self, client: Client, message: bytes) -> None:
         said = json.loads(message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job's secret, which ranks get from the environment or a file, and the derivation of keys.
-Neither is ever sent: both ends derive a key from the secret and from random numbers that they
-exchange. Used by the bootstrap and by sessions."""
+Secret and keys are never sent: both ends derive a key from the secret and from random numbers that
+they exchange. Used by the bootstrap and by sessions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def remedy() -> str:
     path, where = usual_file(_FILE), f"that {SECRET_FILE} names"
     if path is not None:
         where = (
-            f"`(umask 077; mkdir -p {path.parent} && openssl rand -hex 32 > {path})`, which a "
-            "shared home folder brings to all"
+            f"made by `(umask 077; mkdir -p {path.parent} && openssl rand -hex 32 > {path})` "
+            "(once, in a shared home folder)"
         )
     return (
-        f"remedy: the same secret on every host, in a file {where}, or in {SECRET}; or start with "
-        "mpirun; or, if nobody but the job reaches this network, FARANDOLE_TRUST_NETWORK=1"
+        f"remedy: set the same secret on every host, in a file {where}, or in {SECRET}; or start "
+        "with mpirun; or, if only the job can reach this network, set FARANDOLE_TRUST_NETWORK=1"
     )
 
 

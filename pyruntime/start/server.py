@@ -67,9 +67,9 @@ class Server:
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """Starts the server. `name`: of the thread. `secret`: None for a new one. `path`: of the
-        Unix socket, by default a random one in this user's folder; processes of other users are
-        refused there. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
+        """Starts the server. `name` is the thread's. `secret` None makes a new one. `path` is the
+        Unix socket's, by default random and in this user's folder; it refuses other users'
+        processes. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
         `path` is taken, LibraryError if there can be no Unix socket."""
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
@@ -130,7 +130,7 @@ class Server:
 
     def _received(self, client: Client, message: bytes) -> None:
         """Called with each message."""
-        raise ValueError("nobody asked for it")
+        raise ValueError("unexpected message")
 
     def _disconnected(self, client: Client) -> None:
         """Called when a connection has ended, except by close()."""
@@ -236,7 +236,7 @@ class Server:
                 messages = client.session.receive(data)
                 if client.session.proved and client in self._pending:
                     if not self._admits(client):
-                        raise ValueError("no rank of this job")
+                        raise ValueError("its rank is not in this job")
                     del self._pending[client]
                     self._clients[client] = None
                     self._flush(client)  # this end's proof, before _connected() can fail

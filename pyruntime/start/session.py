@@ -4,8 +4,8 @@ has no socket and no clock: the user of a Session moves the bytes. Used by serve
 clients.
 
 Both ends prove that they know the secret before either reads a message. Afterwards each length and
-each message carries a MAC. Its key follows from the secret, both hellos and the direction, and MACs
-are counted. So a man in the middle can read messages and end the connection, but can't change,
+each message carries a MAC, which covers a counter. Its key follows from the secret, both hellos and
+the direction. So a man in the middle can read messages and end the connection, but can't change,
 repeat, reorder or reflect them, or replay a recording. The secret is empty for Unix sockets, where
 the kernel reports the other end's user.
 
@@ -120,5 +120,5 @@ class Session:
             part, tag = bytes(view[:size]), bytes(view[size : size + _TAG])
         del self._incoming[: size + _TAG]
         if not hmac.compare_digest(self._theirs.next_tag(part), tag):
-            raise Refused("it does not know the job's secret, or somebody changes what it sends")
+            raise Refused("it does not know the job's secret, or its messages were altered")
         return part

@@ -3,8 +3,8 @@
 init() need not wait for a rank that has ended.
 
 A rank is a child of the launcher whose initial environment has its rank and the job's identity. If
-/proc is incomplete (containers, other users, programs that overwrite their environment), nothing is
-concluded, and the wait has its usual limit.
+/proc is incomplete (containers, other users, programs that overwrite their environment), it
+finds no dead rank, and the wait has its usual limit.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def died(ranks: list[int]) -> str:
     """Text of the error about ranks that have ended."""
     return (
         f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
-        "output of that process. Remedy: every rank must call init(), also one that has no data; "
+        "output of that process. Remedy: every rank must call init(), even one without data; "
         f"{launchers.ALONE}"
     )
 

@@ -44,7 +44,7 @@ def open_rendezvous() -> tuple[str, bytes]:
             _server = RendezvousServer(TORCHRUN.size, secret, path)
         except OSError as error:
             raise LibraryError(
-                f"rank 0 can't open the rendezvous of this job: {error}: another one with the same "
+                f"rank 0 can't open the rendezvous of this job: {error}: another job with the same "
                 f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each "
                 "job its own port"
             ) from error
@@ -78,7 +78,7 @@ def check() -> None:
     if not 0 <= rank < size or not os.environ.get("MASTER_PORT"):
         found = {name: os.environ.get(name, "") for name in ("RANK", "MASTER_PORT")}
         raise LibraryError(
-            f"{text}but RANK={found['RANK']} and MASTER_PORT={found['MASTER_PORT']} do not tell "
-            "this one's place among them and where they meet. Remedy: start with torchrun or "
+            f"{text}but RANK={found['RANK']} and MASTER_PORT={found['MASTER_PORT']} do not give "
+            "this process's rank and the port where they meet. Remedy: start with torchrun or "
             f"mpirun, or unset WORLD_SIZE; {ALONE}"
         )

@@ -15,7 +15,7 @@ from farandole.start import ancestry, launchers
 
 _REMEDY = (
     "Remedy: call init() of farandole, or init_process_group(), before the model is made; a script "
-    "that looks for RANK finds it under `farandole run`, or after `import farandole.torch`; "
+    "that reads RANK finds it under `farandole run`, or after `import farandole.torch`; "
     f"{launchers.ALONE}"
 )
 _open = False  # a warning may still be due
@@ -61,7 +61,7 @@ def warn_if_unmet() -> None:
 
 
 def _met_by_mpi() -> bool:
-    """True if the program has initialised MPI itself, by whatever package."""
+    """True if the program has initialised MPI itself, through any package."""
     maps = Path("/proc/self/maps").read_text()
     answer = ctypes.c_int()
     for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):

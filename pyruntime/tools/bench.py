@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
     add(
-        "-f", "--factor", type=int_at_least(2), default=8, metavar="N", help="from size to size (8)"
+        "-f", "--factor", type=int_at_least(2), default=8, metavar="N", help="between two sizes (8)"
     )
     add("-n", "--calls", type=int_at_least(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["zerocopy", "gloo", "mpi"]

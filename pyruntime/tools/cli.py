@@ -34,9 +34,9 @@ _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
 
 _EXAMPLES = """\
 examples:
-  farandole doctor                          # is this machine in order?
+  farandole doctor                          # check this machine
   farandole run -np 4 python train.py       # start a job
-  farandole dump && farandole explain flight    # what does it do, and why does it hang?
+  farandole dump && farandole explain flight    # what is the job doing?
 
 `farandole COMMAND --help` has more.
 """

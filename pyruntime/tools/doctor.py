@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         fd.init()
     except Exception as reason:
-        findings.append(Finding("init()", Level.ERROR, str(reason), "the text names it"))
+        findings.append(Finding("init()", Level.ERROR, str(reason), "see the text"))
         own = [_Row(finding, (launched_rank(),)) for finding in findings]
         return _report(own, promised_ranks(), options.all)
     rank, size = fd.rank(), fd.size()
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         fd.barrier(timeout=options.timeout)  # a rank that fails here cannot send findings
     except FarandoleError as reason:
         findings.append(
-            Finding("meeting", Level.ERROR, str(reason), "the text names who is missing")
+            Finding("meeting", Level.ERROR, str(reason), "the text names the missing ranks")
         )
         return _report([_Row(finding, (rank,)) for finding in findings], size, options.all)
     everyone = fd.allgather_object(findings)
@@ -82,7 +82,7 @@ def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Find
     except Exception as reason:
         text = f"{type(reason).__name__}: {reason}"
         ours = isinstance(reason, FarandoleError)
-        remedy = "the text names it" if ours else "please report this, with the whole table"
+        remedy = "see the text" if ours else "please report this, with the whole table"
         yield Finding(name.strip("_").replace("_", " "), Level.ERROR, text, remedy)
 
 

@@ -73,11 +73,11 @@ def _mpirun(library: str) -> Iterator[Finding]:
     hits = [(re.search(pattern, output), starts) for pattern, starts in _STARTERS]
     number, starts = next(((x[1], starts) for x, starts in hits if x), ("", ()))
     if starts and kind is not UNKNOWN and kind not in starts:
-        text = f"{path} is of {starts[0].name} {number}, but mpi4py loads {kind.name}: each rank"
+        text = f"{path} is from {starts[0].name} {number}, but mpi4py loads {kind.name}: each rank"
         remedy = f"start with {kind.name}'s own launcher, or set MPI4PY_LIBMPI to the other library"
         yield error("mpirun", f"{text} would be a world of one", remedy)
     elif kind is _OPEN_MPI and number and number not in library:
-        text = f"{path} is of Open MPI {number}, but mpi4py loads {library.split(',')[0]}"
+        text = f"{path} is from Open MPI {number}, but mpi4py loads {library.split(',')[0]}"
         remedy = f"start with the mpirun that belongs to that library, e.g. {sys.prefix}/bin/mpirun"
         yield error("mpirun", text, remedy)
     else:

@@ -35,14 +35,14 @@ examples:
   farandole run -np 8 --min-np 4 -H a:4,b:4 --elastic python elastic.py
   farandole run -np 4 -x DATA=/data --mpi-args="--mca smsc ^cma" python train.py
 
---dry-run prints the command; running that command directly does the same. `farandole run` takes
-horovodrun's options that have a meaning here, and says why it refuses the others.
+--dry-run prints the command; you may run that command directly. `farandole run` accepts the options
+of horovodrun that apply here, and says why it refuses the others.
 """
 
 # horovodrun's options that are settings: option -> (Horovod's variable, unit suffix, meaning)
 _SETTINGS = {
     "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", "M", "most MB of tensors in one bucket"),
-    "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "most tensor names known by number"),
+    "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "most tensor names in the cache"),
     "--start-timeout": ("HOROVOD_START_TIMEOUT", "", "seconds that the ranks may take to start"),
     "--stall-check-warning-time-seconds": (
         *("HOROVOD_STALL_CHECK_TIME_SECONDS", ""),
@@ -69,7 +69,7 @@ _REFUSED = {
     "--num-nccl-streams": "each GPU has one stream for reductions",
     "--thread-affinity": "bind ranks instead: --binding-args",
     "--gloo-timeout-seconds": "farandole does not use Gloo; --start-timeout limits the start",
-    **dict.fromkeys(("--log-with-timestamp", "--log-hide-timestamp"), "log lines have none"),
+    **dict.fromkeys(("--log-with-timestamp", "--log-hide-timestamp"), "log lines have no time"),
     **dict.fromkeys(
         (
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),

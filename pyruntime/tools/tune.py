@@ -24,10 +24,10 @@ examples:
   mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
   mpirun -np 4 --bind-to none farandole tune --turns 9 --output tuning.conf
 
-It chooses the block size, then the staging depth, then the fusion threshold. For each of them it
-measures all values, interleaved, and at the end compares the choice with the defaults. init() reads
-the file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
-variables override the file. Rank 0's values hold for all ranks. Tune on an idle machine.
+It chooses the block size, then the staging depth, then the fusion threshold. For each it times all
+values in turns. Last, it times the choice against the defaults again. farandole.init() reads the
+file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
+variables override the file, and rank 0's values hold for all ranks. Tune on an idle machine.
 """
 
 

@@ -206,7 +206,7 @@ if __name__ == "__main__":
     out = mpi_ranks(source, 2).finish().check().out
     for rank in range(2):
         assert f"rank {rank}: farandole has not been initialized: call init() first; a " in out, out
-    assert out.count("worker that a rank has spawned is not a rank: pass it rank() and size()") == 2
+    assert out.count("that a rank has spawned is not a rank: pass rank() and size() to it") == 2
 
 
 def test_a_process_that_becomes_another_program(mpi_ranks):

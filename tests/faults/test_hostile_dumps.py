@@ -67,10 +67,10 @@ def test_a_dump_as_it_should_be_is_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"size": 300_000_000}, "it is of rank 0 of 300000000"),
-        ({"size": 10**11}, "it is of rank 0 of 100000000000"),
-        ({"rank": 7}, "it is of rank 7 of 2"),
-        ({"rank": "x"}, "it is of rank 'x' of 2"),
+        ({"size": 300_000_000}, "it claims rank 0 of 300000000"),
+        ({"size": 10**11}, "it claims rank 0 of 100000000000"),
+        ({"rank": 7}, "it claims rank 7 of 2"),
+        ({"rank": "x"}, "it claims rank 'x' of 2"),
         ({"rank": ESCAPE}, "not a dump"),
         ({"failure": {"text": "", "code": 1}}, "rank 0 failed"),
         ({"failure": {"code": 1}}, "not written by farandole"),

@@ -73,7 +73,7 @@ def test_secrets_that_differ_between_hosts(tmp_path: Path) -> None:
     lines = [line for line in job.check().out.splitlines() if "LibraryError" in line]
     assert len(lines) == 3, job.out
     for line in lines:
-        assert "rank 2 has another secret than rank 0 in FARANDOLE_JOB_SECRET" in line
+        assert "rank 2 has a different secret than rank 0 in FARANDOLE_JOB_SECRET" in line
     assert not [word for word in words if word in job.out]
 
 

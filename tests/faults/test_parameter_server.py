@@ -157,7 +157,7 @@ NEVER_LEAVES = """
     [
         (
             NEVER_ENDS_ITS_TURN,
-            r"pull\(\) at clock 2 has waited {} s for rank 1, whose clock is 0: each rank calls",
+            r"pull\(\) at clock 2 has waited {} s for rank 1, whose clock is 0: each rank must",
         ),
         (NEVER_LEAVES, "leaving a ParameterServer has waited {} s for rank 1"),
     ],

@@ -55,9 +55,9 @@ def test_one_after_the_other_until_one_is_left(elastic_ranks: Start, tmp_path: P
     result = elastic_ranks(source, 4, *ALONE, FARANDOLE_FLIGHT_DIR=str(folder)).finish().check()
     check(result.out, 1, 4)
     told = [
-        "world 2: 3 ranks go on from commit 2; of world 1 rank 3 is gone",
-        "world 3: 2 ranks go on from commit 5; of world 2 rank 1 is gone",
-        "world 4: 1 rank goes on from commit 9; of world 3 rank 0 is gone",
+        "world 2: 3 ranks go on from commit 2; rank 3 of world 1 is gone",
+        "world 3: 2 ranks go on from commit 5; rank 1 of world 2 is gone",
+        "world 4: 1 rank goes on from commit 9; rank 0 of world 3 is gone",
     ]
     for world, ranks in ((1, 4), (2, 3), (3, 2), (4, 1)):
         dumps = flight.read_dumps(folder / f"world-{world}" if world > 1 else folder)
@@ -105,7 +105,7 @@ def test_ranks_that_end_with_0_in_the_middle(elastic_ranks: Start) -> None:
     """Nobody has said that it is done. All are lost, and begin with the commit on the disk."""
     source = training("if state.steps == 4 and first(str(fd.rank())): os._exit(0)")
     out = elastic_ranks(source, 2, **EACH).finish().check().out
-    assert out.count("ended without a word, with exit code 0") == 2
+    assert out.count("ended with exit code 0, without saying why") == 2
     assert re.search("world 2: 2 ranks from commit 4 on the disk", out)
     check(out, 2)
 
@@ -126,7 +126,7 @@ def test_a_program_that_always_dies(elastic_ranks: Start) -> None:
     source = training().replace("fd.init()\n", f"fd.init()\n{KILLED}\n")
     result = elastic_ranks(source, 2, "--restarts", "2").finish()
     assert result.returncode == 1
-    assert re.search("[67] failures without a commit: that is enough", result.out)
+    assert re.search("[67] failures without a commit: giving up", result.out)
 
 
 def test_each_commit_gives_new_restarts(elastic_ranks: Start) -> None:

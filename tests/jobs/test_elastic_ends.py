@@ -74,8 +74,8 @@ def test_a_rank_that_is_preempted(
 
 # Twice the time until ranks leave that have no supervisor.
 LEASE = {"FARANDOLE_PEER_TIMEOUT": "12"}
-HOST_GOES = "is taken away ({}): its ranks leave, within 30 s"
-GOES_ON = "--checkpoint-dir {folder} goes on from there"
+HOST_GOES = "is being preempted ({}): its ranks leave within 30 s"
+GOES_ON = "continue with --checkpoint-dir {folder}"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_host_that_is_lost_when_all_have_ended_well(elastic_ranks: Start) -> N
     ("number", "says"),
     [
         (signal.SIGKILL, "the agent has ended with -9"),
-        (signal.SIGSTOP, "the agent does not answer: it is ended"),
+        (signal.SIGSTOP, "the agent does not answer: it is killed"),
     ],
 )
 def test_an_agent_that_is_lost(
@@ -236,7 +236,7 @@ def test_grace_that_is_over(elastic_ranks: Start) -> None:
 def test_an_impatient_user(elastic_ranks: Start, number: int, code: int) -> None:
     """Twice, from a terminal, which signals its group; ranks that mind no signal end too."""
     job = elastic_ranks(STUBBORN, 2)
-    for text in ("waits", "the job is ended"):
+    for text in ("waits", "all ranks are killed"):
         job.process.wait_for_output(text)
         if job.process.returncode is None:
             os.killpg(job.process.pid, number)
@@ -250,7 +250,7 @@ def test_grace_that_is_over_for_all(elastic_ranks: Start) -> None:
     job.process.signal(signal.SIGTERM)
     result = job.finish()
     assert result.returncode == 75, result.out
-    assert "ranks have not left in time: they are ended" in result.out
+    assert "ranks have not left in time: they are killed" in result.out
 
 
 # ---- supervisors that are killed

@@ -129,8 +129,8 @@ def test_a_port_that_changes_in_a_living_process(start):
 @pytest.mark.parametrize(
     ("variables", "text"),
     [
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_PORT= do not tell"),
-        ({"WORLD_SIZE": "2", "MASTER_PORT": "1"}, "RANK= and MASTER_PORT=1 do not tell"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_PORT= do not give"),
+        ({"WORLD_SIZE": "2", "MASTER_PORT": "1"}, "RANK= and MASTER_PORT=1 do not give"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1"}, "RANK=2 and MASTER_PORT=1 do not"),
         (
             {"WORLD_SIZE": " 2", "RANK": "two", "MASTER_PORT": "1"},

@@ -216,7 +216,7 @@ def test_a_disk_that_fails_ends_nothing(
         told = [line for line in capfd.readouterr().err.splitlines() if "farandole: commit" in line]
         assert len(told) == 2, told
         assert "commit 2 is not saved on the disk yet: " in told[0]
-        assert "commit 3 is on the disk, which works again" in told[1]
+        assert "commit 3 is saved: the disk works again" in told[1]
         assert commits.newest_commit(folder) == (trainer.state.world, 3)
         shutil.rmtree(parent)
     monkeypatch.undo()

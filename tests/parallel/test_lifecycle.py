@@ -202,7 +202,7 @@ def last() -> int:
 
 WRONG_SETS = {
     "a rank too many": (lambda: [fd.ProcessSet([0]), fd.ProcessSet([0, 99])], "99"),
-    "holds a set twice": (lambda: [fd.ProcessSet([0]), fd.ProcessSet([0])], "twice"),
+    "the same set twice": (lambda: [fd.ProcessSet([0]), fd.ProcessSet([0])], "twice"),
     "a registered one": (lambda: [fd.ProcessSet([0]), fd.global_process_set], "registered already"),
 }
 

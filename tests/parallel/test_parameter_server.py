@@ -230,7 +230,7 @@ def test_a_call_that_is_interrupted_holds_up_nobody(
                 Interrupt(patched, nth, after)
                 with pytest.raises(KeyboardInterrupt):
                     getattr(server, call)(*arguments)
-                with pytest.raises(ValueError, match="KeyboardInterrupt broke off a call: make"):
+                with pytest.raises(ValueError, match="KeyboardInterrupt interrupted a call; make"):
                     server.push(None, np.ones((n, 1)))
             else:
                 server.push([hvd.rank()], np.ones((1, 1)))
@@ -247,7 +247,7 @@ def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
     """A relay can change a request's bytes between two hosts. NumPy takes -1 for the last row."""
     values = np.zeros((ROWS, WIDTH))
     part = shard.Shard(values, lambda old, new: old + new, 2, None)
-    with pytest.raises(hvd.PeerError, match="did not arrive as a rank sent it"):
+    with pytest.raises(hvd.PeerError, match="was altered on its way"):
         part.check_places(np.array([0, place]))
     server = hvd.ParameterServer((ROWS, WIDTH), "float64")
     if hvd.rank() == 0:
@@ -257,7 +257,7 @@ def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
         while True:
             server.pull([1])
 
-    with pytest.raises(hvd.PeerError, match=r"did not arrive|no longer serves"):
+    with pytest.raises(hvd.PeerError, match=r"was altered|no longer serves"):
         hear()
     with pytest.raises(hvd.PeerError):
         server.close()

@@ -93,7 +93,7 @@ def test_adasum(fault: str) -> None:
         optimizer.param_groups[0]["lr"] = 0.4
     differs = rf"1 of \d+ parameters \({name}\) differs, on rank"
     text = {
-        "no broadcast": f"after 0 steps: .*{differs}.*have not been equal before: call broadcast_p",
+        "no broadcast": f"after 0 steps: .*{differs}.*were never equal: call broadcast_p",
         "a flipped bit": f"after 3 steps: .*{differs}.* {last()} against .*equal after 2 steps",
         "another learning rate": f"after 3 steps: lr of group 0 is 0.1 .*, 0.4 on rank {last()}",
     }
@@ -158,7 +158,7 @@ def test_a_scheduler_that_steps_on_one_rank() -> None:
             scheduler.step()
     text = (
         rf"after 2 steps: .*; lr of group 0 is 0\.1 on ranks? .*, 0\.025 on rank {last()}\. "
-        "They were equal after 0 steps: the settings have made them different since"
+        "They were equal after 0 steps: the different settings have changed them since"
     )
     with pytest.raises(hvd.MismatchError, match=text):
         step(model, optimizer, 2)

@@ -64,7 +64,7 @@ def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
         wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
     # What is lost when others have ended can't be replaced.
     ends = any(fault.ends_ranks for fault in schedule.faults)
-    lost = ends and "when others had ended well" in outcome.out
+    lost = ends and "after others had succeeded" in outcome.out
     if outcome.code != 0 and not lost and not outcome.victims & set(done):
         wrong.append(f"the exit code is {outcome.code}")
     return wrong

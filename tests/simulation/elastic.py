@@ -368,7 +368,7 @@ class Chief:
         or alone."""
         if self.scheduler.outcome == "":
             return
-        assert self.scheduler.outcome == "a process was lost when others had ended well"
+        assert self.scheduler.outcome == "a process was lost after others had succeeded"
         simulation = self._simulation
         names = simulation.book.record.world.members
         lost = [name for name in names if simulation.processes[name].was_killed]

@@ -133,10 +133,10 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Own(), r"state, step\.a\.1, is of type Own.* can hold .*tensors of PyTorch"),
-        (lambda: 0, r"step\.a\.1, is of type function"),
-        (np.array([Own()]), r"step\.a\.1, is of type ndarray"),
-        (np.zeros(2, "i4,f4"), r"step\.a\.1, is of type ndarray"),
+        (Own(), r"state, step\.a\.1: .* type Own .* can hold .*tensors of PyTorch"),
+        (lambda: 0, r"step\.a\.1: .* type function"),
+        (np.array([Own()]), r"step\.a\.1: .* type ndarray"),
+        (np.zeros(2, "i4,f4"), r"step\.a\.1: .* type ndarray"),
         (torch.zeros(2, dtype=torch.complex128), r"step\.a\.1: .*view_as_real"),
         (torch.zeros(2).to_sparse(), r"step\.a\.1: .*to_dense"),
         (CYCLE, "contains itself"),
@@ -433,8 +433,8 @@ def test_a_folder_that_is_away_for_a_moment(
     assert len(lines) == 2, told
     assert "commit 2 is not saved on the disk yet: " in lines[0]
     assert "No such file or directory" in lines[0]
-    assert "the newest one there is 1" in lines[0]
-    assert "commit 3 is on the disk, which works again" in lines[1]
+    assert "newest saved commit: 1" in lines[0]
+    assert "commit 3 is saved: the disk works again" in lines[1]
 
 
 def test_a_disk_that_stays_full(
@@ -462,13 +462,13 @@ def test_a_disk_that_stays_full(
     assert read_commit(folder, {}) == {"x": 1}
     writer.write(big, Commit(1, 5))
     assert commits.newest_commit(folder.parent) == (1, 5)
-    assert "commit 5 is on the disk, which works again" in capfd.readouterr().err
+    assert "commit 5 is saved: the disk works again" in capfd.readouterr().err
 
 
 def test_a_path_that_can_be_no_folder(tmp_path: Path) -> None:
     """No time heals that: it is an error at once."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(fd.CheckpointError, match=r"Not a directory.*remedy: give a folder"):
+    with pytest.raises(fd.CheckpointError, match=r"Not a directory.*remedy: pass a folder"):
         commits.Writer(tmp_path / "file" / "kept" / "call-1").write(Saved({"x": 1}), Commit(1, 1))
 
 

@@ -137,7 +137,7 @@ def test_launcher_and_library_belong_together(tmp_path, monkeypatch, launcher, l
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (finding,) = doctor_hosts._mpirun(library)
     assert finding.level is level, finding
-    said = "is of Open MPI 4.1.4, but" if "4.1.4" in launcher else "world of one"
+    said = "is from Open MPI 4.1.4, but" if "4.1.4" in launcher else "world of one"
     assert (said in finding.text) == (level is Level.ERROR)
     assert bool(finding.remedy) == (level is Level.ERROR)
 

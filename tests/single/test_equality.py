@@ -96,7 +96,7 @@ def test_a_setting_that_one_rank_lacks() -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(ValueError, match="verify is 'warn' or 'raise', not 'log'"):
+    with pytest.raises(ValueError, match="verify is 'log': pass 'warn' or 'raise'"):
         VerifyPolicy.of(3, "log")
     with pytest.raises(ValueError, match="verify_every is -1"):
         VerifyPolicy.of(-1, "warn")

@@ -298,7 +298,7 @@ def test_launchers_are_told_apart(tmp_path, says, kind, name):
 
 def test_an_unknown_launcher_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match=r"to no launcher that `farandole run` knows .*: 'Other 1\.0'"
+        ValueError, match=r"is not a launcher that `farandole run` knows .*: 'Other 1\.0'"
     ):
         find(program(tmp_path, "mpirun", "Other 1.0"))
     with pytest.raises(ValueError, match=r"no nosuchrun here; remedy"):

@@ -119,7 +119,7 @@ def test_who_does_not_come_to_the_first_world_is_ended() -> None:
     job.tell(1.0)
     assert hangs not in job.wanted.workers
     assert new in job.wanted.workers, "the new one has its own time"
-    assert any("hangs: it is ended" in text for text in job.scheduler.log)
+    assert any("hangs: it is killed" in text for text in job.scheduler.log)
 
 
 def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
@@ -175,7 +175,7 @@ def test_worlds_that_never_begin_end_the_job() -> None:
     for name in job.ranks:
         job.end(name, End.LOST)
     job.tell()
-    assert job.scheduler.outcome == "9 failures without a commit: that is enough"
+    assert job.scheduler.outcome == "9 failures without a commit: giving up"
 
 
 def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
@@ -257,11 +257,11 @@ def test_a_host_that_is_lost_at_the_end(said: bool, done: bool) -> None:
     job.end(members[0], End.WELL)
     job.tell()
     job.scheduler.step(job.now + RULES.gone + 1)
-    late = "a process was lost when others had ended well"
+    late = "a process was lost after others had succeeded"
     if done:
         assert job.scheduler.outcome == ("" if said else late)
     else:
-        assert "a process ended well when others" in str(job.scheduler.outcome)
+        assert "a process succeeded before others" in str(job.scheduler.outcome)
 
 
 @pytest.mark.parametrize("silent", range(3))
@@ -278,7 +278,7 @@ def test_one_of_a_lost_host_had_not_ended(silent: int) -> None:
         job.ranks[name] = job.ranks[name]._replace(announced=said)
     job.tell()
     job.scheduler.step(job.now + RULES.gone + 1)
-    assert job.scheduler.outcome == "a process was lost when others had ended well"
+    assert job.scheduler.outcome == "a process was lost after others had succeeded"
 
 
 def test_others_that_are_lost_at_the_end_do_not_count() -> None:
@@ -488,7 +488,7 @@ def test_who_has_not_entered_the_world_when_others_have_waited_is_ended() -> Non
     job.ranks[third] = Worker(third, WorkerState(1, True, over, Commit(1, 5)))
     job.tell()
     assert third not in job.wanted.workers
-    assert "rank 2 on a hangs: it is ended" in job.scheduler.log
+    assert "rank 2 on a hangs: it is killed" in job.scheduler.log
 
 
 def wanted(number: int, heard: int, *ranks: str) -> Assignment:

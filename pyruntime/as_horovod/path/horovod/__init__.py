@@ -49,7 +49,7 @@ def run(
     """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
-        raise ValueError(f"horovod.run({refused[0]}=...) has no meaning here: see `farandole run`")
+        raise ValueError(f"horovod.run({refused[0]}=...) is not supported: see `farandole run`")
     return farandole.run(
         func,
         args,
@@ -81,12 +81,12 @@ def _ranks(number: int | None, least: int | None, most: int | None) -> int:
         number = next((limit for limit in (most, least) if limit is not None), 1)
     if number < (least or 1) or number > (most or number):
         raise ValueError(
-            f"horovod.run(): {number} ranks, of at least {least or 1} and at most {most or number}"
+            f"horovod.run(): {number} ranks are not between {least or 1} and {most or number}"
         )
     if number != (least or number) or number != (most or number):
         warn(
-            f"horovod.run() starts {number} ranks and stays with them; a job whose ranks come and "
-            "go is `farandole run --min-np N --max-np M`",
+            f"horovod.run() starts {number} ranks and keeps that number; for an elastic job use "
+            "`farandole run --min-np N --max-np M`",
             UserWarning,
         )
     return number
