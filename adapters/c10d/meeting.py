@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets torch.distributed find the ranks of a job through farandole, and farandole through c10d.
+"""Meetings: torch.distributed finds the ranks of a job through farandole, or the reverse.
 
 `env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
 missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
@@ -199,7 +199,7 @@ class StoreBootstrap(SocketBootstrap):
 
     def _check(self) -> None:
         """Raises LibraryError if another rank reports that this meeting fails, and Left if rank 0
-        has started another one."""
+        has started another meeting."""
         super()._check()
         if not self._noted:
             return
@@ -280,7 +280,7 @@ def _store_answers() -> Iterator[None]:
         raise
     except RuntimeError as reason:
         raise PeerError(
-            "init(): torch.distributed's store has ended, with rank 0 or torchrun's agent: "
+            "init(): torch.distributed's store has ended, because rank 0 or torchrun's agent has: "
             f"{reason}; {REMEDY}"
         ) from reason
 

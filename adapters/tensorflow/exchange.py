@@ -195,7 +195,7 @@ def _reducescatter(
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
-            raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
+            raise NotImplementedError("reducescatter is differentiable for Average and Sum only")
         members = evaluated_when_run(process_set.size)
         scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
         found = []
