@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import farandole.torch as hvd
 
-BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
+BATCH, TRAINED = 64, 1536  # images per step, over all ranks; training images (the rest test)
 
 
 class Classifier(lightning.LightningModule):
