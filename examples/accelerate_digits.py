@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face Accelerate on farandole takes one more line, before the Accelerator is made.
+"""Hugging Face Accelerate on farandole takes one line, before the Accelerator is made.
 
     pip install accelerate scikit-learn
     python examples/accelerate_digits.py --save one.pt               # one process, batches of 64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning on farandole: its DDP strategy, with farandole as the backend of torch.distributed.
+"""Runs Lightning's DDP strategy with farandole as the backend of torch.distributed.
 
     pip install lightning scikit-learn
     python examples/lightning_digits.py --save one.pt                # one process, batches of 64

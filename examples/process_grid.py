@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data and model parallelism on a 2 x 2 grid of ranks, by process sets.
+"""Data and model parallelism on a 2 x 2 grid of ranks, with process sets.
 
     mpirun -np 4 python examples/process_grid.py             # on shared cores add --bind-to none
 

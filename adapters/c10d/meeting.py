@@ -56,7 +56,7 @@ Met = Iterator[tuple[Store, int, int]]  # what c10d expects: store, rank, world 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
 _STORE = "torch.distributed store"  # name of the broadcast of its address
-_PUBLIC = b"whoever reaches the network knows this"  # the secret with FARANDOLE_TRUST_NETWORK=1
+_PUBLIC = b"whoever reaches the network knows this"  # secret if FARANDOLE_TRUST_NETWORK=1
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: any process that reaches this network can derive the "
     "job's keys"
@@ -179,7 +179,7 @@ class StoreBootstrap(SocketBootstrap):
     def _look(self) -> tuple[str, bytes] | None:
         """Returns rank 0's address and the proof for it; None if the store has no entry yet.
 
-        Raises LibraryError if the ranks can't meet.
+        Raises LibraryError if the ranks cannot meet.
         """
         self._seen = self._own or self._read(self._key)
         if not self._seen:

@@ -162,8 +162,8 @@ class DistributedOptimizerMixin:
         return self._farandole
 
     def _check_scaled_inside(self) -> None:
-        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because each rank's
-        would decide by its own gradients whether to skip a step."""
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because it decides
+        by this rank's gradients whether to skip a step."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _current_step.get() is None:
             caller = type(frame.f_locals.get("self"))

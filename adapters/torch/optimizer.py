@@ -120,7 +120,7 @@ def DistributedOptimizer(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     check_groups(parameters, groups, num_groups)
     if op == Adasum and gradient_as_bucket_view:
-        raise ValueError("gradient_as_bucket_view does not work with Adasum: it combines steps")
+        raise ValueError("gradient_as_bucket_view does not work with Adasum, which combines steps")
     names = parameter_names(optimizer, named_parameters)
     for parameter, name in zip(parameters, names, strict=True):
         if parameter.requires_grad:

@@ -3,7 +3,7 @@
 
 torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when the
 backend is first used. Neither affects a program that does not name farandole. This module lies
-outside the package and does not import it, so such programs don't load it.
+outside the package and does not import it, so such programs do not load the package.
 """
 
 from __future__ import annotations

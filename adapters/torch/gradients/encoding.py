@@ -65,7 +65,7 @@ class Encoding:
         self.form, self.batch_limit = _NOT_PLAIN, 0
 
     def is_plain(self, grad: Tensor) -> bool:
-        """True if the last gradient had the form of `grad` and was sent unchanged, as this can."""
+        """True if `grad` can be sent unchanged, because the last gradient of this form was."""
         if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
             return False
         return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()

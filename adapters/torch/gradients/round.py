@@ -107,7 +107,7 @@ class Consensus:
     def submit(self, state: RoundState, own_part: str) -> int:
         """Submits this rank's view, after all gradients. Returns the core's handle.
 
-        `own_part`: describes what this rank sent, for the error if another rank sent other things.
+        `own_part`: names the gradients that this rank sent, for the error if ranks sent others.
         """
         self._own_part = own_part
         self._words = words = array("q", [*state, *(-x for x in state[_FREE:])])
