@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face Accelerate on farandole: one line, before the Accelerator is made.
+"""Hugging Face Accelerate on farandole takes one line, before the Accelerator is made.
 
     pip install accelerate scikit-learn
     python examples/accelerate_digits.py --save one.pt               # one process, batches of 64
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import farandole.torch as hvd
 
-BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
+BATCH, TRAINED = 64, 1536  # images per step, over all ranks; training images (the rest test)
 
 
 def main() -> None:

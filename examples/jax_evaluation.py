@@ -62,7 +62,7 @@ def evaluate() -> None:
 def main() -> None:
     fd.init()
     if fd.size() < 2:
-        raise SystemExit("this takes two ranks at least: mpirun -np 3 python jax_evaluation.py")
+        raise SystemExit("this needs two ranks or more: mpirun -np 3 python jax_evaluation.py")
     trainers = fd.add_process_set(range(fd.size() - 1))
     if trainers.included():
         train(trainers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning on farandole: its DDP strategy, with farandole as the backend of torch.distributed.
+"""Runs Lightning's DDP strategy with farandole as the backend of torch.distributed.
 
     pip install lightning scikit-learn
     python examples/lightning_digits.py --save one.pt                # one process, batches of 64
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import farandole.torch as hvd
 
-BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
+BATCH, TRAINED = 64, 1536  # images per step, over all ranks; training images (the rest test)
 
 
 class Classifier(lightning.LightningModule):

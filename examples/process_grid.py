@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data and model parallelism on a 2 x 2 grid of ranks, by process sets.
+"""Data and model parallelism on a 2 x 2 grid of ranks, with process sets.
 
-    mpirun -np 4 python examples/process_grid.py             # on shared cores --bind-to none
+    mpirun -np 4 python examples/process_grid.py             # on shared cores add --bind-to none
 
               model half 0   model half 1
     batch 0     rank 0         rank 1       a row holds one replica of the model, split in two
@@ -27,8 +27,8 @@ FEATURES, HIDDEN, BATCH, STEPS = 8, 32, 16, 80
 
 
 class Summed(torch.autograd.Function):
-    """Sums partial outputs over a row. All its ranks continue with the sum, so the gradient of each
-    addend is that of the sum: the backward pass needs no communication."""
+    """Sums partial outputs over a row. All its ranks continue with the sum, so each addend has the
+    gradient of the sum, and the backward pass needs no communication."""
 
     @staticmethod
     def forward(ctx: object, part: Tensor, row: hvd.ProcessSet) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that the recipes in this folder are right; your own script does not need it."""
+"""Checks the results of examples in this folder; your own script does not need it."""
 
 import argparse
 
@@ -18,7 +18,7 @@ def parse_arguments(description: str, epochs: int) -> argparse.Namespace:
 
 
 def prove(model: nn.Module, options: argparse.Namespace) -> None:
-    """Compares the parameters of all ranks, and with those of a run in one process."""
+    """Compares the parameters of all ranks, also with those of a run in one process."""
     own: Tensor = nn.utils.parameters_to_vector(model.parameters()).detach()
     everywhere = hvd.allgather(own.unsqueeze(0))
     identical = bool((everywhere == everywhere[0]).all())

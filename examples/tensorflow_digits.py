@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import farandole.tensorflow as hvd
 
-BATCH, TRAINED = 64, 1536  # images: per step, on all ranks; for training (the others test)
+BATCH, TRAINED = 64, 1536  # images per step, over all ranks; training images (the rest test)
 
 
 def main() -> None:

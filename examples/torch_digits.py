@@ -40,11 +40,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--checkpoint", type=Path, default=Path("torch_digits.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument(
-        "--tensorboard", type=Path, help="folder for curves, farandole's metrics too"
+        "--tensorboard", type=Path, help="folder for curves and farandole's metrics"
     )
-    parser.add_argument("--timeline", type=Path, help="file for a trace, for Perfetto")
+    parser.add_argument("--timeline", type=Path, help="file for a trace that Perfetto can show")
     return parser.parse_args()
 
 

@@ -5,7 +5,7 @@
     farandole run --elastic -np 4 --checkpoint-dir run7 python examples/torch_elastic.py
     FARANDOLE_CHECKPOINT_DIR=run7 mpirun -np 4 python examples/torch_elastic.py  # no supervisor
 
-Kill a rank meanwhile, or send one SIGTERM. Expected on 1, 2 or 4 ranks, with and without that: the
+Meanwhile you may kill a rank, or send it SIGTERM. Expected on 1, 2 or 4 ranks, in either case: the
 last line
     test accuracy 0.9... after 8 epochs of 1437 samples
 """

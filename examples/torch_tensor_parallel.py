@@ -31,7 +31,7 @@ COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
 
 
 class Layer(nn.Module):
-    """Attention over the tokens so far, whose keys and values it keeps, then two linear maps."""
+    """Attention over all tokens so far, then two linear maps. Keeps the tokens' keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def make() -> nn.Sequential:
 
 @torch.no_grad()
 def generate(model: nn.Module) -> tuple[Tensor, float]:
-    """Returns the outputs, each of which is the next input, and the seconds per token."""
+    """Uses each output as the next input. Returns the outputs and the seconds per token."""
     x = torch.linspace(-1, 1, WIDTH).view(1, -1)
     outputs = []
     began = time.perf_counter()

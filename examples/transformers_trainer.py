@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer on farandole: one line, before the TrainingArguments are made.
+"""Hugging Face's Trainer on farandole takes one line, before the TrainingArguments are made.
 
 A tiny BERT, built from its configuration (nothing is downloaded), learns to tell whether the sum of
 a row of numbers is large.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates each collective of c10d into one call of the core. Used by group.py, in any thread.
 
-A plan function takes the group, c10d's arguments and its options, and checks what the core can't.
-Tensors that are not contiguous are sent from copies; `finish` writes their results back.
+A plan function takes the group, c10d's arguments and its options. It makes the checks that the core
+can't. Tensors that are not contiguous are sent from copies; `finish` writes their results back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "output_for"]
 
 Tensors = Sequence[Tensor]
 Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
-# For each output without memory of its own: the core's memory, and the rows from each member.
+# For each output that the core allocates: its memory, and the number of rows from each member.
 Received = Sequence[tuple[Tensor, tuple[int, ...]]]
 Finish = Callable[[Received], None]
 
@@ -77,7 +77,7 @@ def one(x: Tensor | Tensors) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if len(x) != 1:
-        raise ValueError(f"each rank passes one tensor, not a list of {len(x)}")
+        raise ValueError(f"the list holds {len(x)} tensors: pass one tensor on each rank")
     return x[0]
 
 
@@ -86,7 +86,7 @@ def _many(xs: Nested | Tensor) -> list[Tensor]:
         return [xs]
     nested = [x for x in xs if not isinstance(x, Tensor)]
     if len(nested) > 1:
-        raise ValueError(f"each rank passes one list of tensors, not {len(nested)}")
+        raise ValueError(f"{len(nested)} lists of tensors were passed: pass one on each rank")
     return list(nested[0] if nested else xs)  # type: ignore[arg-type]
 
 
@@ -112,7 +112,7 @@ def output_for(x: Tensor) -> Tensor:
 
 
 def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
-    """`x`, or new memory if it overlaps `others`; `copy`: with the values of `x`."""
+    """`x`, or new memory if it overlaps `others`. `copy`: the new memory gets `x`'s values."""
     begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
     if not any(y.data_ptr() < end and begin < y.data_ptr() + y.nbytes for y in others):
         return x
@@ -157,7 +157,7 @@ def _terms(op: Any) -> dict[str, Any]:
 
 def _root_of(group: Any, root: int) -> int:
     if not 0 <= root < group.size():
-        raise ValueError(f"root {root} is not a rank of this group, which has {group.size()}")
+        raise ValueError(f"root {root} is not a rank of this group of {group.size()} ranks")
     return int(group.ranks[root])
 
 
@@ -167,12 +167,12 @@ def _is_bitwise(options: Options) -> bool:
 
 def _alike(what: str, tensors: Tensors, count: int, like: Tensor) -> None:
     if len(tensors) != count:
-        raise ValueError(f"{what}: a list of {len(tensors)} tensors for {count} ranks")
+        raise ValueError(f"{what} has {len(tensors)} tensors for {count} ranks: pass one per rank")
     for i, x in enumerate(tensors):
         if x.shape != like.shape or x.dtype != like.dtype:
             raise ValueError(
                 f"{what}[{i}] has shape {tuple(x.shape)} and dtype {x.dtype}; it must have "
-                f"{tuple(like.shape)} and {like.dtype}, as this rank's other tensor"
+                f"{tuple(like.shape)} and {like.dtype}, like this rank's other tensor"
             )
 
 
@@ -287,7 +287,7 @@ def _broadcast(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
 
 
 def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
-    """Plans an allgather. Each rank passes one row, so different sizes are an error."""
+    """Plans an allgather. Each rank passes one row, so the core refuses different sizes."""
     targets = [output_for(whole) for whole in wholes]
     for target, part in zip(targets, parts, strict=True):
         _parted("output", target, part, group.size())
@@ -367,7 +367,7 @@ def _check_counts(group: Any, what: str, counts: Sequence[int], wanted: Sequence
 def _alltoall(group: Any, outputs: Tensors, inputs: Tensors, options: Options) -> Plan:
     for what, tensors in (("input_list", inputs), ("output_list", outputs)):
         if len(tensors) != group.size():
-            raise ValueError(f"{what}: a list of {len(tensors)} tensors for {group.size()} ranks")
+            raise ValueError(f"{what} has {len(tensors)} tensors for {group.size()} ranks")
     buffer = torch.cat([x.reshape(-1) for x in _copied(inputs)])
 
     def finish(received: Received) -> None:

@@ -208,7 +208,7 @@ class FarandoleGroup(ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier. Its time-out always names every missing rank; `wait_all_ranks` is ignored.
+        """A barrier. Its time-out error names every missing rank, so `wait_all_ranks` is ignored.
 
         A `timeout` of 0 does not wait.
         """

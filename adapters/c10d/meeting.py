@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets torch.distributed find the ranks of a job through farandole, and farandole through c10d.
+"""Meetings: torch.distributed finds the ranks of a job through farandole, or the reverse.
 
 `env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
 missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
@@ -56,7 +56,7 @@ Met = Iterator[tuple[Store, int, int]]  # what c10d expects: store, rank, world 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
 _STORE = "torch.distributed store"  # name of the broadcast of its address
-_PUBLIC = b"whoever reaches the network knows this"  # the secret with FARANDOLE_TRUST_NETWORK=1
+_PUBLIC = b"whoever reaches the network knows this"  # secret if FARANDOLE_TRUST_NETWORK=1
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: any process that reaches this network can derive the "
     "job's keys"
@@ -179,7 +179,7 @@ class StoreBootstrap(SocketBootstrap):
     def _look(self) -> tuple[str, bytes] | None:
         """Returns rank 0's address and the proof for it; None if the store has no entry yet.
 
-        Raises LibraryError if the ranks can't meet.
+        Raises LibraryError if the ranks cannot meet.
         """
         self._seen = self._own or self._read(self._key)
         if not self._seen:
@@ -199,7 +199,7 @@ class StoreBootstrap(SocketBootstrap):
 
     def _check(self) -> None:
         """Raises LibraryError if another rank reports that this meeting fails, and Left if rank 0
-        has started another one."""
+        has started another meeting."""
         super()._check()
         if not self._noted:
             return
@@ -280,7 +280,7 @@ def _store_answers() -> Iterator[None]:
         raise
     except RuntimeError as reason:
         raise PeerError(
-            "init(): torch.distributed's store has ended, with rank 0 or torchrun's agent: "
+            "init(): torch.distributed's store has ended, because rank 0 or torchrun's agent has: "
             f"{reason}; {REMEDY}"
         ) from reason
 

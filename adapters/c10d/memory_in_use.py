@@ -103,7 +103,7 @@ def _users(x: Tensor, writes: bool) -> list[GroupWork]:
 
 
 def sweep(most: int | None = None) -> None:
-    """Completes settled calls among the `most` oldest (None: all), since nobody may wait for them.
+    """Completes settled calls among the `most` oldest (None: all), in case nobody waits for them.
 
     Skips calls with results on a GPU, which belong to the stream that waits.
     """

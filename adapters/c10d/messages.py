@@ -18,11 +18,11 @@ from farandole.torch.strides import overlaps
 
 
 class MessageWork(GroupWork):
-    """A send or receive under way. Its future has its own thread, since messages are not ordered
-    among the group's collectives."""
+    """A send or receive under way. Its future has its own thread, because messages and collectives
+    of the group may end in any order."""
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
-        """`handle` is done once the tensor was sent or has arrived."""
+        """`handle` is done once the tensor has been sent or received."""
         super().__init__(handle, [tensor], Futures(), [tensor.device] if tensor.is_cuda else [])
         self._source = -1
 

@@ -20,8 +20,8 @@ from farandole.calls.sites import Site, here
 __all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
-# c10d's method -> the core's call if no tensor is copied, and the option that is part of the key.
-# Reading an option takes as long as reading ten attributes of a tensor.
+# c10d's method -> the core's call if no tensor is copied, and the one option in the key. There is
+# only one, because reading an option takes as long as reading ten attributes of a tensor.
 _KINDS: dict[str, tuple[Op, str]] = {
     "allreduce": (Op.ALLREDUCE, "reduceOp"),
     "broadcast": (Op.BROADCAST, "rootRank"),
@@ -37,7 +37,7 @@ _NO_KEY: Keyed = None, None, None, None
 
 
 def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
-    """The key by which a repeated call finds its prepared one; None if it can't be prepared."""
+    """The key of a call's prepared plan, with its arguments. None if it can't be prepared."""
     if kind not in _KINDS:
         return _NO_KEY
     if kwargs:
@@ -64,7 +64,7 @@ def prepare(
 ) -> PreparedPlan | None:
     """Returns a plan for repetitions of this call; None if it needs copies.
 
-    `buffer` is the core's input; `rank` is this rank's in the group.
+    `buffer` is the core's input; `rank` is this process's rank in the group.
     """
     op, _ = _KINDS[kind]
     if plan.op is not op or "prescale" in plan.terms:

@@ -150,7 +150,7 @@ class GroupWork(Work):
         return tuple(self._handle.numbers or ())
 
     def synchronize(self) -> None:
-        """Blocks until done; raises the call's error. Equal to wait() without a time-out."""
+        """Blocks until done; raises the call's error. Same as wait() without a time-out."""
         self.wait()
 
     def is_completed(self) -> bool:

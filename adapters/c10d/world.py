@@ -41,7 +41,7 @@ def create(options: Any) -> FarandoleGroup:
         ranks = list(range(options.group_size))
     elif not topology.is_initialized():
         raise ValueError(
-            "new_group(backend='farandole') and a different default backend: call "
+            "new_group(backend='farandole'): the default backend is a different one, so call "
             "farandole.init() on every rank first"
         )
     whole = not options.global_ranks_in_group
@@ -110,8 +110,8 @@ def _enter(options: Any) -> None:
 
 
 def _meets_in_store(size: int) -> bool:
-    """True if ranks meet by the store that init_process_group got: no launcher has started them, or
-    it has started only their parent, as `srun -n1` does."""
+    """True if ranks meet in the store that init_process_group got, because no launcher has started
+    them, or because it has started only their parent, as `srun -n1` does."""
     if not has_launcher():
         return size > 1
     if os.environ.get("FARANDOLE_RENDEZVOUS") or AGENT in os.environ:
@@ -123,8 +123,8 @@ def _meets_in_store(size: int) -> bool:
 
 
 def _without_names_of_attempts(store: Any) -> Any:
-    """Removes c10d's two prefixes, device and group number, from the store's keys. The number
-    differs between ranks if only one of them failed and tries again."""
+    """Removes c10d's two prefixes, device and group number, from the store's keys. If only one rank
+    failed and tries again, its group number differs from the others'."""
     for _ in range(2):
         store = getattr(store, "underlying_store", store)
     return store
@@ -137,10 +137,10 @@ def _check(ranks: list[int], place: int, whole: bool) -> None:
     """
     own, size = topology.rank(), topology.size()
     if ranks != sorted(ranks):
-        raise ValueError(f"a farandole group needs its ranks in ascending order, not {ranks}")
+        raise ValueError(f"ranks of a group must be in ascending order: {ranks}")
     if ranks[-1] >= size or ranks[place] != own or (whole and len(ranks) != size):
         raise ValueError(
-            f"torch.distributed makes this process rank {ranks[place]} of a group of {ranks}, but "
-            f"in farandole it is rank {own} of {size}. Remedy: start all ranks by one launcher, or "
-            "call farandole.shutdown() before init_process_group"
+            f"this process is rank {ranks[place]} in torch.distributed, in a group of {ranks}, but "
+            f"in farandole it is rank {own} of {size}. Remedy: start all ranks with one launcher, "
+            "or call farandole.shutdown() before init_process_group"
         )

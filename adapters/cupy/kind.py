@@ -66,7 +66,7 @@ class CupyKind(Kind):
 
 
 def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-    """A new array on the device. Raises LibraryError, on the peers too, if memory is short."""
+    """A new array on the device. Raises LibraryError, on all ranks, if memory is short."""
     try:
         with device:
             return make(*arguments)

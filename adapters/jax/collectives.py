@@ -54,7 +54,7 @@ def _in_program(tree: Any) -> bool:
 
 
 def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
-    """Finds the calls in which peers may wait for one with a wrong argument."""
+    """Finds the calls to refuse after a wrong argument, because peers may wait in them."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         name, tree = given.get("name"), given.get("tree", given.get("tensor"))
@@ -76,8 +76,8 @@ def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | N
         return lambda: jax.tree.unflatten(form, now(arrays, call, common)) if arrays else tree
     if timeout is not None:
         raise ValueError(
-            f"timeout is {shown(timeout)} within jit or on a GPU, where no program could resume "
-            "the wait: leave it out; FARANDOLE_STALL_ABORT limits all waits"
+            f"timeout is {shown(timeout)}, but within jit or on a GPU a program could not resume "
+            "the wait: leave timeout out; FARANDOLE_STALL_ABORT limits all waits"
         )
     if call.reduce_op == Adasum:
         raise ValueError("op is Adasum, which works outside of jit and on CPUs only")
@@ -168,9 +168,9 @@ def allgather(
 ) -> Tree:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension. Dtypes are equal on all ranks, and so are all dimensions but
-    the first; within jit the first too. The derivative is a reducescatter: this rank's rows of the
-    summed gradients. Returns new arrays.
+    Arrays have at least one dimension. Dtypes and all dimensions but the first are equal on all
+    ranks; within jit the first is equal, too. The derivative is a reducescatter: this rank's rows
+    of the summed gradients. Returns new arrays.
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - name, process_set: calls match by name, else by order, within this set.
@@ -197,8 +197,8 @@ def broadcast(
 ) -> Tree:
     """Sends the arrays of `root_rank` to every rank. Shapes and dtypes are equal on all ranks.
 
-    The derivative on the root is the sum of all ranks' gradients, on other ranks zeros. Returns new
-    arrays.
+    On the root, the derivative is the sum of all ranks' gradients; on other ranks it is zeros.
+    Returns new arrays.
 
     - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
@@ -234,7 +234,7 @@ def alltoall(
 
     Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
     order. Arrays have at least one dimension; dtype and all dimensions but the first are equal on
-    all ranks. Within jit all parts and shapes are equal. The derivative sends the gradients back.
+    all ranks. Within jit, parts and shapes must be equal. The derivative sends the gradients back.
     Returns a new array; with `splits`, (the array, the number of rows from each member as NumPy
     int64).
 
@@ -261,6 +261,6 @@ def alltoall(
 def _check_equal_parts(splits: Any) -> None:
     if splits is not None:
         raise ValueError(
-            f"splits is {shown(splits)} within jit or on a GPU, where shapes must be known before "
-            "the ranks meet: leave it out for equal parts, or make the call outside, on a CPU"
+            f"splits is {shown(splits)}, but within jit or on a GPU shapes must be known before "
+            "the ranks meet: leave splits out for equal parts, or call outside of jit, on a CPU"
         )

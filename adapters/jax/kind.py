@@ -33,8 +33,8 @@ class JaxKind(NumpyKind):
             return x
         if isinstance(x, jax.core.Tracer):
             raise TypeError(
-                "an array is traced (by jit, grad or vmap) and has no values yet: call the "
-                "function of farandole.jax, which works while JAX traces, or call from outside"
+                "an array is traced (by jit, grad or vmap) and has no values yet: use the function "
+                "of farandole.jax, which works while JAX traces, or call outside of the trace"
             )
         if x.is_deleted():
             raise ValueError(
@@ -44,7 +44,7 @@ class JaxKind(NumpyKind):
             raise ValueError(
                 f"an array is on {sorted(map(str, x.sharding.device_set))}: this call takes JAX "
                 "arrays on one CPU device. Remedy: use the functions of farandole.jax, which take "
-                "GPU arrays, or copy the array by np.asarray(x)"
+                "GPU arrays, or copy the array with np.asarray(x)"
             )
         return np.asarray(x)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles and differentiates collectives within JAX programs. collectives.py binds them while JAX
+"""Compiles and differentiates collectives within JAX programs. collectives.py adds them while JAX
 traces; XLA calls the core on its own threads.
 
 An ordered effect keeps collectives in traced order, within a program and between programs of one
@@ -193,9 +193,9 @@ def _now(*arrays: Any, call: Call, place: Placement, rows: int) -> list[Any]:
         if x.shape != aval.shape:
             raise MismatchError(
                 f"{call}: rank {place.rank} gets shape {x.shape}, but its program expects "
-                f"{aval.shape}: while JAX traces or differentiates, all ranks need equal shapes, "
-                "and no rank may have joined; make the call outside, or before any rank calls "
-                "join()"
+                f"{aval.shape}: while JAX traces or differentiates, shapes must be equal on all "
+                "ranks, and no rank may have joined; call outside of jit and grad, or before any "
+                "rank calls join()"
             )
     return found
 
@@ -221,8 +221,8 @@ def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: int) 
 
 def _elsewhere(*_: Any, **__: Any) -> Any:
     raise NotImplementedError(
-        "within jit farandole.jax supports CPUs and CUDA: compile for a CPU, as in `with "
-        'jax.default_device(jax.devices("cpu")[0])`, and pass arrays that are there'
+        "within jit farandole.jax supports CPUs and CUDA only: compile for a CPU, with "
+        '`jax.default_device(jax.devices("cpu")[0])`, and pass arrays on that device'
     )
 
 
@@ -239,7 +239,7 @@ def typed_errors() -> Iterator[None]:
     """Raises farandole's own errors for failed collectives within jit.
 
     JAX returns before a program has run, so wait inside the block for the results that you need.
-    Replaces JaxRuntimeError by MismatchError, PeerError and so on; other errors pass.
+    Replaces JaxRuntimeError with MismatchError, PeerError and so on; other errors pass.
 
     Examples:
         >>> with hvd.typed_errors():

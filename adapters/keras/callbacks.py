@@ -136,7 +136,7 @@ def assign(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> 
 
 
 def write_back(model: Any) -> None:
-    """Brings variables up to date within fit() on JAX, which keeps their values elsewhere."""
+    """Updates variables within fit() on JAX, where Keras keeps their values elsewhere."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
@@ -145,7 +145,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the epoch's metrics over the ranks.
 
     Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints. Metrics may
-    be vectors. Raises MismatchError on all ranks if one has other metrics or shapes.
+    be vectors. Raises MismatchError on all ranks if metrics or their shapes differ.
 
     Examples:
         >>> callback = hvd.callbacks.MetricAverageCallback()
@@ -213,7 +213,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     ) -> None:
         super().__init__()
         if not isinstance(initial_lr, (int, float)) or initial_lr <= 0:
-            raise ValueError(f"initial_lr is {initial_lr!r}: pass the learning rate, a number")
+            raise ValueError(f"initial_lr is {initial_lr!r}: pass a positive learning rate")
         self._initial = float(initial_lr)
         self._multiplier = multiplier if callable(multiplier) else lambda _: float(multiplier)
         self._begin = start_epoch
@@ -227,7 +227,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._steps = self._steps or (self.params or {}).get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
-                f"{type(self).__name__} needs steps_per_epoch: the batches in an epoch"
+                f"{type(self).__name__} needs steps_per_epoch, the number of batches per epoch"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -269,7 +269,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """With `verbose` 1 rank 0 prints when the warm-up is over. `momentum_correction` is
+        """With `verbose` 1, rank 0 prints a line when the warm-up is over. `momentum_correction` is
         ignored.
 
         `steps_per_epoch` is the number of batches per epoch; None takes fit()'s number.

@@ -35,7 +35,7 @@ _VALUES = "keras.elastic"  # name of the state's attribute for variables, and of
 
 
 class VariablesHandler(StateHandler[Any]):
-    """Saves Keras or TensorFlow variables, or objects that own variables, as NumPy arrays."""
+    """Saves Keras or TensorFlow variables, or objects that have variables, as NumPy arrays."""
 
     def _variables(self) -> list[Any]:
         return list(getattr(self.value, "variables", None) or [self.value])
@@ -55,8 +55,8 @@ class VariablesHandler(StateHandler[Any]):
         counts = farandole.allgather_object(len(own), name=f"{_VALUES}.count")
         if len(set(counts)) > 1:
             raise ValueError(
-                f"a {type(self.value).__name__} has {counts} variables on the ranks: build it on "
-                "all ranks before training"
+                f"a {type(self.value).__name__} has {counts} variables by rank: build it on all "
+                "ranks before training"
             )
         self.saved = broadcast_list(own, 0, name=_VALUES).wait()
         assign(self._variables(), self.saved)
@@ -134,7 +134,7 @@ class KerasState(VariablesState):
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Commits the state after every `batches_per_commit` batches, and after each epoch.
 
-    Put it last, so that it commits what the other callbacks write to the state.
+    Put it last, so that it also commits what other callbacks write to the state.
 
     Examples:
         >>> commits = hvd.elastic.CommitStateCallback(farandole.elastic.ObjectState(batch=0))
@@ -163,7 +163,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets `state.batch` to the number of finished batches of the epoch, 0 after the epoch.
+    """Sets `state.batch` to the number of finished batches of the epoch, and to 0 at its end.
 
     Keras 3 does not let a callback shorten an epoch. So an interrupted epoch starts again, unless
     the training function passes only the remaining batches to fit().
@@ -189,7 +189,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets `state.epoch` to the number of finished epochs, earlier attempts included.
 
-    To fit(), pass `epochs=all_epochs, initial_epoch=state.epoch`, or else
+    Pass fit() either `epochs=all_epochs, initial_epoch=state.epoch` or
     `epochs=all_epochs - state.epoch`.
 
     Examples:

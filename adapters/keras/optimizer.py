@@ -43,7 +43,7 @@ class ReductionSettings(NamedTuple):
     wraps: bool  # True: contains other optimizers, and only those may accumulate gradients
 
     def of(self, grads: Sequence[Any]) -> list[Any]:
-        """Reduces the gradients over the ranks. A gradient may be None, on all ranks."""
+        """Reduces the gradients over the ranks. A gradient that is None must be so on all ranks."""
         hvd = calls()
         compression = self.compression or hvd.Compression.none
         common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
@@ -77,8 +77,8 @@ _current_step: ContextVar[Step | None] = ContextVar("farandole.keras.step", defa
 class DistributedOptimizerMixin:
     """Mixin that a DistributedOptimizer adds to an optimizer's class.
 
-    The method that starts a step reduces the gradients; methods that it calls do not, neither here
-    nor in a contained optimizer. Without settings the object is a copy: its steps raise
+    The method that starts a step reduces the gradients. Methods that it calls do not, either here
+    or in contained optimizers. An object without settings is a copy, whose steps raise
     RuntimeError.
     """
 
@@ -127,7 +127,7 @@ class DistributedOptimizerMixin:
             _current_step.reset(before)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Keras hook, called with the gradients of the update: reduces accumulated ones."""
+        """Keras hook, called with the gradients of an update: reduces them if accumulated."""
         own: Any = super()
         reduction = self._farandole if _current_step.get() is Step.ACCUMULATED else None
         return own._clip_gradients(reduction.of(grads) if reduction else grads)
@@ -148,22 +148,22 @@ class DistributedOptimizerMixin:
             raise RuntimeError(
                 f"a step of this {type(self).__name__}, a DistributedOptimizer, did not start with "
                 "apply() and would use this rank's gradients alone: call apply(), or pass the "
-                "optimizer around it to DistributedOptimizer()"
+                "optimizer that contains it to DistributedOptimizer()"
             )
 
     def _reduction(self) -> ReductionSettings | None:
         """The settings. None for a copy without other ranks, which acts as a plain optimizer."""
         if self._farandole is None and _has_others():
             raise RuntimeError(
-                f"this {type(self).__name__} is a copy of a DistributedOptimizer, or one loaded "
+                f"this {type(self).__name__} is a DistributedOptimizer that was copied, or loaded "
                 "from a file, and would train on this rank's gradients alone: on all ranks call "
                 "hvd.DistributedOptimizer(model.optimizer) before fit(), or hvd.load_model()"
             )
         return self._farandole
 
     def _check_scaled_inside(self) -> None:
-        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because it would
-        decide by this rank's gradients whether to skip a step."""
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because it decides
+        by this rank's gradients whether to skip a step."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _current_step.get() is None:
             caller = type(frame.f_locals.get("self"))
@@ -186,8 +186,8 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks. Also true if other ranks may join before a function that is
-    traced now runs again."""
+    """True if there are other ranks, or if other ranks may join later: a function that is traced
+    now may run with them."""
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -204,8 +204,8 @@ def _plain(kind: Any) -> Any:
 def reducing(plain: Any) -> Any:
     """The class that combines the mixin with the optimizer class `plain`.
 
-    Keras saves it under the name of `plain`. So Keras without farandole loads the plain class from
-    a file; with farandole it loads this class, which refuses to train alone.
+    Keras saves it under the name of `plain`. So without farandole, Keras loads the plain class from
+    a file. With farandole it loads this class, which refuses to train alone.
     """
     builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
     if plain.__name__ != builtin.__name__ or not plain.__module__.startswith("keras."):
@@ -277,8 +277,8 @@ def DistributedOptimizer(
       and decompress; None sends gradients unchanged.
     - sparse_as_dense: True sends TensorFlow's embedding slices as dense tensors; False gathers the
       slices of all ranks, uncompressed.
-    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
-      only.
+    - gradient_predivide_factor: a factor f divides gradients by f before the sum and by size / f
+      after it; Average only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
     - backward_passes_per_step: number of batches per step. Keras's gradient_accumulation_steps
       accumulates their gradients; the ranks reduce them with the last batch.

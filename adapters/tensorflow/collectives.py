@@ -57,7 +57,7 @@ def reducing(
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """prescale * postscale / divisor as a float64 scalar, for sums made outside the core."""
+    """prescale * postscale / divisor as a float64 scalar, for sums that the core does not make."""
     divisor = evaluated_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
@@ -161,8 +161,8 @@ def _prepared(
     dense = tensors_of(x for x in members if not isinstance(x, tf.IndexedSlices))
     if sparse and chosen not in (Average, Sum):
         raise ValueError(
-            "an IndexedSlices can be summed or averaged only: pass tf.convert_to_tensor() of it, "
-            "or sparse_as_dense=True"
+            "an IndexedSlices can be summed or averaged only: pass tf.convert_to_tensor(x), or set "
+            "sparse_as_dense=True"
         )
     if any(not x.dtype.is_floating and chosen == Average for x in sparse):
         raise ValueError("an IndexedSlices of integers can be summed only: pass op=Sum")
@@ -191,7 +191,7 @@ def _allreduce(
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
-            raise NotImplementedError("allreduce has a gradient for Average and Sum only")
+            raise NotImplementedError("allreduce is differentiable for Average and Sum only")
         return _allreduce(gs, op, factors, back, process_set, None)
 
     shapes = same_shapes(tensors)
@@ -286,7 +286,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """(results, number of rows from each member per result, int64)."""
+    """(results, int64 numbers of rows from each member, one tensor per result)."""
     count = len(tensors)
     outputs: list[Any] = []
 
@@ -327,8 +327,8 @@ def broadcast(
 ) -> Any:
     """Sends the tensor of `root_rank` to every rank. Shape and dtype are equal on all ranks.
 
-    Returns a new tensor. Its gradient is Horovod's: on the root the average of all ranks'
-    gradients, on other ranks zeros.
+    Returns a new tensor. Its gradient is Horovod's: the average of all ranks' gradients on the
+    root, zeros on other ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - root_rank: the sender's rank in the world; it must be a member of the process set.

@@ -39,7 +39,7 @@ def alltoall(
     Member i gets the next `splits[i]` rows of the tensor. The result holds the received rows in
     rank order. Tensors have at least one dimension; dtype and all dimensions but the first are
     equal on all ranks. Returns a new tensor; with `splits`, (the tensor, the number of rows from
-    each member as int32). The backward pass sends gradients back to where the rows came from.
+    each member as int32). The backward pass sends gradients back to the ranks that sent the rows.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - splits: integers, the number of rows for each member, in member order; None: equal parts.
@@ -195,7 +195,7 @@ def _reducescatter(
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         if op not in (Average, Sum):
-            raise NotImplementedError("reducescatter has a gradient for Average and Sum only")
+            raise NotImplementedError("reducescatter is differentiable for Average and Sum only")
         members = evaluated_when_run(process_set.size)
         scale = factors[0] * factors[1] * tf.cast(members if op == Sum else 1, tf.float64)
         found = []

@@ -20,7 +20,7 @@ def public(op: Op) -> Callable[[F], F]:
     """Decorates a public call. AutoGraph must not convert its code."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
-        """Finds the calls in which peers may wait for one with a wrong argument."""
+        """Finds the calls to refuse after a wrong argument, because peers may wait in them."""
         name = given.get("name")
         if not isinstance(name, str):
             name = None if tf.executing_eagerly() else next_name(op, count=True)
@@ -47,8 +47,8 @@ def _tensor_of(value: Any) -> Any:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as reason:
         raise TypeError(
-            f"a {type(value).__name__} can't become a dense tensor: pass a tf.Tensor, for example "
-            f"each part of a tf.RaggedTensor as one ({reason})"
+            f"a {type(value).__name__} can't become a dense tensor: pass a tf.Tensor; send each "
+            f"part of a tf.RaggedTensor separately ({reason})"
         ) from reason
 
 

@@ -86,8 +86,8 @@ def DistributedGradientTape(
     - sparse_as_dense: True sends tf.IndexedSlices as dense tensors; False gathers the slices of all
       ranks, uncompressed, with Average and Sum only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-    - gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
-      only.
+    - gradient_predivide_factor: a factor f divides gradients by f before the sum and by size / f
+      after it; Average only.
     - process_set: the ranks that reduce.
 
     farandole ignores device_dense, device_sparse, num_groups, groups and scale_local_gradients,

@@ -2,9 +2,9 @@
 """Builds collectives into the graph of tf.function: names, execution order, derivatives.
 collectives.py and exchange.py use it while TensorFlow traces.
 
-A node holds a thread of TensorFlow's pool until all ranks have come. If ranks ran their nodes in
+A node holds a thread of TensorFlow's pool until all ranks run that node. If ranks ran nodes in
 different orders, every thread could wait in a node whose peers have no thread left: a deadlock. So
-the nodes of a process run one at a time, in program order: each reads and writes one variable, by
+the nodes of a process run one at a time, in program order. Each reads and writes one variable, by
 which TensorFlow orders them across nested functions, branches and loops.
 """
 
@@ -61,7 +61,7 @@ def differentiable(
     shapes: Shapes,
     types: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Calls `run`, at once or in a graph node. Returns its results, with derivative `gradient`.
+    """Calls `run`, at once or in a graph node. Returns results whose derivative is `gradient`.
 
     `shapes` are the results' shapes as far as they are known, `types` their dtypes; None means the
     inputs' dtypes.
@@ -117,7 +117,7 @@ def _node(
 
 
 def barrier_node(call: Callable[[], object]) -> Any:
-    """Adds a node without tensors that runs `call` in its turn."""
+    """Adds a node without tensors, which runs `call` in program order."""
     return _node(lambda: call() and [], [], [], [])[0]
 
 
@@ -139,7 +139,7 @@ def evaluated_when_run(question: Callable[[], int | None]) -> Any:
 def typed_errors() -> Iterator[None]:
     """Raises farandole's own errors for failed collectives inside tf.function.
 
-    Replaces TensorFlow's OpError by MismatchError, PeerError and so on; other errors pass.
+    Replaces TensorFlow's OpError with MismatchError, PeerError and so on; other errors pass.
 
     Examples:
         >>> with hvd.typed_errors():
@@ -153,8 +153,8 @@ def typed_errors() -> Iterator[None]:
 def _new_token() -> Any:
     """Creates the variable in another thread and as late as possible.
 
-    tf.function traces twice if the first trace creates a variable, also in tf.init_scope. An
-    earlier creation would keep users from choosing devices.
+    tf.function traces twice if the first trace creates a variable, even in tf.init_scope. If it
+    were created earlier, users could not choose devices any more.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_variable).result()
@@ -183,7 +183,7 @@ def _check_graph() -> None:
     while graph is not None:
         if getattr(graph, "name", "").startswith("Dataset_"):  # TensorFlow's prefix
             raise ValueError(
-                "a function of tf.data can't call a collective, because threads prepare each "
-                "rank's elements ahead: call it on what the dataset yields"
+                "a function of tf.data can't call a collective, because each rank's threads "
+                "prepare elements in advance: call it on the elements that the dataset yields"
             )
         graph = getattr(graph, "outer_graph", None)

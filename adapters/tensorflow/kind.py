@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes TensorFlow's eager tensors and variables to the core without a copy, and converts
-results to tensors. Importing this module registers the kind. Any thread."""
+results to tensors. Importing this module registers the kind. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TensorFlowKind(Kind):
             return _numpy.describe(x, in_place)
         if in_place:
             raise ValueError(
-                f"a {type(x).__name__} can't be changed in place: use the call that is not in "
-                "place, or broadcast_variables"
+                f"a {type(x).__name__} can't be changed in place: use the out-of-place call, or "
+                "broadcast_variables"
             )
         return _numpy.describe(_view(x))
 

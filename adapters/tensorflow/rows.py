@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of rows per member, as tensors: graphs know them only when they run. Backward passes use
-it; farandole.calls.rows does the same for numbers."""
+"""Numbers of rows per member, as tensors, because graphs know them only when they run. Backward
+passes use this module; farandole.calls.rows does the same for Python numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
     table = np.asarray(rows)
     if len(table) and table.max() > np.iinfo(dtype).max:
         raise ValueError(
-            f"{table.max()} rows came from one member, and TensorFlow gets these numbers as "
+            f"{table.max()} rows came from one member, but TensorFlow gets numbers of rows as "
             f"{np.dtype(dtype)}: send at most {np.iinfo(dtype).max} rows to a rank in one call"
         )
     table = table.astype(dtype, copy=False)
@@ -39,8 +39,8 @@ def parts(splits: Sequence[Any] | None, rows: Any, members: Any) -> Any:
 def scatter_returned(rows: Any, received: Any, sent: Any, like: Any) -> Any:
     """The gradient of a tensor like `like`, from the `rows` that its receivers sent back.
 
-    `sent` and `received` count rows per member, sent in the forward pass and received now. Rows
-    that went nowhere, or to a member that has joined, get zeros.
+    `sent` counts the rows that each member got in the forward pass, `received` those that it sends
+    back now. Rows that went nowhere, or to a member that has joined, get zeros.
     """
     if tf.executing_eagerly() and rows.shape[0] == like.shape[0]:
         return rows

@@ -30,13 +30,13 @@ class Settings:
     compressor: Compressor
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
-    ranks: ProcessSet  # the set numbered process_set
+    ranks: ProcessSet  # the set with the number process_set
     verify: VerifyPolicy  # when ranks compare their models
 
     @property
     def is_linear(self) -> bool:
-        """True if new gradients may be added to reduced ones and the sum be reduced again: an
-        average leaves values that are equal on all ranks unchanged."""
+        """True if the sum of reduced and new gradients may be reduced again. An average allows it:
+        it leaves values that are equal on all ranks unchanged."""
         return self.reduce_op == Average
 
 
@@ -51,8 +51,8 @@ def default_name(group: int, index: int) -> str:
 def parameter_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> list[str]:
-    """The names of all parameters, in the order of the groups. Without named_parameters, names come
-    from the numbers of group and parameter.
+    """The names of all parameters, in the order of the groups. Without named_parameters, a name
+    consists of the numbers of group and parameter.
 
     Raises ValueError if named_parameters holds anything but (name, tensor) tuples, repeats a name,
     or lacks a parameter of the optimizer.
@@ -70,7 +70,7 @@ def parameter_names(
         )
     pairs: list[Any] = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise ValueError("named_parameters holds (name, tensor) tuples: model.named_parameters()")
+        raise ValueError("named_parameters needs (name, tensor) tuples: model.named_parameters()")
     names = [name for name, _ in pairs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -87,9 +87,9 @@ def parameter_names(
 
 
 def check_groups(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> None:
-    """Checks Horovod's arguments `groups` and `num_groups`. They have no other use: the core fuses
-    the gradients that are ready. Raises ValueError for a negative number, and for lists that repeat
-    a parameter or hold anything else."""
+    """Checks Horovod's arguments `groups` and `num_groups`. They change nothing: the core fuses the
+    gradients that are ready. Raises ValueError for a negative number, or for lists that repeat a
+    parameter or hold anything but the optimizer's parameters."""
     if num_groups:
         warn("num_groups is deprecated: use groups", DeprecationWarning)
         groups = num_groups if groups is None else groups
@@ -102,15 +102,15 @@ def check_groups(parameters: Sequence[Tensor], groups: Groups, num_groups: int) 
         )
     if isinstance(groups, int):
         if groups < 0:
-            raise ValueError(f"groups is a number of groups, 0 for none, not {groups}")
+            raise ValueError(f"groups is {groups}: pass a number of groups, or 0 for none")
         return
     if not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups is a number, or a list of lists of parameters")
+        raise ValueError("groups must be a number, or a list of lists of parameters")
     free = {id(p) for p in parameters}
     for parameter in (p for group in groups for p in group):
         if not isinstance(parameter, Tensor) or id(parameter) not in free:
             raise ValueError(
-                "groups hold parameters of the optimizer, each once at most; not "
+                "groups must hold the optimizer's parameters, each once; wrong or repeated: "
                 f"{tuple(parameter.shape) if isinstance(parameter, Tensor) else parameter!r}"
             )
         free.remove(id(parameter))

@@ -18,14 +18,14 @@ from farandole.torch.strides import dtype_of_gradient
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
 
-_ALIGNMENT = 64  # bytes: gradients begin at cache lines
+_ALIGNMENT = 64  # bytes: gradients start at cache lines
 
 
 class BucketView:
     """The memory of one parameter's gradient.
 
-    Its tensor is not a view in torch's sense. The version of such a view would change with each
-    write to a neighbour, and its pickle would contain the whole bucket.
+    Its tensor is not a view in torch's sense. A view's version would change with each write to a
+    neighbour, and its pickle would contain the whole bucket.
     """
 
     __slots__ = ("_form", "_over", "pointer", "tensor")
@@ -52,7 +52,7 @@ class BucketView:
 
     def ready(self) -> Tensor:
         """The tensor over this memory; a new one if the user has set its .data."""
-        if self.tensor.data_ptr() != self.pointer:  # the user has set .data
+        if self.tensor.data_ptr() != self.pointer:
             self._make()
         return self.tensor
 

@@ -14,7 +14,7 @@ _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter 
 def stay_outside() -> None:
     """Excludes farandole's files from tracing. Functions called from them are compiled as usual.
 
-    Tracing runs a step twice, and the first run would reduce gradients. stay_outside() need not
+    Tracing runs a step twice, and the first run would reduce gradients. This function need not
     import the compiler, because every torch optimizer has done so.
     """
     for rules in filter(None, map(sys.modules.get, _RULES)):

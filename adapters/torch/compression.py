@@ -21,7 +21,7 @@ class Compressor(Protocol):
         be equal on all ranks."""
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the reduced tensor in the form that compress() was given."""
+        """Returns the reduced tensor with the dtype and shape that compress() received."""
 
 
 def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -69,7 +69,7 @@ def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
     encoded = compressor.compress(tensor)
     if not isinstance(encoded, tuple) or len(encoded) != 2:
         raise TypeError(
-            f"compression is {compressor!r}, whose compress() gives "
-            f"{type(encoded).__name__}: it gives (tensor to send, what decompress needs)"
+            f"compress() of {compressor!r} returned {type(encoded).__name__}: return a tuple "
+            "(tensor to send, context for decompress)"
         )
     return encoded

@@ -41,8 +41,8 @@ def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     """Makes the caller's stream wait for launched handles. Their memory may be released afterwards.
 
     torch's allocator reuses freed memory in the order of the stream that allocated it. Autograd
-    ensures that a gradient is sent in that stream. If the caller's stream is another one, it uses
-    the memory too, so the allocator must be told (record_stream).
+    ensures that a gradient is sent in that stream. If the caller's stream is a different one, it
+    uses the memory too, so record_stream() must report this to the allocator.
     """
     stream = current_stream(device)
     gpu_handle.join_stream(handles, stream)
@@ -79,8 +79,8 @@ def warn_of_nccl() -> None:
     if setting("FARANDOLE_GPU_ORDER") == "program":
         return
     warn(
-        "torch.distributed uses NCCL in this process too: where its calls and farandole's overlap, "
-        "ranks may launch them in different orders and wait for each other for ever; set "
+        "torch.distributed also uses NCCL in this process: if its calls overlap with farandole's, "
+        "ranks may launch them in different orders and wait for each other forever; set "
         "FARANDOLE_GPU_ORDER=program on all ranks",
         RuntimeWarning,
     )

@@ -42,10 +42,10 @@ def broadcast_parameters(
     memory; TypeError for a value that is not a tensor, or cannot be sent.
 
     - params: model.state_dict(), or a list of tensors or of (name, tensor).
-    - root_rank: the rank of the world that sends, a member of the process set.
+    - root_rank: the sender's rank in the world; it must be in the process set.
     - process_set: the ranks that take part, by default all.
-    - name: the prefix of the names of the calls; None: one prefix for all such calls.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - name: prefix of the calls' names; None: one prefix for all such calls.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -62,7 +62,7 @@ def broadcast_parameters(
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"params holds {which!r} of type {type(x).__name__}, not a tensor: send it "
-                "by broadcast_object"
+                "with broadcast_object"
             )
         try:
             check(x)
@@ -133,11 +133,11 @@ def broadcast_optimizer_state(
     for an argument that is not an optimizer, ValueError if the numbers of parameters differ.
 
     - optimizer: an optimizer of torch.optim, or one that derives from it.
-    - root_rank: the rank of the world that sends, a member of the process set.
+    - root_rank: the sender's rank in the world; it must be in the process set.
     - model: accepted for compatibility with Horovod, and not used.
     - process_set: the ranks that take part, by default all.
-    - name: the prefix of the names of the calls; None: one prefix for all such calls.
-    - timeout: seconds, after which each wait raises StallError; None: no limit.
+    - name: prefix of the calls' names; None: one prefix for all such calls.
+    - timeout: seconds until each wait raises StallError; None: no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -166,7 +166,7 @@ def broadcast_optimizer_state(
         if any(count not in (None, skeleton.counts) for count in counts):  # None: it has joined
             raise ValueError(
                 f"optimizers have different parameters: groups of {skeleton.counts} on rank "
-                f"{chosen}, over the ranks {counts}; build the same on all ranks"
+                f"{chosen}, and by rank {counts}; build the same optimizer on all ranks"
             )
         received = [] if root else describe_tensors(skeleton, optimizer)
         copies = sent or [(x, in_order(x)) for x in received]

@@ -29,7 +29,7 @@ _CODES: dict[torch.dtype, int] = {
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
-# Reports a change in place to autograd: a backward pass through the old values then raises.
+# Reports an in-place change to autograd: a backward pass through the old values then raises.
 _count_a_change = torch.autograd.graph.increment_version
 # Remedies for tensors that have no memory themselves. Keys are class names, so that no class has to
 # be imported. The first name among a tensor's base classes is used.
@@ -72,7 +72,7 @@ class TorchKind(Kind):
     ) -> tuple[int, object]:
         """The address and storage of `x`, if it has this form and needs no copy; else (0, None).
 
-        The storage is kept in place of `x`, because the user may set `x.data` meanwhile."""
+        The caller keeps the storage, not `x`, because the user may set `x.data` meanwhile."""
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
                 return _NOT_LENT
@@ -108,7 +108,7 @@ class TorchKind(Kind):
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
-    """The core's number of a device, -1 for the CPU, and the caller's current stream on it."""
+    """The core's number of a device (-1 for the CPU), and the caller's current stream on it."""
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda" and torch.version.hip is None:
@@ -117,8 +117,8 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         what = f"an AMD GPU ({device} of PyTorch for ROCm {torch.version.hip})"
     raise TypeError(
-        f"tensors on {what} cannot be sent: CPU and NVIDIA's CUDA only; remedy: send a copy, "
-        "x.cpu(), or train with DDP over the device's own library (RCCL, XCCL)"
+        f"tensors on {what} cannot be sent: farandole supports CPUs and NVIDIA GPUs; remedy: send "
+        "a copy, x.cpu(), or train with DDP over the device's own library (RCCL, XCCL)"
     )
 
 
@@ -141,10 +141,10 @@ def check_no_tangent(x: Tensor) -> None:
         return
     if forward_ad.unpack_dual(x).tangent is not None:
         raise TypeError(
-            "a tensor with a tangent of forward-mode AD cannot be sent, because collectives have "
-            "derivatives in backward passes only: send the parts of "
-            "torch.autograd.forward_ad.unpack_dual(x), its primal and its tangent; for gradients, "
-            "leave dual_level() before backward(), or use no_sync() there"
+            "a tensor with a tangent of forward-mode AD cannot be sent, because collectives are "
+            "differentiable in backward passes only: send its primal and its tangent separately, "
+            "from torch.autograd.forward_ad.unpack_dual(x); for gradients, leave dual_level() "
+            "before backward(), or use no_sync() in it"
         )
 
 
@@ -221,14 +221,14 @@ def address_of(x: Tensor) -> int:
         raise TypeError(_without_memory(type_))
     raise ValueError(
         f"a tensor of shape {tuple(x.shape)} lies in a storage of {held} bytes and needs {needed}: "
-        "somebody has freed or resized it (as FSDP does with parameters that are not in use); give "
-        "it its memory back first, x.untyped_storage().resize_(...), or send a copy made before"
+        "the storage was freed or resized (as FSDP does with parameters that are not in use); "
+        "restore it first, x.untyped_storage().resize_(...), or send a copy made earlier"
     )
 
 
 def check_parameter(x: Tensor, name: str) -> None:
-    """Raises TypeError, with the name, for a parameter of a class that has no memory itself: its
-    gradients would be of that class. A freed storage is allowed, as parameters are not sent.
+    """Raises TypeError, with the name, for a parameter whose class has no memory itself, because
+    its gradients would have that class. A freed storage is allowed: parameters are not sent.
     """
     if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
         return
@@ -250,10 +250,10 @@ def _without_memory(type_: type[Tensor]) -> str:
         instead = "it wraps other tensors: send those, or a plain tensor with their values"
     if instead is None:
         instead = (
-            "call outside torch.func's transforms (vmap, grad, functionalize); of a zero tensor of "
-            "forward-mode AD, send x.clone()"
+            "call outside torch.func's transforms (vmap, grad, functionalize); for a zero tensor "
+            "of forward-mode AD, send x.clone()"
         )
-    return f"a {type_.__name__} cannot be sent, for it holds no elements itself: {instead}"
+    return f"a {type_.__name__} cannot be sent, because it holds no elements itself: {instead}"
 
 
 def _not_in_place(x: Tensor) -> str:

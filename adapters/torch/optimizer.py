@@ -61,45 +61,45 @@ def DistributedOptimizer(
 
     Its class is replaced by one that derives from ReducingOptimizer and from the old class. For
     type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter groups,
-    schedulers and state_dict are kept. Every rank must call this after init(). If ranks have
-    several optimizers, they wrap them in the same order.
+    schedulers and state_dict are kept. Every rank must call this after init(). Wrap several
+    optimizers in the same order on every rank.
 
     - optimizer: any optimizer of torch.optim but LBFGS, or of a class that derives from one.
     - named_parameters: names for error texts; default: the numbers of group and parameter.
     - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or your own
       class with compress and decompress.
-    - backward_passes_per_step: of this many backward passes outside of no_sync(), the last one
-      reduces; the others only accumulate.
+    - backward_passes_per_step: number of backward passes outside of no_sync() per reduction. The
+      last one reduces; the others only accumulate.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
       its own gradients, and step() combines the ranks' steps.
-    - gradient_predivide_factor: f divides by f before the sum, and by size / f after it. Average
-      only.
+    - gradient_predivide_factor: a factor f divides gradients by f before the sum, and by size / f
+      after it. Average only.
     - groups, num_groups: accepted and checked for compatibility with Horovod. They change nothing:
       farandole fuses the gradients that are ready.
     - sparse_as_dense: True sends sparse gradients as dense ones. False gathers their elements,
       uncompressed, and works with Average and Sum only.
-    - gradient_as_bucket_view: True keeps gradients of the CPU in memory that all ranks of a host
-      map, and reduces them there without a copy. A `.grad` that torch allocates elsewhere (after
+    - gradient_as_bucket_view: True keeps CPU gradients in memory that all ranks of a host map, and
+      reduces them there without a copy. A `.grad` that torch allocates elsewhere (after
       zero_grad(), which sets None) is copied there first. A tensor that you keep from `.grad`
-      changes with the next step: clone it. Has no effect on a GPU. Not with Adasum.
-    - verify_every: at the first step, and then after this many steps each, ranks compare their
-      parameters, the numbers in `param_groups`, and names and numbers of the state (such as step
-      counts). They do so in the first backward pass that reduces; with Adasum, in step(). 0: never.
-      Default: FARANDOLE_VERIFY_EVERY, 1,000.
+      changes with the next step: clone it. No effect on a GPU. Does not work with Adasum.
+    - verify_every: number of steps between two comparisons of the ranks' models; the first one is
+      at the first step. Ranks compare parameters, the numbers in `param_groups`, and names and
+      numbers of the state (such as step counts), in the first backward pass that reduces; with
+      Adasum, in step(). 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
     - verify: 'warn' warns once if ranks differ; 'raise' raises MismatchError on all ranks.
     - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
     or change. A gradient that is missing on some ranks counts as zeros there; one that is missing
-    on all ranks stays None. Each backward() outside of no_sync() is collective: all ranks must make
-    equally many, and a rank that leaves one out calls synchronize() instead. step() reduces the
-    gradients that no pass has reduced: those of no_sync(), or written by hand. farandole sends all
-    that `.grad` holds, so reset gradients after each step, unless op is Average.
+    on all ranks stays None. Each backward() outside of no_sync() is collective. If a rank skips
+    one, it must call synchronize() instead. step() reduces the gradients that no pass has reduced:
+    those of no_sync(), or those that you wrote yourself. farandole sends everything that `.grad`
+    holds, so reset gradients after each step, unless op is Average.
 
     Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
     too. A parameter belongs to one optimizer: if a newer one has it as well, step() of the older
     one raises RuntimeError. A copied or unpickled optimizer does not reduce: its step() raises
-    RuntimeError until you make it a DistributedOptimizer, too.
+    RuntimeError until you make it a DistributedOptimizer.
 
     Raises ValueError for a wrong argument, or if farandole is not initialised; TypeError for an
     argument of a wrong type.
@@ -120,7 +120,7 @@ def DistributedOptimizer(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     check_groups(parameters, groups, num_groups)
     if op == Adasum and gradient_as_bucket_view:
-        raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
+        raise ValueError("gradient_as_bucket_view does not work with Adasum, which combines steps")
     names = parameter_names(optimizer, named_parameters)
     for parameter, name in zip(parameters, names, strict=True):
         if parameter.requires_grad:
@@ -300,8 +300,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() reduces nothing. For scripts written for Horovod: here step()
-        reduces nothing after synchronize() anyway."""
+        """A context in which step() reduces nothing, for scripts written for Horovod. farandole
+        does not need it: after synchronize(), step() reduces nothing anyway."""
         if self._reducer is not None and not self._reducer.round.open:
             self._reducer.accumulation.complete = True
         yield
@@ -329,7 +329,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Number of backward passes outside of no_sync() of which the last one reduces."""
+        """Number of backward passes outside of no_sync() per reduction; the last one reduces."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -373,7 +373,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return f"farandole.DistributedOptimizer: {super().__repr__()}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are of the original class, or of _Copy: they do not reduce."""
+        """Copies and pickles have the original class, or _Copy, and do not reduce."""
         return _blank, (_own(self), self._reduces()), self.__getstate__()
 
 
@@ -384,17 +384,17 @@ combining: dict[ReduceOp, type[ReducingOptimizer]] = {}
 
 class _Copy(torch.optim.Optimizer):
     """The class of copies of a DistributedOptimizer. A copy refuses to step in a job of several
-    ranks: it would train on its own gradients."""
+    ranks, because it would train on this rank's gradients alone."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Raises RuntimeError in a job of several ranks; else changes to the plain class and
         steps."""
         if is_initialized() and size() > 1:
             raise RuntimeError(
-                f"this {type(self).__name__} is a copy of a DistributedOptimizer, or an unpickled "
-                "one, and would train on this rank's gradients alone: make it one too on all "
-                "ranks, optimizer = DistributedOptimizer(optimizer, model.named_parameters()), "
-                "with the copy of the model"
+                f"this {type(self).__name__} is a copied or unpickled DistributedOptimizer and "
+                "would train on this rank's gradients alone: on every rank, call optimizer = "
+                "DistributedOptimizer(optimizer, model.named_parameters()) with the model whose "
+                "parameters it has"
             )
         self.__class__ = _own(self)
         self.__setstate__({})  # torch's own constructor prepares step() likewise

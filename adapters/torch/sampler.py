@@ -32,7 +32,7 @@ class ElasticSampler(Sampler[int]):
     def __init__(
         self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, even: bool = True
     ) -> None:
-        """`shuffle`: True for a random order, which epoch and `seed` determine on all ranks."""
+        """`shuffle`: True for a random order. It depends on epoch and `seed` only."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
@@ -42,7 +42,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts an epoch, of which no sample has been processed."""
+        """Starts an epoch with no sample processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()

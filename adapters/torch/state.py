@@ -44,7 +44,7 @@ class Skeleton:
     options: list[dict[str, Any]]  # of each group, without "params"
     state: list[tuple[Any, Any]]  # (parameter's number, value); other entries: ((key,), value)
     shapes: list[Shape]
-    owners: list[int]  # for each tensor the number of its parameter; 0: it belongs to none
+    owners: list[int]  # number of each tensor's parameter; also 0 if a tensor belongs to none
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
@@ -113,8 +113,8 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use. A
-    tensor that was loaded may have others."""
+    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use.
+    Loaded tensors may have other strides."""
 
     def laid_out(x: Tensor, parameter: Tensor) -> Tensor:
         alike = x.layout is torch.strided and x.shape == parameter.shape

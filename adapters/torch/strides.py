@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's contracts about gradients and optimizer state: strides, on which its fused kernels rely,
-dtypes, and which tensors may be written. This module is the one place that knows them."""
+"""torch's contracts about gradients and optimizer state: strides (its fused kernels rely on them),
+dtypes, and which tensors may be written. No other module knows these contracts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dtype_of_gradient(parameter: Tensor) -> torch.dtype | None:
 
 
 def like_gradient(parameter: Tensor) -> Tensor:
-    """A tensor of the gradient's shape, dtype and device. All its elements share one place."""
+    """A tensor of the gradient's shape, dtype and device. All its elements share one address."""
     dtype = dtype_of_gradient(parameter) or parameter.dtype
     return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
@@ -60,7 +60,7 @@ def overlaps(x: Tensor) -> bool:
     """True if elements of `x` share memory."""
     if x.is_contiguous():
         return False
-    steps, end = _steps(x), 0  # end: the last place that smaller strides reach
+    steps, end = _steps(x), 0  # end: the largest offset that smaller strides reach
     for step, n in steps:
         if step <= end:
             break
@@ -92,8 +92,8 @@ def _steps(x: Tensor) -> list[tuple[int, int]]:
 def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | None) -> Tensor:
     """The coalesced sum of the elements that were gathered for the tensor `name`.
 
-    Raises PeerError for an index outside of `shape`. Indices may be damaged on their way,
-    and torch would write wherever they point.
+    Raises PeerError for an index outside of `shape`. Indices may be damaged on their way, and
+    torch would write to any address that they give.
     """
     try:
         made = torch.sparse_coo_tensor(
@@ -102,7 +102,7 @@ def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | N
         return made.coalesce()
     except RuntimeError as reason:
         raise PeerError(
-            f"{name}: an index of its elements lies outside of the shape {tuple(shape)}: a rank "
-            "has sent a tensor with such an index, or its bytes were changed on their way; remedy: "
-            "check the tensor by torch.sparse.check_sparse_tensor_invariants, then the network"
+            f"{name}: an element's index is outside of the shape {tuple(shape)}: a rank has sent a "
+            "tensor with such an index, or its bytes were damaged on the way; remedy: check the "
+            "tensor with torch.sparse.check_sparse_tensor_invariants, then the network"
         ) from reason

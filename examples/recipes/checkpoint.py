@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint: rank 0 writes and reads it by torch, and broadcasts its contents.
+"""A checkpoint: rank 0 writes and reads it with torch, and broadcasts its contents.
 
     mpirun -np 2 python examples/recipes/checkpoint.py
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD: ranks train alone, and average their parameters every few steps.
+"""Local SGD: ranks train separately, and average their parameters every few steps.
 
     mpirun -np 2 python examples/recipes/local_sgd.py
 

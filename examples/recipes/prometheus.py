@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports a rank's metrics to Prometheus, by prometheus_client. Its server answers anybody who
-reaches the address, in a new thread for each: leave it at 127.0.0.1, or behind a firewall.
+"""Exports a rank's metrics to Prometheus with prometheus_client. Its server answers anybody who
+reaches the address, in a new thread each time: keep it at 127.0.0.1, or behind a firewall.
 
     mpirun -np 2 python examples/recipes/prometheus.py
 

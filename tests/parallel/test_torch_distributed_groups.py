@@ -190,7 +190,7 @@ def test_what_one_rank_gets_wrong_fails_on_all() -> None:
     n, rank = dist.get_world_size(), dist.get_rank()
     x = torch.ones(2, 2)
     short = [torch.ones(2, 2) for _ in range(n - (rank == 0))]
-    fails(ValueError, f"a list of {n - 1} tensors for {n} ranks", lambda: dist.all_gather(short, x))
+    fails(ValueError, f"output_list has {n - 1} tensors for {n}", lambda: dist.all_gather(short, x))
     group: Any = dist.group.WORLD
     wide = torch.ones(n + (rank > 0), 4)
     fails(ValueError, "needs", lambda: group._allgather_base(wide, x).wait())

@@ -257,10 +257,10 @@ def test_gradients_under_way_are_left(next_: str) -> None:
     (p, q), optimizer = made(2)
     if late():
         failing(p, q)
-        with pytest.raises(hvd.FarandoleError, match="leaves gradients under way"):
+        with pytest.raises(hvd.FarandoleError, match="gradients are still being reduced"):
             optimizer.zero_grad() if next_ == "zero_grad" else push(p)
     MPI.COMM_WORLD.Barrier()
-    check_ended(lambda: push_each((p, 0), (q, 0)), "leaves gradients under way")
+    check_ended(lambda: push_each((p, 0), (q, 0)), "gradients are still being reduced")
 
 
 def test_what_ends_nothing() -> None:

@@ -37,7 +37,7 @@ def test_narrow_floats(name, library):
 
 def test_splits_are_refused_within_jit():
     splits = [1] * hvd.size()
-    with pytest.raises(ValueError, match="leave it out for equal parts"):
+    with pytest.raises(ValueError, match="leave splits out for equal parts"):
         jax.jit(lambda x: hvd.alltoall(x, splits))(jnp.ones(hvd.size()))
 
 

@@ -256,7 +256,7 @@ def test_copies(images, labels, folder):
     for number, make in enumerate(copies):
         copied = make()
         if hvd.size() > 1:
-            with pytest.raises(RuntimeError, match="is a copy of a DistributedOptimizer, or one l"):
+            with pytest.raises(RuntimeError, match="a DistributedOptimizer that was copied"):
                 copied.fit(x, y, BATCH, 1, verbose=0)
             copied = make()  # on JAX the weights are lost with an error in fit()
             compiled(copied, hvd.DistributedOptimizer(copied.optimizer))

@@ -171,7 +171,7 @@ def test_the_first_collective_has_a_jacobian():
 
 def test_functions_of_datasets_are_refused(within):
     elements = tf.data.Dataset.from_tensor_slices(tf.fill([2, 3], hvd.rank() + 1.0))
-    with pytest.raises(ValueError, match=r"tf\.data can't call .* on what the dataset yields"):
+    with pytest.raises(ValueError, match=r"tf\.data can't call .* that the dataset yields"):
         elements.map(within(total))
     assert [total(x).numpy()[0] for x in elements] == [everyones()] * 2
 

@@ -3,7 +3,7 @@
 
 torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when the
 backend is first used. Neither affects a program that does not name farandole. This module lies
-outside the package and does not import it, so such programs don't load it.
+outside the package and does not import it, so such programs do not load the package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """torch calls it at the end of its import. A failure is only a warning: the import succeeds."""
+    """torch calls this at the end of its import. A failure only warns: the import succeeds."""
     try:
         if dist.is_available():
             register()
@@ -81,8 +81,8 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 
 
 def _is_backend() -> bool:
-    """True if init_process_group is creating a group of this backend. c10d does not pass this to
-    handlers, so it is read from the caller's frame."""
+    """True if init_process_group is creating a group of this backend. c10d does not tell handlers
+    the backend, so this reads it from the caller's frame."""
     frame = sys._getframe()
     while frame.f_code.co_name != "init_process_group":
         if frame.f_back is None:
@@ -101,7 +101,7 @@ def _meet_by_launcher(
     met = _met(_asked(url), timeout)
     if met is None:
         raise RuntimeError(
-            "mpi://: no launcher has started this process. Remedy: start it by `mpirun -np 4 "
+            "mpi://: no launcher has started this process. Remedy: start it with `mpirun -np 4 "
             "python train.py`, srun or `farandole run`"
         )
     yield from met

@@ -37,11 +37,11 @@ def differentiable(
 
     def checked(gradients: Sequence[Tensor], back: str) -> Sequence[Tensor]:
         if op not in (Average, Sum):
-            raise NotImplementedError(f"{operation} has a gradient for Average and Sum only")
+            raise NotImplementedError(f"{operation} is differentiable for Average and Sum only")
         return gradient(gradients, back)
 
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-    # torch.func's tensors cannot be sent. `run` raises this on all ranks, apply() on this one only.
+    # torch.func's tensors cannot be sent. `run` raises on all ranks, apply() on this one only.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)

@@ -35,14 +35,14 @@ def allgather(
 ) -> Tensor:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
-    Tensors need at least one dimension; all but the first must match across ranks. Any dtype, equal
-    on all ranks. Returns a new tensor, differentiable. As in Horovod, gradients are averaged over
+    Tensors need at least one dimension. The dtype and all dimensions but the first must be equal on
+    all ranks. Returns a new tensor, differentiable. As in Horovod, gradients are averaged over
     the ranks, and each rank gets its own rows.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -63,14 +63,14 @@ def grouped_allgather(
 ) -> list[Tensor]:
     """All ranks' tensors, concatenated along the first dimension in rank order.
 
-    Tensors need at least one dimension; all but the first must match across ranks. Any dtype, equal
-    on all ranks. Returns new tensors, differentiable. As in Horovod, gradients are averaged over
+    Tensors need at least one dimension. The dtype and all dimensions but the first must be equal on
+    all ranks. Returns new tensors, differentiable. As in Horovod, gradients are averaged over
     the ranks, and each rank gets its own rows.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -131,7 +131,7 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """The tensor of `root_rank`. Any shape and dtype, equal on all ranks.
+    """The tensor of `root_rank`. Shape and dtype must be equal on all ranks.
 
     Returns a new tensor, differentiable. As in Horovod, the root gets the average gradient; other
     ranks get zeros.
@@ -140,7 +140,7 @@ def broadcast(
     - root_rank: the sender's rank in the world; it must be in the process set.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -174,7 +174,7 @@ def alltoall_async(
 ) -> Handle[tuple[Tensor, Tensor]]:
     """Starts an exchange of rows: sends `splits[i]` rows to member i, receives rows in rank order.
 
-    Not differentiable. Returns a handle, whose wait() gives (a new tensor, the number of rows from
+    Not differentiable. Returns a handle; its wait() returns (a new tensor, the number of rows from
     each member). The counts are on the device of `splits`, as int32, or int64 if any is 2^31 or
     more.
 
@@ -182,7 +182,7 @@ def alltoall_async(
     - splits: integers, the rows for each member, in member order; None: equal parts.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -195,7 +195,7 @@ def alltoall_async(
 
 
 def _told(rows: Rows, splits: Any) -> Tensor:
-    """The numbers of rows from each member, as the tensor that users get."""
+    """The numbers of rows from each member, as the tensor that users receive."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
     return torch.from_numpy(rows).to(device, dtype)
@@ -238,7 +238,7 @@ def alltoall(
     - splits: integers, the rows for each member, in member order; None: equal parts.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

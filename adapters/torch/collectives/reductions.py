@@ -37,11 +37,11 @@ def allreduce(
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a
-      class of yours.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      own class.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -76,11 +76,11 @@ def grouped_allreduce(
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
-    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or a
-      class of yours.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16, or your
+      own class.
     - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
     - prescale_factor, postscale_factor: numbers that multiply inputs and results.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

@@ -52,7 +52,7 @@ def sparse_allreduce_async(
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
     - op: Average or Sum.
-    - timeout: seconds, after which the wait raises StallError.
+    - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
     ValueError on all ranks if one passes a dense tensor or another operation, or if shapes differ.

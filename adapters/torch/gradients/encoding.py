@@ -28,8 +28,8 @@ _INDEX_BYTES = torch.int64.itemsize
 class Encoding:
     """Converts a gradient to the tensor that is sent, submits that tensor, and converts it back.
 
-    In each round a Gradient calls encode(), or receive() if it has no gradient, then submit(), and
-    decode() at the end.
+    In each round a Gradient calls encode(), or receive() if this rank has no gradient. Then it
+    calls submit(), and decode() at the end.
     """
 
     __slots__ = (
@@ -65,13 +65,13 @@ class Encoding:
         self.form, self.batch_limit = _NOT_PLAIN, 0
 
     def is_plain(self, grad: Tensor) -> bool:
-        """True if `grad` can be sent unchanged, as the last one of the same form was."""
+        """True if `grad` can be sent unchanged, because the last gradient of this form was."""
         if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
             return False
         return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send, `grad` itself if possible; None for a sparse one, unless
+        """The tensor to send, which is `grad` itself if possible. None for a sparse gradient unless
         sparse_as_dense is set.
 
         Raises ValueError if the op cannot reduce sparse gradients.
@@ -118,8 +118,8 @@ class Encoding:
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits the tensor at these addresses; `input` 0: absent. `memory` keeps them alive.
-        Returns the core's handle."""
+        """Submits the tensor at these addresses; an `input` of 0 means an absent gradient. `memory`
+        keeps the tensor alive. Returns the core's handle."""
         return self._made.submit(input, output, memory)
 
     @property
@@ -135,7 +135,7 @@ class Encoding:
     def _check_rows(self) -> None:
         if self.call.reduce_op not in (Average, Sum):
             raise ValueError(
-                f"{self.call.name}: a sparse gradient works with Average and Sum only; give "
+                f"{self.call.name}: a sparse gradient works with Average and Sum only; pass "
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
@@ -152,14 +152,14 @@ class Encoding:
 class Rows(Encoding):
     """Sends sparse gradients: gathers the elements of all ranks and adds them up.
 
-    An element is sent as one row of bytes: its indices, then its values, not compressed. A dense
-    gradient is made sparse.
+    Each element is sent as one row of bytes: its indices, then its values, uncompressed. A dense
+    gradient is made sparse first.
     """
 
     __slots__ = ("_factor", "_rows")
 
     def __init__(self, call: Call, like: Tensor, sparse_dim: int) -> None:
-        """`call`: that of the dense form; `like`: a tensor of the gradient's shape and dtype."""
+        """`call`: the dense form's; `like`: a tensor of the gradient's shape and dtype."""
         gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         super().__init__(gather, Compression.none, False)
         self._key = like.dtype, like.shape, like.device
@@ -174,7 +174,7 @@ class Rows(Encoding):
         return torch.empty((0, width), dtype=torch.uint8, device=like.device)
 
     def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:
-        """Returns itself: it sends rows already."""
+        """Returns itself, because it sends rows already."""
         return self
 
     def encode(self, grad: Tensor) -> Tensor:

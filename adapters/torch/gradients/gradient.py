@@ -27,7 +27,7 @@ _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _dtype_of, _shape_of, _is_on_cpu = (x.__get__ for x in (_base.dtype, _base.shape, _base.is_cpu))
 _users: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2  # references to a storage that one tensor uses: the tensor's, and that of the caller
+_ALONE = 2  # references to a storage of a single tensor: the tensor's and the caller's
 
 
 class Gradient:
@@ -96,9 +96,9 @@ class Gradient:
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
     def send(self) -> None:
-        """Starts the reduction of `.grad`, which a hook may have taken, or sends it as absent.
-
-        A gradient that cannot be sent fails the round: all ranks raise the error.
+        """Starts to reduce the gradient in `.grad`, or the one that a hook has taken from there. If
+        there is none, sends it as absent.
+        If it cannot be sent, the round fails: all ranks raise the error.
         """
         try:
             with torch.no_grad():
@@ -124,8 +124,8 @@ class Gradient:
             raise self.reducer.fail(reason, self.name) from None
 
     def _encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send; None if the gradient is sparse, and all ranks must first change to
-        the encoding for rows."""
+        """The tensor to send. None if the gradient is sparse, so that all ranks must first change
+        to Rows."""
         if grad.layout is torch.strided:
             if overlaps(grad):  # its memory cannot hold the result
                 grad = grad.contiguous()
@@ -146,7 +146,7 @@ class Gradient:
         memory = self.reducer.round.memory
         if memory and grad.layout is torch.strided and address_of(grad) in memory:
             raise RuntimeError(
-                "another parameter has its gradient in the same memory; give each its own .grad"
+                "another parameter's gradient uses the same memory: give each its own .grad"
             )
 
     def _send_data(self, encoded: Tensor) -> int:
@@ -162,8 +162,8 @@ class Gradient:
     # ---- the end of the round
 
     def deliver(self, handle: int, final: bool) -> str | None:
-        """Stores the result of a finished call in `.grad`, or, if the round is not the pass's
-        `final` one, keeps it for the next round.
+        """Stores the result of a finished call in `.grad`. If the round is not the `final` one of
+        the pass, keeps the result for the next round instead.
 
         Returns an error text if the parameter cannot hold the result.
         """
@@ -178,15 +178,15 @@ class Gradient:
         else:
             self.base = p.grad = None
             complaint = (
-                f"the gradient of {self.name} is of {result.dtype} and has shape "
-                f"{[*result.shape]}, and the parameter is of {p.dtype} and has become one of "
-                f"{[*p.shape]}: change a parameter's form between step() and backward()"
+                f"the gradient of {self.name} has dtype {result.dtype} and shape "
+                f"{[*result.shape]}, but the parameter now has dtype {p.dtype} and shape "
+                f"{[*p.shape]}: change dtypes and shapes only between step() and backward()"
             )
         self._leave_round()
         return complaint
 
     def _result(self, handle: int) -> Tensor | None:
-        """The gradient as reduced so far in this pass; None if no rank has had one."""
+        """The gradient as reduced so far in this pass; None if no rank had one."""
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
         if encoded is None or (absent and is_absent(handle)):
@@ -209,8 +209,8 @@ class Gradient:
         return self._placed(result.to(self.parameter.device, dtype))
 
     def _placed(self, result: Tensor) -> Tensor:
-        """`result` in the memory that `.grad` must keep (a bucket view, or the view that the user
-        has set); else with the strides that autograd gives gradients."""
+        """`result` in the memory that `.grad` must keep: a bucket view, or a view that the user has
+        set. In any other case, `result` with the strides that autograd gives gradients."""
         home, view, parameter = self.grad, self.encoding.view, self.parameter
         if result.layout is not torch.strided:
             return result
@@ -236,8 +236,8 @@ class Gradient:
 
 
 def send_together(batch: list[Gradient], now: Round) -> Exception | None:
-    """Sends gradients by one call, which costs a third as much as separate calls; one by one if any
-    of them cannot be sent as it is. Returns the core's error."""
+    """Sends gradients by one call, which costs a third of separate calls. If any of them cannot be
+    sent unchanged, sends them one by one. Returns the core's error."""
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
@@ -273,7 +273,7 @@ def send_together(batch: list[Gradient], now: Round) -> Exception | None:
 def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
     """True if each storage is used by one tensor only.
 
-    Gradients that pass only through views may share memory: with those of other parameters, or with
-    the tensor that the user gave to backward().
+    A gradient that passes only through views may share memory with other parameters' gradients, or
+    with the tensor that the user gave to backward().
     """
     return {*map(_users, map(attrgetter("_cdata"), storages))} <= {_ALONE}

@@ -32,14 +32,14 @@ class Accumulation:
     __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
 
     def __init__(self, wanted: int) -> None:
-        """`wanted`: of this many passes outside of no_sync(), the last one reduces."""
+        """`wanted`: passes outside of no_sync() per reduction; the last one reduces."""
         self.wanted = wanted
         self.holding = False  # True in no_sync(): passes only accumulate
         self.restart(reduced=False)
 
     def restart(self, reduced: bool, complete: bool = False) -> None:
-        """Counts from 0. `reduced`: gradients have been reduced since the last step() or
-        zero_grad(); `complete`: and no gradient has been accumulated since."""
+        """Counts from 0. `reduced`: gradients were reduced since the last step() or zero_grad();
+        `complete`: no gradient was accumulated after that reduction."""
         self.counted, self.reduced, self.complete = 0, reduced, complete
 
     def begin_pass(self) -> bool:
@@ -52,10 +52,10 @@ class Accumulation:
 class BackwardPass:
     """An outermost backward pass, with the Reducers that take part in it.
 
-    Autograd runs each backward() as a task. A nested one (reentrant checkpointing) runs inside a
-    node of an outer task, but autograd does not say of which task. So when a task ends inside a
-    node, hooks on the next nodes pass the reducers on to the task that runs those. If there is no
-    next node, because a hook of a leaf called backward(), the node itself gets the hook.
+    Autograd runs each backward() as a task. A nested task (reentrant checkpointing) runs inside a
+    node of an outer task, but autograd does not say which task that is. So when a task ends inside
+    a node, hooks on the next nodes pass the reducers on to the task that runs those nodes. If there
+    is no next node, because a hook of a leaf called backward(), the node itself gets the hook.
 
     Only autograd keeps this object alive, so it is collected with the task. That is how reducers
     notice an exception in the pass.
@@ -73,8 +73,8 @@ class BackwardPass:
         return ref(self, reducer.on_pass_lost)
 
     def on_task_end(self) -> None:
-        """Called by autograd when a task is over. Closes all rounds before it waits for one, in an
-        order that is equal on all ranks."""
+        """Autograd calls it when a task is over. Closes all rounds, in an order that is equal on
+        all ranks, and only then waits for them."""
         node = _current_node()
         if node is None:
             self._end()
@@ -117,7 +117,7 @@ _passes: WeakValueDictionary[int, BackwardPass] = WeakValueDictionary()  # by au
 
 
 def pass_of(task: int, new: BackwardPass | None = None) -> BackwardPass:
-    """The outermost pass that a running task is known to belong to; else `new`, or a new one."""
+    """The outermost pass of a running task. If none is known, `new` or a new one."""
     found = _passes.get(task)
     if found is None:
         found = new or BackwardPass()

@@ -47,8 +47,8 @@ class Reducer:
     """Reduces the gradients of one optimizer, round by round.
 
     The first gradient of a backward pass opens a round, and the end of the pass closes it; step()
-    closes a round that no pass closes. A gradient that autograd accumulates again in the same pass,
-    after it was sent, is reduced in a further round of that pass: the consensus tells all ranks.
+    closes a round that no pass closes. If autograd accumulates a gradient again in the same pass,
+    after it was sent, a further round reduces it: the consensus tells all ranks.
 
     A round ends in one of four ways:
     - _finish() delivers the results.
@@ -75,8 +75,8 @@ class Reducer:
         self.taken = ""  # name of a parameter that a newer optimizer reduces
         self.lock = threading.RLock()
         self.round = Round()
-        # In an elastic job new ranks have made fewer optimizers than survivors. So in such a world
-        # an optimizer gets its name at its first use.
+        # In a mixed world of an elastic job, new ranks have made fewer optimizers than survivors.
+        # So there an optimizer gets its name at its first use.
         self._enter_world(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
@@ -84,7 +84,7 @@ class Reducer:
         """Names the calls for this world; 0: they are named later."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # see RoundState
-        self._steps: Counter[int] = Counter()  # step() calls, by the number of join() calls before
+        self._steps: Counter[int] = Counter()  # step() calls, by number of earlier join() calls
         self._equality.restart()
 
     # ---- parameters
@@ -129,18 +129,18 @@ class Reducer:
         part.check()
         if self.taken:
             raise RuntimeError(
-                f"{self.consensus.scope}: {self.taken} is in a newer DistributedOptimizer too, and "
-                "one optimizer alone reduces a parameter: make one optimizer of all parameters, "
-                "with a group for each setting, or give each optimizer its own; an older one that "
-                "was replaced is not used any more"
+                f"{self.consensus.scope}: {self.taken} also belongs to a newer "
+                "DistributedOptimizer, and only that one reduces it. Make one optimizer of all "
+                "parameters, with a group for each setting, or give each optimizer different "
+                "parameters. If you have replaced this optimizer, do not use it any more"
             )
 
     # ---- backward passes
 
     def enter_pass(self, parameter: Tensor) -> Round:
-        """Opens a round. The first hook of an outermost pass, that of `parameter`, calls this.
+        """Opens a round. The first hook of an outermost pass calls this, with its parameter.
 
-        Raises ValueError, on all ranks, if the pass cannot add to gradients that are reduced.
+        Raises ValueError, on all ranks, if the pass cannot add to reduced gradients.
         """
         with self.lock:
             if self.round.inside() is None:
@@ -181,8 +181,8 @@ class Reducer:
         return self.consensus.world == requests.world()
 
     def choose_name(self, together: int) -> None:
-        """Names its calls by the order in which the ranks of this world first use their optimizers,
-        which is equal on all. `together`: number of optimizers that get a name now."""
+        """Names its calls by the order in which optimizers are first used in this world, which is
+        equal on all ranks. `together`: number of optimizers that get a name now."""
         self._enter_world(requests.world())
         self.named = together
         for gradient in self.gradients:
@@ -193,17 +193,17 @@ class Reducer:
     # ---- rounds
 
     def open_round(self) -> None:
-        """Prepares the round for its first gradient. Raises ValueError, on all ranks, if results
-        cannot be added to the gradients that are reduced already."""
+        """Prepares the round for its first gradient. Raises ValueError, on all ranks, if gradients
+        are reduced already and nothing can be added to them."""
         if not self.has_name:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
         self.round.open = True
         if self.accumulation.reduced and not self.settings.is_linear:
             text = (
-                f"{self.consensus.scope}: gradients are reduced already, and only to averages "
-                "more can be added: call step() or optimizer.zero_grad() before, or use no_sync() "
-                "or backward_passes_per_step"
+                f"{self.consensus.scope}: gradients are reduced already, and another pass can add "
+                "to averages only: first call step() or optimizer.zero_grad(), or use no_sync() or "
+                "backward_passes_per_step"
             )
             raise self.fail(ValueError(text))
 
@@ -254,11 +254,11 @@ class Reducer:
         """A checksum of the parameters whose gradients were sent, and a text about them."""
         total, sent = len(self.gradients), self.round.sent
         if len(sent) == total:
-            return total, f"those of all its {total}"
+            return total, f"all its {total}"
         missing = [i for i, gradient in enumerate(self.gradients) if gradient not in sent]
         names = [self.gradients[i].name for i in missing]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        text = f"those of {len(sent)} of its {total}: not of {', '.join(names[:_NAMED])}{more}"
+        text = f"{len(sent)} of its {total}, without {', '.join(names[:_NAMED])}{more}"
         return (crc32(repr(missing).encode()) << 24) + total, text
 
     def synchronize(self, at_step: bool = False) -> None:
@@ -290,13 +290,13 @@ class Reducer:
         now.again |= not final
         try:
             complaint = self._deliver(final)
-        except FarandoleError:  # about sparse rows, which all ranks have received alike
+        except FarandoleError:  # all ranks raise it, because all received the same sparse rows
             self.drop()
             raise
-        except BaseException as reason:  # on this rank alone, as when a user's decompress() raises
+        except BaseException as reason:  # on this rank only, such as from a user's decompress()
             part.end(reason)
             raise
-        if state.sparse:  # names one gradient; later rounds name others
+        if state.sparse:  # is about one gradient; later rounds report others
             g = self.gradients[state.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
         self.round = Round(again=not final)
@@ -324,8 +324,8 @@ class Reducer:
             cuda.join([*now.sent.values()], now.sent)
         if state.late and self.settings.reduce_op not in (Average, Sum):
             failure = failure or ValueError(
-                f"{consensus.scope}: gradients have arrived several times in one backward pass, as "
-                "with reentrant checkpoints, and only op Average and Sum can be taken of each: use "
+                f"{consensus.scope}: a gradient was accumulated several times in one backward "
+                "pass, as with reentrant checkpoints; only op Average and Sum support this: use "
                 "checkpoint(..., use_reentrant=False)"
             )
         if failure is not None:
@@ -353,10 +353,10 @@ class Reducer:
 
     def fail(self, reason: Exception, whose: str = "") -> Exception:
         """Fails the round on all ranks, because this one cannot complete it. Returns the error,
-        which names the gradient of `whose`.
+        which names the parameter `whose`, if given.
 
-        This rank refuses each call that it has not made. So every rank has made or refused every
-        call, no rank waits for another, and all names are free for the next round.
+        This rank refuses each call that it has not made. So each rank has made or refused each
+        call. No rank waits for another, and all names are free for the next round.
         """
         if whose:
             with suppress(TypeError):  # the class's constructor takes other arguments
@@ -369,7 +369,7 @@ class Reducer:
 
     def drop(self) -> None:
         """Ends a failed round without results. The next round first waits for the calls that are
-        still under way; every rank has made or refused each of them."""
+        still under way. They end, because every rank has made or refused each of them."""
         now = self.round
         handles = now.sent.values() if now.handles is None else now.handles
         numbers = [*filter(None, handles)]
@@ -382,8 +382,8 @@ class Reducer:
         self.round = Round()
 
     def leave_if_open(self, why: str) -> None:
-        """Ends this rank's part in the job, and raises, if a round is open that nobody can
-        complete any more."""
+        """Ends this rank's part in the job and raises if a round is open, because nobody can
+        complete that round any more."""
         if self.round.open:
             part.check()
             reason = self._unfinished(why)
@@ -391,8 +391,8 @@ class Reducer:
             raise reason
 
     def on_pass_lost(self, inside: object) -> None:
-        """Called if an exception has ended the pass `inside`. Like leave_if_open(), but waits a
-        moment: if the exception ends the program, peers get it as the cause."""
+        """Called when an exception has ended the pass `inside`. Like leave_if_open(), but waits a
+        moment. If the exception ends the program, the peers then get it as the cause."""
         now, world = self.round, requests.world()
         if now.inside is not inside:
             return
@@ -404,7 +404,7 @@ class Reducer:
             )
 
     def _unfinished(self, why: str) -> FarandoleError:
-        return FarandoleError(f"{self.consensus.scope} leaves gradients under way: {why}")
+        return FarandoleError(f"{self.consensus.scope}: gradients are still being reduced: {why}")
 
     # ---- between passes
 

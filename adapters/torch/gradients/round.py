@@ -38,7 +38,7 @@ class Round:
     def __init__(self, again: bool = False) -> None:
         """`again`: True for a further round of the same pass."""
         self.again = again
-        # Weak reference to the pass, from its first gradient to its end; it gives None if an
+        # Weak reference to the pass, from its first gradient to its end. It returns None if an
         # exception has ended the pass.
         self.inside: Callable[[], BackwardPass | None] = no_pass
         self.open = False  # gradients may have been sent
@@ -47,7 +47,7 @@ class Round:
         self.late = False  # a gradient was accumulated again after it had been sent
         self.sparse = 0  # see RoundState
         self.batch: list[Gradient] = []  # taken, and not sent yet
-        self.plain: list[Gradient] = []  # sent in a batch: each becomes `.grad` as it is
+        self.plain: list[Gradient] = []  # sent in a batch; each becomes `.grad` unchanged
         self.sent: dict[Gradient, int] = {}  # all that were sent, with the core's handles
         # int64_t[] of these handles and the consensus' one, once the round is closed.
         self.handles: Any = None
@@ -63,7 +63,7 @@ class RoundState(NamedTuple):
     at_step: int  # 1: step() closes the round; 0: a backward pass or synchronize()
     steps: int  # step() calls since the last join()
     parameters: int  # a checksum of the parameters whose gradients this rank has sent
-    named: int  # optimizers that were named together, if this one was named in this round
+    named: int  # number of optimizers named together with this one in this round, itself included
     # Compared, but not required to be equal; see Consensus.equal_models:
     model: int  # a digest of this rank's model, not negative; 0: not compared now
 
@@ -71,17 +71,17 @@ class RoundState(NamedTuple):
 _FREE = 2  # the first two fields may differ
 _COUNT = len(RoundState._fields)
 _REMEDIES = {
-    "at_step": "some ranks reduce in backward(), others in step(): do all ranks make equally many "
-    "backward passes? One that leaves a pass out calls optimizer.synchronize() instead",
-    "steps": "do all ranks call step() and backward() equally often?",
-    "named": "in the first backward pass after a restart the ranks have used different optimizers; "
-    "remedy: make them attributes of the elastic state, or use the same in all ranks' first passes",
+    "at_step": "some ranks reduce in backward(), others in step(): make equally many backward "
+    "passes on all ranks; a rank that skips one must call optimizer.synchronize() instead",
+    "steps": "call step() and backward() equally often on all ranks",
+    "named": "in the first backward pass after a restart, ranks used different optimizers; remedy: "
+    "make them attributes of the elastic state, or use the same ones in every rank's first pass",
 }
 
 
 class Consensus:
     """The allreduce by which ranks agree how they have closed a round. An optimizer has one in each
-    world, named as its other calls."""
+    world. Its name has the same scope as the optimizer's other calls."""
 
     def __init__(self, process_set: int, world: int) -> None:
         """`world`: number of the present world; 0: the calls are named later."""
@@ -90,8 +90,8 @@ class Consensus:
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _FREE,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
-        # Memory of the call: all fields, then those that must be equal, negated. So the largest
-        # values of both halves are the largest and the smallest value of each field.
+        # Memory of the call: all fields, then the compared fields negated. So the maximum of both
+        # halves gives the largest and the smallest value of each compared field.
         self._words = array("q")
         self._own_part = ""
         self.equal_models = True  # in the last round
@@ -107,7 +107,7 @@ class Consensus:
     def submit(self, state: RoundState, own_part: str) -> int:
         """Submits this rank's view, after all gradients. Returns the core's handle.
 
-        `own_part`: what this rank has sent, for the error text if another has sent something else.
+        `own_part`: names the gradients that this rank sent, for the error if ranks sent others.
         """
         self._own_part = own_part
         self._words = words = array("q", [*state, *(-x for x in state[_FREE:])])
@@ -115,7 +115,7 @@ class Consensus:
         return leases.lend(self._prepared.start, address, address, words)
 
     def wait(self, handle: int) -> RoundState | Exception:
-        """Waits. Returns the largest values, or the error, which all ranks get."""
+        """Waits. Returns the largest values, or the error, which is the same on all ranks."""
         if failure := outcome((handle,)):
             return failure
         state = RoundState(*self._words[:_COUNT])
@@ -130,7 +130,7 @@ class Consensus:
     def _difference(self, field: str, low: int, high: int) -> str:
         if field == "parameters":
             return (
-                "ranks have sent gradients of different parameters; this one has sent "
+                "ranks have sent gradients of different parameters; this rank has sent those of "
                 f"{self._own_part}: freeze and add the same parameters on all ranks"
             )
         return (
