@@ -198,7 +198,9 @@ class _CudaKind(Kind):
             strides = tuple(step // dtype.itemsize for step in strides)
         pointer, read_only = interface["data"]
         if in_place and read_only:
-            raise ValueError(f"a {type(x).__name__} is read-only: pass a writable copy")
+            raise ValueError(
+                f"a {type(x).__name__} is read-only, so it cannot be changed in place: pass a writable copy"
+            )
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
 
     def stream(self, x: Any) -> int:

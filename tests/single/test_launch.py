@@ -132,7 +132,7 @@ def test_hosts_and_environment(monkeypatch):
 def test_more_ranks_than_slots_are_refused():
     job = Job(command=("x",), ranks=9, hosts=TWO_HOSTS)
     for launcher in (FIVE, Hydra("mpiexec"), Srun("srun", "pmix")):
-        with pytest.raises(ValueError, match="9 ranks on 8 slots"):
+        with pytest.raises(ValueError, match="9 ranks need more than 8 slots"):
             launcher.command(job)
     crowd = Job(command=("x",), ranks=9, hosts=TWO_HOSTS, oversubscribe=True)
     assert ":OVERSUBSCRIBE" in words(FIVE, crowd)
