@@ -46,6 +46,7 @@ _PICKLED = "elastic.pickle"  # file of an unreleased farandole
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
 _LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds before the first retry (then doubled); for all retries
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, struct.error)
 _LASTING = (  # errors that no retry can fix
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG),
@@ -110,8 +111,10 @@ def write_commit(
     commit: Commit = NOTHING,
     make: bool = True,
     above: Folder | None = None,
+    ordered: bool = False,
 ) -> None:
-    """Replaces the folder's commit atomically. `make`: also makes the folder `above` it.
+    """Replaces the folder's commit atomically. `make`: also makes the folder `above` it. `ordered`:
+    keeps a commit there that is newer; its writer came later and was faster.
 
     Raises CheckpointError if another user may write to the folder, OSError if the disk fails,
     TypeError with a value's name if the file can't hold it without pickling.
@@ -137,7 +140,18 @@ def write_commit(
                     os.unlink(left, dir_fd=place)
         data = (block.flat.data for block in blocks.found.values())
         new = f"{_NEW}.{secrets.token_hex(8)}"
-        replace_file(place, FILE, new, [_LENGTH.pack(len(header)), header, *data])
+        replace_file(
+            *(place, FILE, new, [_LENGTH.pack(len(header)), header, *data]),
+            outdated=lambda: ordered and _commit_in(place, folder) > commit,
+        )
+
+
+def _commit_in(place: int, folder: Path) -> Commit:
+    """The commit in an open folder; NOTHING without a readable one."""
+    with contextlib.suppress(OSError, CheckpointError, *_DAMAGE):
+        with open_file(place, FILE, folder / FILE) as file:
+            return _number_of(file)
+    return NOTHING
 
 
 class NotSaved(CheckpointError):
@@ -152,10 +166,11 @@ class Writer:
     """
 
     def __init__(self, folder: Path, make: bool = True) -> None:
-        """`make`: also makes the folder above `folder`."""
+        """`make`: also makes the folder above `folder`. Otherwise (`farandole run --elastic`) the
+        numbers of commits only rise, and the newest one on the disk stays."""
         self._folder = folder
         self._above = Folder(folder.parent)
-        self._make = make
+        self._make, self._ordered = make, not make
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._newest: Commit | None = None  # on the disk
@@ -176,7 +191,7 @@ class Writer:
         while self._asked[1] != self._newest:
             saved, commit = self._asked
             try:
-                write_commit(self._folder, saved, commit, self._make, self._above)
+                write_commit(*(self._folder, saved, commit, self._make, self._above), self._ordered)
             except OSError as reason:
                 self._tell(commit, reason)
                 if time.monotonic() + wait > until:
@@ -184,7 +199,8 @@ class Writer:
             else:
                 self._tell(commit)
                 self._newest, self._make = commit, False  # do not create a moved folder again
-                return
+                wait, until = _FIRST_WAIT, time.monotonic() + patience
+                continue
             time.sleep(wait)
             wait *= 2
 
@@ -292,14 +308,18 @@ def newest_commit(folder: Path) -> Commit:
             continue  # another user may have put it into a sticky folder
         try:
             with _opened_file(each) as file:
-                header, _ = _header_of(file)
-            number = document_of(header[METADATA]).get("commit", [0, 1])
-            found = max(found, Commit(int(number[0]), int(number[1])))
+                found = max(found, _number_of(file))
         except FileNotFoundError:
             continue
-        except (KeyError, TypeError, ValueError, IndexError, struct.error) as reason:
+        except _DAMAGE as reason:
             raise CheckpointError(f"the commit {each / FILE} is damaged: {reason}") from reason
     return found
+
+
+def _number_of(file: io.BufferedReader) -> Commit:
+    header, _ = _header_of(file)
+    number = document_of(header[METADATA]).get("commit", [0, 1])
+    return Commit(int(number[0]), int(number[1]))
 
 
 def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:

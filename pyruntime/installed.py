@@ -116,7 +116,7 @@ def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
 
 def mapped_files(name: str) -> list[str]:
     """Files called NAME.so* that this process has mapped."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
     return sorted(paths)
 

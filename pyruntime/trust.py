@@ -182,10 +182,16 @@ def _closing(fd: int) -> Iterator[int]:
 
 
 def replace_file(
-    folder_fd: int, name: str, new: str, parts: Iterable[bytes | memoryview], mode: int = 0o600
+    folder_fd: int,
+    name: str,
+    new: str,
+    parts: Iterable[bytes | memoryview],
+    mode: int = 0o600,
+    outdated: Callable[[], bool] = lambda: False,
 ) -> None:
     """Replaces a file in a folder, given by descriptor; after a crash it is the old file or the new
-    one. `new` names it while it is incomplete. Raises OSError."""
+    one. `new` names it while it is incomplete. Does not replace it if `outdated()` then. Raises
+    OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -194,6 +200,9 @@ def replace_file(
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
+        if outdated():
+            os.unlink(new, dir_fd=folder_fd)
+            return
         os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     except BaseException:  # a full disk would stay full
         with contextlib.suppress(OSError):

@@ -55,6 +55,8 @@ Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
         peer_info.listener, proof_at(peer_info.listener, key), Deadline::in(kPatience)));
     return leader;
   } catch (const Error& error) {
+    // The leader is there, and its backlog is full of other ranks: SocketLinks connects again.
+    if (error.code() == ErrorCode::kStall) return leader;
     log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +
                                 std::to_string(leader) + " on the same host: " + error.what());
     return own;

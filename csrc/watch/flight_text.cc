@@ -163,17 +163,23 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   json.close('}');
 }
 
-void dump_flights(const FlightMemory& memory, std::span<const int> locals,
-                  const std::string& folder, const std::string& reason) {
-  make_folder(folder);
+std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
+                                 const std::string& reason) {
+  std::vector<FlightDump> dumps;
   for (int local : locals) {
     const auto who = identity_of(memory, local);
     if (!who) continue;
     Json json;
     write_flight(json, memory, local, FlightPage::kEvents, reason);
-    write_text_file(folder + "/flight-rank-" + std::to_string(who->rank) + ".json",
-                    json.text() + "\n");
+    dumps.emplace_back("flight-rank-" + std::to_string(who->rank) + ".json",
+                       std::string(json.text()) + "\n");
   }
+  return dumps;
+}
+
+void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder) {
+  make_folder(folder);
+  for (const auto& [name, text] : dumps) write_text_file(folder + "/" + name, text);
 }
 
 FlightView::FlightView(int fd)
@@ -189,7 +195,7 @@ std::string FlightView::text(int local, size_t events) const {
 }
 
 void FlightView::dump(const std::string& folder, const std::string& reason) const {
-  dump_flights(memory_, numbers_below(local_ranks()), folder, reason);
+  write_dumps(dumps_of(memory_, numbers_below(local_ranks()), reason), folder);
 }
 
 }  // namespace farandole

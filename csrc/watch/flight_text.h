@@ -17,10 +17,12 @@ namespace farandole {
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// Writes `folder`/flight-rank-N.json for each of these local ranks, atomically. Only this user can read the files.
-// Throws Error(kLibrary).
-void dump_flights(const FlightMemory& memory, std::span<const int> locals,
-                  const std::string& folder, const std::string& reason);
+// A dump: its file's name, flight-rank-N.json, and its text.
+using FlightDump = std::pair<std::string, std::string>;
+std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
+                                 const std::string& reason);
+// Writes the files to `folder`, atomically. Only this user can read them. Throws Error(kLibrary).
+void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder);
 
 // A host's flight recorders, which any process can read through a descriptor of their memory. root may read those of
 // another user, so the writer may be hostile: every number is checked before use.
@@ -32,7 +34,7 @@ class FlightView {
   int local_ranks() const { return memory_.local_ranks(); }
   // Throws Error(kInvalidArgument) if there is no such local rank.
   std::string text(int local, size_t events) const;
-  // See dump_flights().
+  // See write_dumps().
   void dump(const std::string& folder, const std::string& reason) const;
 
  private:

@@ -12,10 +12,13 @@
 #include "base/clock.h"
 #include "base/collective.h"
 #include "base/logging.h"
+#include "lib/os/thread.h"
 #include "watch/flight_text.h"
 
 namespace farandole {
 namespace {
+
+constexpr std::chrono::seconds kDiskPatience{1};
 
 uint32_t thread_number() {
   thread_local const auto number = static_cast<uint32_t>(::syscall(SYS_gettid));
@@ -196,9 +199,20 @@ void Recorder::tell(Stamped<FlightText>& lines, const std::string& text,
 }
 
 void Recorder::dump(std::span<const int> locals, const std::string& reason) {
-  if (folder_.empty()) return;
+  if (folder_.empty() || disk_hangs_) return;
   try {
-    dump_flights(memory_, locals, folder_, reason);
+    LeavableThread writer(
+        "farandole-dump", [folder = folder_, dumps = dumps_of(memory_, locals, reason)] {
+          try {
+            write_dumps(dumps, folder);
+          } catch (const std::exception& error) {
+            log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+          }
+        });
+    // The driver calls this: a disk that hangs must delay no error and no other call.
+    if (writer.join_or_leave(Deadline::in(kDiskPatience))) return;
+    disk_hangs_ = true;
+    log(LogLevel::kWarning, "no more flight recorder dumps: " + folder_ + " does not answer");
   } catch (const std::exception& error) {
     log(LogLevel::kWarning, std::string("can't dump flight recorders: ") + error.what());
   }

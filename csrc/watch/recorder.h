@@ -86,6 +86,7 @@ class Recorder {
   FlightMemory memory_;
   const int local_;
   const std::string folder_;
+  std::atomic<bool> disk_hangs_{false};  // a dump was abandoned
   std::mutex lines_mutex_;
   std::atomic<uint64_t> dumped_{0};  // a bit per failure code that was dumped
   FlightPage& page_;

@@ -33,7 +33,7 @@ from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.messages import Assignment, End, WorkerState, decode, encode
 from farandole.start.agent_client import AGENT
-from farandole.start.connection import Connection, open_connection
+from farandole.start.connection import Connection, open_connection, process_of
 from farandole.start.server import Client, Server
 
 MODULE = "farandole.launch.agent"  # in every agent's command line
@@ -68,8 +68,8 @@ class _RankListener(Server):
         self._client[client.rank] = client
 
     def _received(self, client: Client, message: bytes) -> None:
-        fields = json.loads(message)
-        self._events.put(lambda: self._runner.hear_rank(client.rank, fields))
+        fields, pid = json.loads(message), process_of(client.connection)
+        self._events.put(lambda: self._runner.hear_rank(client.rank, pid, fields))
 
     def _disconnected(self, client: Client) -> None:
         if self._client.get(client.rank) is client:  # else the process's next program is connected
@@ -160,7 +160,9 @@ class AgentRunner:
         """Connects to the supervisor, and reconnects after each failure. Runs on its own thread."""
         while True:
             try:
-                with open_connection(self._address, bytes.fromhex(self._key)) as line:
+                key = bytes.fromhex(self._key)
+                # A send must not delay the end of the lease. What it could not send is repeated.
+                with open_connection(self._address, key, send_seconds=2 * BEAT) as line:
                     self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
                     while True:
                         fields = json.loads(line.receive())
@@ -241,15 +243,18 @@ class AgentRunner:
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}
 
-    def hear_rank(self, number: int, fields: list[Any]) -> None:
-        """Handles a message from a rank."""
+    def hear_rank(self, number: int, pid: int, fields: list[Any]) -> None:
+        """Handles a message from a rank, whose process here is `pid`."""
         name = self._names[number]
         process = self._processes[name]
         what, *rest = fields
-        if what == "here":
+        process.connected, process.pid = True, pid
+        if process.settled:  # it has outlived the process that was started for it
+            process.kill()
+        elif what == "here":
             # A second program in this process must not enter the worlds of the first.
             self._tell_rank(name, ["begin", self._agent.world_of(name), self._secret])
-            process.called, process.connected, process.pid = True, True, int(rest[0])
+            process.called = True
             process.said = None  # was about an earlier program
             self._agent.announce(name, None)
         elif what == "state":
@@ -265,7 +270,7 @@ class AgentRunner:
     def rank_hung_up(self, number: int) -> None:
         """Handles the end of a rank's connection: its program has ended."""
         name = self._names[number]
-        self._processes[name].connected = False
+        self._processes[name].connected, self._processes[name].pid = False, 0
         for key in [key for key in self._blobs if key[0] == name]:
             del self._blobs[key]
         self._settle(name)

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from farandole.errors import error_text
 from farandole.launch.agent import CONTACT, MODULE, PREEMPTED, say
@@ -104,12 +105,9 @@ class AgentProcesses:
             return
         each.started = now
         try:
-            data = self._remote_environment if command[0] == "ssh" else None
-            pipe = subprocess.DEVNULL if data is None else subprocess.PIPE
-            each.process = subprocess.Popen(apart(command), stdin=pipe, env=self._environment)
-            if data is not None and each.process.stdin is not None:
-                with contextlib.suppress(OSError), each.process.stdin as to:  # ssh may have ended
-                    to.write(data)
+            data = self._remote_environment if command[0] == "ssh" else b""
+            with _in_memory(data) as file:  # no pipe: ssh reads once it has connected, if ever
+                each.process = subprocess.Popen(apart(command), stdin=file, env=self._environment)
         except OSError as reason:  # e.g. too many processes
             say(f"no agent can be started now: {error_text(reason)}")
             self._note_end(name, None, each, now)
@@ -180,6 +178,13 @@ class AgentProcesses:
             "--overlap",
             *self._local_command("", slots),
         ]
+
+
+def _in_memory(data: bytes) -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("farandole-environment"), "w+b")
+    file.write(data)
+    file.seek(0)
+    return file
 
 
 def _is_allocation() -> bool:

@@ -62,8 +62,8 @@ class JobFolder:
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)
         self.orphans = before != b"" and (before != running or not host)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, running, 0)
+        os.pwrite(self._lock, running, 0)  # first: on a full disk the old mark stays
+        os.ftruncate(self._lock, len(running))
 
     def close(self) -> None:
         """Notes that all processes of this job have ended."""

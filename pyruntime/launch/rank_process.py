@@ -45,7 +45,7 @@ class RankProcess:
         self.connected = False  # to the agent
         self.code: int | None = None  # exit code; None while it lives
         self.stopped = 0.0  # seconds since a signal stopped it
-        self.pid = 0  # of the program that has called init(); 0: none
+        self.pid = 0  # of the connected program, in this PID namespace; 0: none
         self._process = subprocess.Popen(
             apart(command, dies=True),
             env=environment,
@@ -72,17 +72,22 @@ class RankProcess:
             raise OSError(errno.EAGAIN, str(reason)) from reason
 
     def kill(self) -> None:
-        """Kills the process group."""
+        """Kills the process group, and the connected program, which may have another group or be in
+        a container."""
         with contextlib.suppress(PermissionError):
             try:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                if not self.settled:  # else its number may be that of another group by now
+                    os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # the group is not made yet, or is gone
                 self._process.kill()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def preempt(self) -> None:
         """Sends SIGTERM: this host is being preempted."""
         if self.code is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid or self._process.pid, signal.SIGTERM)
 
     def is_stopped(self) -> bool:

@@ -48,7 +48,7 @@ class AgentClient:
         self.lost = False  # the supervisor does not answer this rank's agent
         self.leaves_lost = False  # all ranks leave because some agent's supervisor does not answer
         self.connection = open_connection(address, b"", int(number), _CONNECT)
-        self._send("here", os.getpid())
+        self._send("here")
         what, before = "", 0
         while what != "begin":  # drops earlier messages: they are repeated
             what, before, *rest = json.loads(self.connection.receive(_CONNECT))

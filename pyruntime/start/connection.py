@@ -21,8 +21,8 @@ from farandole.trust import is_own_user
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
-_CHUNK = 1 << 18  # bytes to read at once
-_SEND_SECONDS = 30.0  # until send() fails because the server does not read
+_CHUNK = 1 << 18  # bytes to read or write at once
+_SEND_SECONDS = 30.0  # by default, until send() fails because the server does not read
 _SECONDS = 30.0  # to connect to a server, over all its addresses
 _ATTEMPT = 5.0  # seconds for one address to answer and to prove that it is the server
 _PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds; the last value repeats
@@ -35,7 +35,9 @@ class Busy(ConnectionError):
 class Connection:
     """The client's end. Any thread may send; one thread receives. A context manager."""
 
-    def __init__(self, connection: socket.socket, session: Session, seconds: float) -> None:
+    def __init__(
+        self, connection: socket.socket, session: Session, seconds: float, send_seconds: float
+    ) -> None:
         """Waits until the server has proved that it knows the secret. Raises TimeoutError after
         `seconds`, OSError if the server closes the connection or fails the proof."""
         self._socket, self._session = connection, session
@@ -44,7 +46,7 @@ class Connection:
         self._messages: deque[bytes] = deque()
         self._waiting: deque[bytes] = deque()
         self._sending = threading.Lock()
-        connection.settimeout(_SEND_SECONDS)
+        connection.settimeout(send_seconds)
         deadline = time.monotonic() + seconds
         try:
             while not session.proved:
@@ -65,9 +67,10 @@ class Connection:
         while self._waiting and self._sending.acquire(blocking=False):
             try:
                 while self._waiting:
+                    outgoing = self._session.outgoing
                     self._session.send(self._waiting.popleft())
-                    self._socket.sendall(self._session.outgoing)
-                    self._session.outgoing.clear()
+                    while outgoing:  # the limit is for each piece: a long message may take longer
+                        del outgoing[: self._socket.send(outgoing[:_CHUNK])]
             except OSError:
                 self.close()
                 raise
@@ -92,7 +95,9 @@ class Connection:
         self._messages += self._session.receive(data)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection, and ends a receive() in another thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def __enter__(self) -> Connection:
@@ -110,14 +115,30 @@ def limit_calls(connection: socket.socket, seconds: int) -> None:
 
 def is_of_this_user(local: socket.socket) -> bool:
     """True if the other end of a Unix socket is a process of this user, as the kernel reports."""
+    return is_own_user(_credentials(local)[1])
+
+
+def process_of(local: socket.socket) -> int:
+    """Pid of the process that has connected a Unix socket, as this PID namespace numbers it, which
+    may differ from its own os.getpid(); 0 if it is not visible here."""
+    return _credentials(local)[0]
+
+
+def _credentials(local: socket.socket) -> tuple[int, int, int]:
     data = local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return is_own_user(_CREDENTIALS.unpack(data)[1])
+    process, user, group = _CREDENTIALS.unpack(data)
+    return process, user, group
 
 
 def open_connection(
-    address: str, secret: bytes, rank: int = 0, seconds: float = _SECONDS
+    address: str,
+    secret: bytes,
+    rank: int = 0,
+    seconds: float = _SECONDS,
+    send_seconds: float = _SEND_SECONDS,
 ) -> Connection:
-    """Connects as `rank` to the server that knows `secret`.
+    """Connects as `rank` to the server that knows `secret`. `send_seconds`: how long a send() may
+    make no progress.
 
     `address` has the form `/path,1.2.3.4,...:port`: paths of Unix sockets on this host, and IP
     addresses for other hosts. They are tried in turn, and again while one is busy or silent, for
@@ -136,7 +157,8 @@ def open_connection(
             if left <= 0 and reasons:
                 break
             try:
-                return _call(place, port, Session(secret, rank), max(0.0, min(left, _ATTEMPT)))
+                session, patience = Session(secret, rank), max(0.0, min(left, _ATTEMPT))
+                return _call(place, port, session, patience, send_seconds)
             except OSError as reason:
                 reasons.append(printable(f"{place}: {reason}"))
                 kinds.add(type(reason))
@@ -159,7 +181,9 @@ def _parts(address: str) -> tuple[list[str], str]:
     return (head.split(","), port) if colon else ([address], "")
 
 
-def _call(place: str, port: str, session: Session, seconds: float) -> Connection:
+def _call(
+    place: str, port: str, session: Session, seconds: float, send_seconds: float
+) -> Connection:
     here = place.startswith("/")
     family, where = (socket.AF_UNIX, place) if here else _elsewhere(place, port)
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
@@ -175,7 +199,7 @@ def _call(place: str, port: str, session: Session, seconds: float) -> Connection
             raise TimeoutError("it is silent") from None
         if here and not is_of_this_user(connection):
             raise PermissionError("another user's process listens there")
-        return Connection(connection, session, seconds)
+        return Connection(connection, session, seconds, send_seconds)
     except BaseException:
         connection.close()
         raise

@@ -148,7 +148,9 @@ def _children(parent: int) -> Iterator[int]:
 def stat(pid: int) -> Process | None:
     """Reads a process's entry; None if there is no such process, or no /proc."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The name may be cut within a character.
+        text = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode()
+        fields = text.split()
         return Process(fields[0], int(fields[1]), fields[19])
     return None
 

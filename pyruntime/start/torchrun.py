@@ -10,7 +10,9 @@ store. The name can be guessed, but the socket's folder is closed to other users
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from pathlib import Path
 
 from farandole.errors import LibraryError
@@ -19,6 +21,7 @@ from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import mac
 
+_WAITS = (0.25,) * 10  # seconds; the core keeps a killed process's socket for 2 s
 _server: RendezvousServer | None = None  # in rank 0
 
 
@@ -40,15 +43,28 @@ def open_rendezvous() -> tuple[str, bytes]:
         if _server is not None:  # of an earlier job of this process
             _server.close()
             _server = None
-        try:
-            _server = RendezvousServer(TORCHRUN.size, secret, path)
-        except OSError as error:
-            raise LibraryError(
-                f"rank 0 can't open the rendezvous of this job: {error}: another job with the same "
-                f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each "
-                "job its own port"
-            ) from error
+        _server = _opened(path, secret)
     return path, secret
+
+
+def _opened(path: str, secret: bytes) -> RendezvousServer:
+    """Opens the rendezvous. Waits while the socket of a killed rank 0 is still there."""
+    for wait in (*_WAITS, 0.0):
+        try:
+            return RendezvousServer(TORCHRUN.size, secret, path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise LibraryError(
+                    f"rank 0 can't open the rendezvous of this job: {error}"
+                ) from error
+            used = error
+        time.sleep(wait)
+        sockets.path_of()  # removes the socket of a killed process
+    raise LibraryError(
+        f"rank 0 can't open the rendezvous of this job: {used}: another job with the same "
+        f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each job its "
+        "own port"
+    ) from used
 
 
 def _network() -> bytes:

@@ -62,7 +62,7 @@ def warn_if_unmet() -> None:
 
 def _met_by_mpi() -> bool:
     """True if the program has initialised MPI itself, through any package."""
-    maps = Path("/proc/self/maps").read_text()
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     answer = ctypes.c_int()
     for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):
         ctypes.CDLL(path).MPI_Initialized(ctypes.byref(answer))

@@ -22,7 +22,8 @@
 namespace farandole {
 namespace {
 
-constexpr int kUnixBacklog = 256;
+constexpr int kUnixBacklog = 4096;
+constexpr int kRefsPauseMs = 1;
 
 [[noreturn]] void throw_timed_out(const char* what) {
   throw Error(ErrorCode::kStall, std::string("the deadline passed while ") + what);
@@ -92,6 +93,9 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
     if (done >= 0) return static_cast<size_t>(done);
     if (errno == EAGAIN) {
       wait_ready(fd, events, deadline, what);
+    } else if (errno == ETOOMANYREFS && !deadline.expired()) {
+      // More descriptors than `ulimit -n` are on their way to this user's processes, which take them soon.
+      poll(nullptr, 0, kRefsPauseMs);
     } else if (errno != EINTR) {
       throw_failed(what, errno);
     }

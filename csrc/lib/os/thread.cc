@@ -67,13 +67,14 @@ LeavableThread::LeavableThread(const std::string& name, std::function<void()> ru
   });
 }
 
-void LeavableThread::join_or_leave(Deadline deadline) {
+bool LeavableThread::join_or_leave(Deadline deadline) {
   const std::chrono::nanoseconds left(std::max<int64_t>(deadline.ns() - now_ns(), 0));
   if (deadline.is_never() || ended_.wait_for(left) == std::future_status::ready) {
     thread_.join();
-  } else {
-    thread_.detach();
+    return true;
   }
+  thread_.detach();
+  return false;
 }
 
 bool is_main_thread() {

@@ -34,8 +34,8 @@ Thread start_thread(const std::string& name, std::function<void()> run);
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);
-  // Waits for the thread until the deadline, then abandons it; the process may exit while it runs.
-  void join_or_leave(Deadline deadline);
+  // Waits for the thread until the deadline, then abandons it; the process may exit while it runs. False: abandoned.
+  bool join_or_leave(Deadline deadline);
 
  private:
   std::future<void> ended_;
