@@ -148,10 +148,11 @@ def write_commit(
 
 def _commit_in(place: int, folder: Path) -> Commit:
     """The commit in an open folder; NOTHING without a readable one."""
-    with contextlib.suppress(OSError, CheckpointError, *_DAMAGE):
+    try:
         with open_file(place, FILE, folder / FILE) as file:
             return _number_of(file)
-    return NOTHING
+    except (OSError, CheckpointError, *_DAMAGE):
+        return NOTHING
 
 
 class NotSaved(CheckpointError):

@@ -124,7 +124,7 @@ OpenWire Fabric::by_tcp(TcpListener listener, std::span<const PeerInfo> peer_inf
               "the ranks are on several hosts, but " + text_of_ranks(mute) +
                   " can't open a TCP socket, and hosts exchange inputs over TCP; allow "
                   "sockets there (container or sandbox settings), or start the job by mpirun, "
-                  "mpiexec or srun, with mpi4py installed");
+                  "mpiexec or srun, with mpi4py installed and without FARANDOLE_WIRE=tcp");
 }
 
 std::chrono::milliseconds Fabric::peer_timeout() const {

@@ -148,7 +148,7 @@ struct Tally {
   std::atomic<uint32_t> waiters;  // threads blocked in wait
   std::atomic<uint32_t> waiting_for;
   std::atomic<int64_t> waiting_since_ns;
-  std::atomic<int64_t> moving_since_ns;  // 0: no bucket is moving
+  std::atomic<int64_t> moving_since_ns;  // last launch of a bucket; 0: one has moved since
 };
 
 // Number of times that a rank was the last to submit a tensor, and its total delay. Rank 0 writes it.

@@ -254,8 +254,8 @@ void Recorder::late(Rank rank, int64_t ns) {
 
 void Recorder::wait_begins(int64_t call, uint32_t name) {
   if (open_wait.call != call || open_wait.begun_ns == 0) open_wait = {call, name, now_ns()};
-  tally_.waiting_for.store(name, std::memory_order_relaxed);
   if (tally_.waiters.fetch_add(1, std::memory_order_relaxed) > 0) return;
+  tally_.waiting_for.store(name, std::memory_order_relaxed);
   tally_.waiting_since_ns.store(open_wait.begun_ns, std::memory_order_relaxed);
 }
 

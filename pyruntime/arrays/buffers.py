@@ -170,7 +170,8 @@ class NumpyKind(Kind):
         view = self.view(x)
         if in_place and (not view.flags.writeable or isinstance(x, np.generic)):
             raise ValueError(
-                f"a {type(x).__name__} is read-only, so it cannot be changed in place: pass a writable copy"
+                f"a {type(x).__name__} is read-only, so it cannot be changed in place: "
+                "pass a writable copy"
             )
         if not view.flags.c_contiguous:
             if in_place:

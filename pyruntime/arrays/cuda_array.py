@@ -199,7 +199,8 @@ class _CudaKind(Kind):
         pointer, read_only = interface["data"]
         if in_place and read_only:
             raise ValueError(
-                f"a {type(x).__name__} is read-only, so it cannot be changed in place: pass a writable copy"
+                f"a {type(x).__name__} is read-only, so it cannot be changed in place: "
+                "pass a writable copy"
             )
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
 

@@ -25,8 +25,8 @@ examples:
   mpirun -np 4 --bind-to none farandole tune --turns 9 --output tuning.conf
 
 It chooses the block size, then the staging depth, then the fusion threshold. For each it times all
-values, interleaved. Last, it times the choice against the defaults again. farandole.init() reads the
-file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
+values, interleaved. Last, it times the choice against the defaults again. farandole.init() reads
+the file if FARANDOLE_TUNING names it, or if it is in the configuration directory. Environment
 variables override the file, and rank 0's values hold for all ranks. Tune on an idle machine.
 """
 

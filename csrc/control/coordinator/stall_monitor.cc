@@ -135,10 +135,6 @@ SetId StallMonitor::joined_by(Rank rank) const {
 std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
                                       const std::vector<WaitingCall>& all, int64_t now_ns) const {
   if (is_stopped(rank)) return "is stopped by a signal or a debugger";
-  if (const SetId joined = joined_by(rank); joined >= 0) {
-    return "waits in join() of process set " + std::to_string(joined) +
-           ", but this call is in a different process set: let it join() that set first";
-  }
   if (call.moving || is_silent(rank, now_ns)) {
     const Rank first = first_silent(rank, now_ns);
     if (first != rank) {
@@ -147,6 +143,10 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
     }
     return "does not answer, not even from its background thread: it is frozen, swapped out, or "
            "gets no CPU time";
+  }
+  if (const SetId joined = joined_by(rank); joined >= 0) {
+    return "waits in join() of process set " + std::to_string(joined) +
+           ", but this call is in a different process set: let it join() that set first";
   }
   if (const WaitingCall* other = crossed(call, rank, all)) {
     return "waits in " + other->what + ", which " + text_of_ranks(other->missing) +
