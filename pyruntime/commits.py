@@ -140,10 +140,12 @@ def write_commit(
                     os.unlink(left, dir_fd=place)
         data = (block.flat.data for block in blocks.found.values())
         new = f"{_NEW}.{secrets.token_hex(8)}"
-        replace_file(
-            *(place, FILE, new, [_LENGTH.pack(len(header)), header, *data]),
-            outdated=lambda: ordered and _commit_in(place, folder) > commit,
-        )
+
+        def outdated() -> bool:
+            return ordered and _commit_in(place, folder) > commit
+
+        parts: list[bytes | memoryview] = [_LENGTH.pack(len(header)), header, *data]
+        replace_file(place, FILE, new, parts, outdated=outdated)
 
 
 def _commit_in(place: int, folder: Path) -> Commit:

@@ -20,7 +20,7 @@ from farandole.arrays.buffers import Buffer, check_apart
 from farandole.c10d import memory_in_use, messages
 from farandole.c10d.calls import PLANS, Options, Plan, Tensors, check_writable
 from farandole.c10d.prepared import PreparedPlan, key_of, prepare
-from farandole.c10d.work import Futures, GroupWork
+from farandole.c10d.work import Futures, GroupWork, name_in_callback
 from farandole.calls import part
 from farandole.calls.handles import OneHandle, take, wait_until
 from farandole.calls.leases import in_flight
@@ -28,6 +28,7 @@ from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit,
 from farandole.errors import ShutdownError
 from farandole.ops.starts import describe, handle_of
 from farandole.process_sets import ProcessSet, disband_process_set
+from farandole.torch.compiling import stay_outside
 
 __all__ = ["FarandoleGroup"]
 
@@ -35,6 +36,7 @@ _MANY = 1000  # above this many handles, those that have ended are dropped
 # Since torch 2.8, c10d sets `asyncOp` for all collectives, and accepts None if the caller waits.
 # Earlier versions set it for two of them, and wait for whatever they get.
 _WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
+_PLACES = 1024  # of calls whose futures' callbacks are under way at once
 _MOST_PREPARED = 256  # prepared calls of one group
 # Asymmetric collectives: ranks may call them from different lines of the program.
 _UNLIKE = ("gather", "reduce")
@@ -74,9 +76,14 @@ class FarandoleGroup(ProcessGroup):
 
         Returns None if the options ask for a synchronous call, and it is complete.
         """
+        stay_outside()
         number = self._number_of_set(kind)
-        self._calls += 1
-        key, x, y, given = key_of(kind, args, kwargs)
+        name = name_in_callback()
+        if name is None:
+            self._calls += 1
+            key, x, y, given = key_of(kind, args, kwargs)
+        else:
+            key = x = y = given = None
         try:
             plan = self._prepared.get(key)
             # A barrier must also wait for calls in flight, which a prepared plan cannot.
@@ -86,7 +93,7 @@ class FarandoleGroup(ProcessGroup):
                 handle = plan.start(x, y, _WORK_MAY_BE_NONE and not given.asyncOp)
                 if handle is not None:
                     return self._work(handle, kind, x, y, given) if handle else None
-            work, new, call, buffer = self._start_planned(kind, args, kwargs)
+            work, new, call, buffer = self._start_planned(kind, args, kwargs, name)
             if key is not None and (plan := prepare(kind, self.rank(), new, call, buffer, x, y)):
                 if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
@@ -94,14 +101,14 @@ class FarandoleGroup(ProcessGroup):
             return work
         except Exception as reason:
             if not is_told(reason):
-                refuse(Call(PLANS[kind][0], process_set=number), reason)
+                refuse(Call(PLANS[kind][0], name, number), reason)
             raise told(reason) from reason.__cause__
         except BaseException as reason:
             part.end(reason)
             raise
 
     def _start_planned(
-        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
     ) -> tuple[GroupWork, Plan, Call, Buffer]:
         """Plans and submits a call; returns the Work, the Plan, and the Call and Buffer that
         prepare() needs."""
@@ -112,7 +119,7 @@ class FarandoleGroup(ProcessGroup):
         plan = plan_of(self, *args, options)
         memory_in_use.wait_for_users((), plan.writes())
         check_writable(plan)
-        work, call, buffer = self._submit(kind, plan, options)
+        work, call, buffer = self._submit(kind, plan, options, name)
         return work, plan, call, buffer
 
     def _work(
@@ -124,7 +131,7 @@ class FarandoleGroup(ProcessGroup):
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
         results = [] if y is None else [y]
         handle = OneHandle(number, results, self._text(kind), seconds)
-        work = GroupWork(handle, results, self._futures, [])
+        work = GroupWork(handle, results, self._futures, [], self._place())
         # Recorded even if the caller waits, because that wait may time out.
         memory_in_use.add(work, *self._uses(kind, x, y, options))
         return work
@@ -136,9 +143,11 @@ class FarandoleGroup(ProcessGroup):
         reads = [] if x is None or x is y else [x]
         return reads, [] if y is None else [y]
 
-    def _submit(self, kind: str, plan: Plan, options: Options) -> tuple[GroupWork, Call, Buffer]:
+    def _submit(
+        self, kind: str, plan: Plan, options: Options, name: str | None
+    ) -> tuple[GroupWork, Call, Buffer]:
         """Submits a planned call; returns the Work, and the Call and Buffer for prepare()."""
-        call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
+        call = Call(plan.op, name, self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
         if call.op is Op.ALLREDUCE:
@@ -162,9 +171,14 @@ class FarandoleGroup(ProcessGroup):
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
-        work = GroupWork(handle, list(plan.results), self._futures, sorted(devices, key=str))
+        # A callback's call may end before calls that were made earlier.
+        futures, place = (None, (name,)) if name else (self._futures, self._place())
+        work = GroupWork(handle, list(plan.results), futures, sorted(devices, key=str), place)
         memory_in_use.add(work, plan.inputs, plan.writes())
         return work, call, (inputs or [NOTHING])[0]
+
+    def _place(self) -> tuple[object, ...]:
+        return self._set.process_set_id, self._calls % _PLACES
 
     def _text(self, kind: str) -> str:
         return f"{kind}, call {self._calls} in {self.label}"

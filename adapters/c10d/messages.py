@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from farandole.c10d import memory_in_use
 from farandole.c10d.calls import Tensors, one, output_for
-from farandole.c10d.work import Futures, GroupWork
+from farandole.c10d.work import GroupWork
 from farandole.messages import recv_async, refuse_receive, send_async
 from farandole.torch.kind import check_unused, store
 from farandole.torch.strides import overlaps
@@ -23,14 +22,8 @@ class MessageWork(GroupWork):
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
         """`handle` is done once the tensor has been sent or received."""
-        super().__init__(handle, [tensor], Futures(), [tensor.device] if tensor.is_cuda else [])
+        super().__init__(handle, [tensor], None, [tensor.device] if tensor.is_cuda else [])
         self._source = -1
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A future whose value is a list of the tensor."""
-        future = super().get_future()
-        self._futures.close()
-        return future
 
     def arrived(self, tensor: Tensor, buffer: Tensor, source: int) -> None:
         """Copies the message from `buffer` to `tensor`. `source`: the sender's rank."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -16,15 +17,17 @@ from torch.futures import Future
 from farandole.c10d import memory_in_use
 from farandole.calls.handles import Handle
 
-__all__ = ["Futures", "GroupWork"]
+__all__ = ["Futures", "GroupWork", "name_in_callback"]
 
 _NONE = timedelta(0)  # in c10d: use the group's time-out
 
-# Before torch 2.10 (seen in 2.1 to 2.6), C++ callers such as DDP's constructor keep only the C++
-# half of a work and wait forever once the Python half is freed. So farandole keeps works that
-# nobody has waited for.
+# A C++ caller that takes a work as an argument, as DDP's reducer does in join(), keeps only the C++
+# half of it, and waits forever, or finds no future, once the Python half is freed. Before torch
+# 2.10 (seen in 2.1 to 2.6), callers that start a call themselves do so too. So farandole keeps
+# works that nobody has waited for, and, of works that have ended, those with small results.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
+_SMALL = 1024  # bytes of a result
 _kept: dict[int, GroupWork] = {}
 
 
@@ -52,6 +55,72 @@ def _unwrap(value: Any) -> Any:
         raise value.reason.with_traceback(None)
 
 
+class _Callback(threading.local):
+    """The callback that runs on this thread."""
+
+    place = ""  # "": none runs
+    calls = 0  # collectives that it has made
+
+
+_callback = _Callback()
+
+
+def name_in_callback() -> str | None:
+    """The name of the next collective if a future's callback makes it; else None.
+
+    Ranks run callbacks at different times, so such a call has no place in the order of calls. It is
+    matched by the call whose future runs the callback.
+    """
+    if not _callback.place:
+        return None
+    _callback.calls += 1
+    return f"callback {_callback.place}, call {_callback.calls}"
+
+
+class _Future(Future[Any]):
+    """A future whose callbacks, and those of the futures that then() returns, may make collectives.
+    Callbacks are matched by their number, so ranks add them in the same order."""
+
+    def __init__(self, place: str, devices: list[Any]) -> None:
+        """`place`: names the future, equal on all ranks; "": it has no equal on other ranks."""
+        super().__init__(devices=devices)
+        self._place = place
+        self._devices = devices
+        self._added = 0
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """As torch's method."""
+        made = _Future(self._next_place(), self._devices)
+
+        def call(_: Any) -> None:
+            try:
+                value = made._run(callback, self)
+            except Exception as reason:
+                value = _Failed(reason)
+                made._set_unwrap_func(_unwrap)
+            made.set_result(value)
+
+        super().add_done_callback(call)
+        return made
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """As torch's method."""
+        made = _Future(self._next_place(), self._devices)
+        super().add_done_callback(lambda _: made._run(callback, self))
+
+    def _next_place(self) -> str:
+        self._added += 1
+        return self._place and f"{self._place}.{self._added}"
+
+    def _run(self, callback: Callable[[Any], Any], given: Any) -> Any:
+        before = _callback.place, _callback.calls
+        _callback.place, _callback.calls = self._place, 0
+        try:
+            return callback(given)
+        finally:
+            _callback.place, _callback.calls = before
+
+
 class Futures:
     """Completes the futures of a group's works, in order.
 
@@ -62,17 +131,24 @@ class Futures:
     def __init__(self) -> None:
         self._pending: SimpleQueue[tuple[GroupWork, Future[list[Tensor]]] | None] = SimpleQueue()
         self._turn = threading.Lock()  # held by the thread that waits
-        self._count = threading.Lock()  # guards _free
+        self._count = threading.RLock()  # guards the next two; a finalizer may call close()
         self._free = 0  # threads that run no callback
+        self._closed = False
 
-    def add(self, work: GroupWork, future: Future[list[Tensor]]) -> None:
-        """Completes `future` when `work` is done or has failed."""
-        self._pending.put((work, future))
+    def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
+        """Completes `future` when `work` is done or has failed. Returns False after close()."""
+        with self._count:
+            if self._closed:
+                return False
+            self._pending.put((work, future))
         self._start_thread()
+        return True
 
     def close(self) -> None:
         """Ends the threads once the pending futures are complete."""
-        self._pending.put(None)
+        with self._count:
+            self._closed = True
+            self._pending.put(None)
 
     def _start_thread(self) -> None:
         with self._count:
@@ -112,10 +188,18 @@ class GroupWork(Work):
     """A call under way. Any thread may wait. Errors are farandole's."""
 
     def __init__(
-        self, handle: Handle[Any], results: list[Tensor], futures: Futures, devices: list[Any]
+        self,
+        handle: Handle[Any],
+        results: list[Tensor],
+        futures: Futures | None,
+        devices: list[Any],
+        place: tuple[object, ...] = (),
     ) -> None:
-        """`results` are complete once the handle is done; `devices` lists the GPUs they are on."""
+        """`results` are complete once the handle is done; `devices` lists the GPUs they are on.
+        `futures`: completes the work's future in order; None: the future has its own thread.
+        `place`: names the call, equal on all ranks."""
         super().__init__()
+        self._place = place
         self._handle = handle
         self._results = results
         self._futures = futures
@@ -138,6 +222,8 @@ class GroupWork(Work):
         finally:
             if self._handle.numbers is None:  # it has ended; after a time-out it has not
                 memory_in_use.remove(self)
+                if all(x.layout is torch.strided and x.nbytes <= _SMALL for x in self._results):
+                    _keep(self)
 
     @property
     def devices(self) -> list[Any]:
@@ -187,10 +273,11 @@ class GroupWork(Work):
         with self._making:
             if self._future is not None:
                 return self._future
-            future: Future[list[Tensor]] = Future(devices=self._devices)
-            self._future = future
+            self._future = future = _Future(".".join(map(str, self._place)), self._devices)
         if self._handle.poll():
             complete(future, self, self.outcome())
-        else:
-            self._futures.add(self, future)
+        elif self._futures is None or not self._futures.add(self, future):
+            own = Futures()
+            own.add(self, future)
+            own.close()
         return future

@@ -32,6 +32,7 @@ from farandole.xla import collective_handlers
 
 UNNAMED = "jit"  # name of all collectives without a name
 _TARGET = "farandole_collective"
+Rows = tuple[int, ...]
 _SCALAR = "a scalar has no first dimension to divide; give it shape (1,)"
 
 
@@ -152,39 +153,39 @@ collective_p = Primitive("farandole")
 collective_p.multiple_results = True
 
 
-def bind(call: Call, arrays: Sequence[Any], place: Placement, rows: int = -1) -> list[Any]:
+def bind(call: Call, arrays: Sequence[Any], place: Placement, rows: Rows = ()) -> list[Any]:
     """Binds a call over arrays, one group, while at least one is traced. Returns the results.
 
-    `rows` is the first dimension of an allgather's result, if it is not this rank's rows times the
+    `rows`: the first dimension of each result of an allgather; (): this rank's rows times the
     number of members.
     """
     made: list[Any] = collective_p.bind(*arrays, call=call, place=place, rows=rows)
     return made
 
 
-def results_of(avals: Sequence[Any], call: Call, place: Placement, rows: int = -1) -> list[Any]:
+def results_of(avals: Sequence[Any], call: Call, place: Placement, rows: Rows = ()) -> list[Any]:
     """Shapes and dtypes of a call's results. Raises TypeError or ValueError for unsupported
     ones."""
     found = []
-    for aval in avals:
+    for i, aval in enumerate(avals):
         code_of(np.dtype(aval.dtype))  # raises
         shape = aval.shape
         if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
-            of_result = rows if rows >= 0 else RULES[call.op].rows(place, shape[0])
+            of_result = rows[i] if rows else RULES[call.op].rows(place, shape[0])
             shape = (of_result, *shape[1:])
         found.append(jax.core.ShapedArray(shape, aval.dtype))
     return found
 
 
 @collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
-def _shapes(*avals: Any, call: Call, place: Placement, rows: int) -> tuple[list[Any], set[Any]]:
+def _shapes(*avals: Any, call: Call, place: Placement, rows: Rows) -> tuple[list[Any], set[Any]]:
     return results_of(avals, call, place, rows), {_effect}
 
 
 @collective_p.def_impl  # type: ignore[untyped-decorator]
-def _now(*arrays: Any, call: Call, place: Placement, rows: int) -> list[Any]:
+def _now(*arrays: Any, call: Call, place: Placement, rows: Rows) -> list[Any]:
     """Runs outside of jit, such as when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
     found = RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
@@ -200,7 +201,7 @@ def _now(*arrays: Any, call: Call, place: Placement, rows: int) -> list[Any]:
     return found
 
 
-def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: int) -> Any:
+def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: Rows) -> Any:
     """Lowers to a call of the core's handler, between the previous token and a new one."""
     avals_in, avals_out = [_token, *ctx.avals_in], [_token, *ctx.avals_out]
     whole = ctx.replace(avals_in=avals_in, avals_out=avals_out)
@@ -279,7 +280,7 @@ def _named(call: Call, suffix: str) -> Call:
     return replace(call, name=name)
 
 
-def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: int) -> Any:
+def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: Rows) -> Any:
     results = bind(call, primals, place, rows)
     moving = [i for i, x in enumerate(tangents) if type(x) is not ad.Zero]
     if moving and not _is_linear(call):
@@ -289,12 +290,13 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: int
         # Send all real tensors, so that all ranks send the same ones.
         real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
         sent = [ad.instantiate_zeros(tangents[i]) for i in real]
-        for i, x in zip(real, bind(_named(call, "tangent"), sent, place, rows), strict=True):
+        of_real = tuple(rows[i] for i in real) if rows else ()
+        for i, x in zip(real, bind(_named(call, "tangent"), sent, place, of_real), strict=True):
             found[i] = x
     return results, found
 
 
-def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, rows: int) -> Any:
+def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, rows: Rows) -> Any:
     """Brings cotangents of the results back to the inputs, for all tensors of a group together."""
     given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
     op = RULES[call.op].back
@@ -304,7 +306,8 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, row
     elif op not in _REDUCTIONS:
         back = replace(back, prescale=1.0, postscale=1.0)
         scale = call.prescale * call.postscale / divisor_of(call.reduce_op, call.process_set)
-    rows = inputs[0].aval.shape[0] if call.op is Op.REDUCESCATTER else -1
+    scattered = call.op is Op.REDUCESCATTER
+    rows = tuple(x.aval.shape[0] for x in inputs) if scattered else ()
     found = bind(back, given, place, rows)
     if call.root >= 0 and place.rank != call.root:
         return [_dependent_zeros(x) for x in found]

@@ -90,11 +90,12 @@ def DistributedOptimizer(
     - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
-    or change. A gradient that is missing on some ranks counts as zeros there; one that is missing
-    on all ranks stays None. Each backward() outside of no_sync() is collective. If a rank skips
-    one, it must call synchronize() instead. step() reduces the gradients that no pass has reduced:
-    those of no_sync(), or those that you wrote yourself. farandole sends everything that `.grad`
-    holds, so reset gradients after each step, unless op is Average.
+    or change. A gradient that is missing on some ranks counts as the identity there: zeros, for a
+    sum or average. One that is missing on all ranks stays None. Each backward() outside of
+    no_sync() is collective. If a rank skips one, it must call synchronize() instead. step() reduces
+    the gradients that no pass has reduced: those of no_sync(), or those that you wrote yourself.
+    farandole sends everything that `.grad` holds, so reset gradients after each step, unless op is
+    Average.
 
     Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
     too. A parameter belongs to one optimizer: if a newer one has it as well, step() of the older
@@ -252,6 +253,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.accumulation.complete:
+                if "found_inf" in self.__dict__:  # GradScaler.step() has set it
+                    raise ValueError(
+                        "a GradScaler has looked for overflows in gradients that are not reduced "
+                        "yet, so each rank would decide alone whether it steps: call "
+                        "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
+                    )
                 reducer.synchronize(at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:

@@ -204,7 +204,9 @@ def test_one_parameter_in_two_optimizers() -> None:
         critic.step()
         grad_is(encoder, total(hvd.Average, [k]))
         for act in (actor.step, actor.synchronize):
-            with pytest.raises(RuntimeError, match=r"group\[0\]\[0\] also belongs to a newer Distributed"):
+            with pytest.raises(
+                RuntimeError, match=r"group\[0\]\[0\] also belongs to a newer Distributed"
+            ):
                 act()
         with pytest.raises(RuntimeError, match="one optimizer of all"), actor.skip_synchronize():
             actor.step()

@@ -4,6 +4,7 @@ both classes, on autograd's threads."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,12 @@ task_id: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _call_at_end: Callable[[Callable[[], None]], None]
 _call_at_end = torch.autograd.Variable._execution_engine.queue_callback
+
+
+def is_compiled() -> bool:
+    """True if this thread is in a backward pass of compiled autograd, which drops callbacks."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 class Accumulation:

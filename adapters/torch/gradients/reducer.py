@@ -27,7 +27,7 @@ from farandole.torch.arguments import Settings
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient, send_together
-from farandole.torch.gradients.passes import Accumulation, pass_of, task_id
+from farandole.torch.gradients.passes import Accumulation, is_compiled, pass_of, task_id
 from farandole.torch.gradients.round import Consensus, Round, RoundState, no_pass, outcome
 from farandole.torch.models import REMEDIES, model_of
 from farandole.torch.strides import like_gradient
@@ -149,6 +149,14 @@ class Reducer:
                 self.accumulation.complete = False
                 if (task := task_id()) < 0:  # not in autograd's engine: step() will reduce
                     return now
+                if is_compiled() and not self.accumulation.holding:
+                    raise self.fail(
+                        ValueError(
+                            f"{self.consensus.scope}: compiled autograd does not report the end "
+                            "of a backward pass: set torch._dynamo.config.compiled_autograd to "
+                            "False, or call backward() within no_sync(); step() then reduces"
+                        )
+                    )
                 inside = pass_of(task).add(self)
                 sending = self._begin_pass(parameter)
                 now.inside, now.sending = inside, sending  # last: other threads' hooks read them
