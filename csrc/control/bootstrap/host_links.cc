@@ -11,7 +11,7 @@ namespace farandole {
 namespace {
 
 constexpr std::array kHello{std::byte{'h'}};
-constexpr std::chrono::seconds kGiveTimeout{10};
+constexpr std::chrono::seconds kGiveTimeout{1};
 
 template <class T>
 ByteView bytes_of(const T& value) {
