@@ -148,14 +148,14 @@ class StoreBootstrap(SocketBootstrap):
             super().__init__(self._look, rank, size, seconds, seconds)
         except Refused as reason:
             raise self._note(
-                f"this rank and the process that torch.distributed's store names as rank 0 could "
-                f"not prove to each other that they are of one job ({reason}): MASTER_ADDR, "
-                f"MASTER_PORT, torchrun's run id, the store or {SECRET} differs there, or a "
-                f"stranger writes to the store; {remedy()}"
+                f"torch.distributed's store names a process as rank 0, but this rank and that "
+                f"process could not prove to each other that they are of one job ({reason}). "
+                f"They have different values of MASTER_ADDR, MASTER_PORT, torchrun's run id or "
+                f"{SECRET}, or use different stores, or a stranger writes to the store; {remedy()}"
             ) from reason
         except OSError as reason:
             raise StallError(
-                f"init(): ranks [0] did not come to the meeting of all ranks within {seconds:g} s: "
+                f"init(): rank 0 did not come to the meeting of all ranks within {seconds:g} s: "
                 f"{reason}; {REMEDY}"
             ) from reason
         self._noted = ""

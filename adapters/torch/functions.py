@@ -165,8 +165,9 @@ def broadcast_optimizer_state(
         counts = allgather_object(own, f"{scope}.counts", process_set, timeout=timeout)
         if any(count not in (None, skeleton.counts) for count in counts):  # None: it has joined
             raise ValueError(
-                f"optimizers have different parameters: groups of {skeleton.counts} on rank "
-                f"{chosen}, and by rank {counts}; build the same optimizer on all ranks"
+                "optimizers have different parameters: the numbers of parameters in each group are "
+                f"{skeleton.counts} on rank {chosen}; the lists of all ranks, in their order, are "
+                f"{counts}. Build the same optimizer on all ranks"
             )
         received = [] if root else describe_tensors(skeleton, optimizer)
         copies = sent or [(x, in_order(x)) for x in received]

@@ -199,7 +199,7 @@ def test_dtypes_of_state_survive() -> None:
 @pytest.mark.ranks(2, 4)
 def test_different_optimizers_are_an_error_on_all_ranks() -> None:
     ps = [nn.Parameter(torch.zeros(1)) for _ in range(1 + hvd.rank() % 2)]
-    with pytest.raises(ValueError, match=r"different parameters: groups of \[1\] on rank 0"):
+    with pytest.raises(ValueError, match=r"different parameters: .* are \[1\] on rank 0"):
         hvd.broadcast_optimizer_state(torch.optim.SGD(ps, lr=0.1), root_rank=0)
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 

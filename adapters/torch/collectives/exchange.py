@@ -195,7 +195,7 @@ def alltoall_async(
 
 
 def _told(rows: Rows, splits: Any) -> Tensor:
-    """The numbers of rows from each member, as the tensor that users receive."""
+    """Returns the numbers of rows from each member as a tensor, on the device of `splits`."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
     return torch.from_numpy(rows).to(device, dtype)
