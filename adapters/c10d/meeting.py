@@ -150,12 +150,12 @@ class StoreBootstrap(SocketBootstrap):
             raise self._note(
                 f"torch.distributed's store names a process as rank 0, but this rank and that "
                 f"process could not prove to each other that they are of one job ({reason}). "
-                f"They have different values of MASTER_ADDR, MASTER_PORT, torchrun's run id or "
-                f"{SECRET}, or use different stores, or a stranger writes to the store; {remedy()}"
+                f"MASTER_ADDR, MASTER_PORT, torchrun's run id, the store or {SECRET} differs "
+                f"between the two, or a stranger writes to the store; {remedy()}"
             ) from reason
         except OSError as reason:
             raise StallError(
-                f"init(): rank 0 did not come to the meeting of all ranks within {seconds:g} s: "
+                f"init(): rank 0 did not come to the rendezvous of all ranks within {seconds:g} s: "
                 f"{reason}; {REMEDY}"
             ) from reason
         self._noted = ""

@@ -166,7 +166,7 @@ def test_a_rank_that_does_not_come_to_the_store(program: str, tmp_path: Path) ->
     Path(program).write_text(head + source)
     ((code, out),) = run([[sys.executable, program, f"store:{tmp_path}/met", "1", "2"]])
     assert code != 0
-    assert "StallError: init(): rank 0 did not come to the meeting" in out, out
+    assert "StallError: init(): rank 0 did not come to the rendezvous" in out, out
 
 
 def test_no_launcher_and_no_store_is_an_error(program: str) -> None:

@@ -275,7 +275,7 @@ def test_a_secret_that_is_wrong_on_one_rank(
 ) -> None:
     secrets = [SECRET.encode(), b"another secret of this job"]
     for job in with_secrets(ranks, store, monkeypatch, secrets, SECRET.encode()):
-        with pytest.raises(LibraryError, match="or FARANDOLE_JOB_SECRET differs there"):
+        with pytest.raises(LibraryError, match="or FARANDOLE_JOB_SECRET differs between"):
             job.result(LONG)
 
 
