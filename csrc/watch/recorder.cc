@@ -199,20 +199,29 @@ void Recorder::tell(Stamped<FlightText>& lines, const std::string& text,
 }
 
 void Recorder::dump(std::span<const int> locals, const std::string& reason) {
-  if (folder_.empty() || disk_hangs_) return;
+  if (folder_.empty()) return;
+  {
+    std::lock_guard lock(abandoned_mutex_);
+    if (!abandoned_.expired()) return;
+  }
   try {
-    LeavableThread writer(
-        "farandole-dump", [folder = folder_, dumps = dumps_of(memory_, locals, reason)] {
-          try {
-            write_dumps(dumps, folder);
-          } catch (const std::exception& error) {
-            log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
-          }
-        });
-    // The driver calls this: a disk that hangs must delay no error and no other call.
+    const auto dumps =
+        std::make_shared<const std::vector<FlightDump>>(dumps_of(memory_, locals, reason));
+    LeavableThread writer("farandole-dump", [folder = folder_, dumps] {
+      try {
+        write_dumps(*dumps, folder);
+      } catch (const std::exception& error) {
+        log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+      }
+    });
+    // The driver calls this: a disk that hangs must delay no error, and no other call by more than this.
     if (writer.join_or_leave(Deadline::in(kDiskPatience))) return;
-    disk_hangs_ = true;
-    log(LogLevel::kWarning, "no more flight recorder dumps: " + folder_ + " does not answer");
+    {
+      std::lock_guard lock(abandoned_mutex_);
+      abandoned_ = dumps;
+    }
+    log(LogLevel::kWarning,
+        "no flight recorder dumps while " + folder_ + " hangs: a dump there takes more than 1 s");
   } catch (const std::exception& error) {
     log(LogLevel::kWarning, std::string("can't dump flight recorders: ") + error.what());
   }

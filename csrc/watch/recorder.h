@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -86,7 +87,8 @@ class Recorder {
   FlightMemory memory_;
   const int local_;
   const std::string folder_;
-  std::atomic<bool> disk_hangs_{false};  // a dump was abandoned
+  std::mutex abandoned_mutex_;
+  std::weak_ptr<const void> abandoned_;  // a dump that a hanging disk has not taken yet
   std::mutex lines_mutex_;
   std::atomic<uint64_t> dumped_{0};  // a bit per failure code that was dumped
   FlightPage& page_;

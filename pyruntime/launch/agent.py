@@ -68,6 +68,8 @@ class _RankListener(Server):
         self._client[client.rank] = client
 
     def _received(self, client: Client, message: bytes) -> None:
+        if self._client.get(client.rank) is not client:
+            return  # the last words of an earlier program, which came after the next one's first
         fields, pid = json.loads(message), process_of(client.connection)
         self._events.put(lambda: self._runner.hear_rank(client.rank, pid, fields))
 
@@ -248,7 +250,8 @@ class AgentRunner:
         name = self._names[number]
         process = self._processes[name]
         what, *rest = fields
-        process.connected, process.pid = True, pid
+        process.connected = True
+        process.meet(pid)
         if process.settled:  # it has outlived the process that was started for it
             process.kill()
         elif what == "here":
@@ -270,7 +273,8 @@ class AgentRunner:
     def rank_hung_up(self, number: int) -> None:
         """Handles the end of a rank's connection: its program has ended."""
         name = self._names[number]
-        self._processes[name].connected, self._processes[name].pid = False, 0
+        self._processes[name].connected = False
+        self._processes[name].meet(0)
         for key in [key for key in self._blobs if key[0] == name]:
             del self._blobs[key]
         self._settle(name)

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -181,7 +182,10 @@ class AgentProcesses:
 
 
 def _in_memory(data: bytes) -> IO[bytes]:
-    file = os.fdopen(os.memfd_create("farandole-environment"), "w+b")
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("farandole-environment"), "w+b")
+    else:  # a Python that was built for an old glibc
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the caller; it has no name
     file.write(data)
     file.seek(0)
     return file

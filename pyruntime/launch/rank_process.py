@@ -18,7 +18,7 @@ from typing import IO
 
 from farandole.launch.programs import apart
 from farandole.membership.messages import End
-from farandole.start.siblings import stat
+from farandole.start.siblings import Process, stat
 
 _CHUNK = 1 << 16
 _STOPPED = "T"  # a signal has stopped it; "t", under a debugger, is intended
@@ -45,7 +45,8 @@ class RankProcess:
         self.connected = False  # to the agent
         self.code: int | None = None  # exit code; None while it lives
         self.stopped = 0.0  # seconds since a signal stopped it
-        self.pid = 0  # of the connected program, in this PID namespace; 0: none
+        self.pid = 0  # of the connected program, in this PID namespace; 0: none; see meet()
+        self._begun: Process | None = None  # its entry in /proc when it was met
         self._process = subprocess.Popen(
             apart(command, dies=True),
             env=environment,
@@ -71,6 +72,11 @@ class RankProcess:
             self._process.wait()
             raise OSError(errno.EAGAIN, str(reason)) from reason
 
+    def meet(self, pid: int) -> None:
+        """Notes the connected program; 0: it has ended."""
+        if pid != self.pid:
+            self.pid, self._begun = pid, stat(pid)
+
     def kill(self) -> None:
         """Kills the process group, and the connected program, which may have another group or be in
         a container."""
@@ -80,7 +86,9 @@ class RankProcess:
                     os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # the group is not made yet, or is gone
                 self._process.kill()
-        if self.pid:
+        now = stat(self.pid) if self.pid else None
+        # Its end may not have been noticed yet, and its number may be another process's by now.
+        if now is not None and self._begun is not None and now.start == self._begun.start:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
 

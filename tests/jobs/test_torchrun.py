@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.start import torchrun
 from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
 from harness.process import Process
 
@@ -182,6 +183,18 @@ def test_another_job_with_this_port(start):
     assert re.search(rf"LibraryError: .*same MASTER_PORT={port} .*Remedy", second.out), second.out
     start([sys.executable], **place(1, 2, port)).end().check()
     first.end().check()
+
+
+def test_the_socket_of_a_killed_rank_0_is_waited_for(monkeypatch):
+    for name, value in place(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    path, _ = torchrun.open_rendezvous()
+    torchrun._server.close()
+    monkeypatch.setattr(torchrun, "_server", None)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(path)
+    assert torchrun.open_rendezvous()[0] == path
+    torchrun._server.close()
 
 
 def test_mpirun_with_variables_of_torchrun(start):

@@ -267,6 +267,34 @@ def test_nobody_publishes_the_unfinished_file_of_another_writer(
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_newer_commit_that_comes_during_a_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, elastic: bool
+) -> None:
+    """It is written next. In an elastic job another rank may write it: it stays then."""
+    begun, go_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def hold(descriptor: int) -> None:
+        if threading.current_thread().name == "farandole.commit":
+            begun.set()
+            assert go_on.wait(60)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hold)
+    folder.parent.mkdir(mode=0o700)
+    writer = commits.Writer(folder, make=not elastic)
+    writer.begin(Saved({"x": 1}), Commit(1, 9))
+    assert begun.wait(60)
+    if elastic:
+        commits.Writer(folder, make=False).write(Saved({"x": 2}), Commit(2, 3))
+    else:
+        writer.begin(Saved({"x": 2}), Commit(2, 3))
+    go_on.set()
+    writer.join()
+    assert read_commit(folder, {}) == {"x": 2}
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     os.mkfifo(folder / FILE, 0o600)

@@ -260,6 +260,22 @@ TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
            "rank 1 waits in join() of process set 0, but this call is in a different process set");
 }
 
+// Its join() is an old fact: why it makes no progress now is told first.
+TEST(a_silent_rank_that_has_joined_another_set_does_not_answer) {
+  Job job(watchful(3));
+  job.submit_all(add_set_of({0, 1}), no_input());
+  const SetId set = only<OpenSet>(job.publish()).set;
+  job.report(1, Join{kWorldSet});
+  job.submit(0, in_set(tensor("x"), set));
+  job.at(10);
+  for (Rank rank : only<CollectStacks>(job.tick()).ranks) {
+    if (rank != 1) job.report(rank, StackReport{});
+  }
+  job.at(12);
+  job.tick();
+  contains(job.coordinator().take_notices().at(0), "rank 1 does not answer");
+}
+
 TEST(a_stopped_rank_is_named) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));

@@ -79,6 +79,26 @@ bool hung_up(int fd) {
 
 }  // namespace
 
+// The kernel counts descriptors on their way by user: other jobs of the user may have sent them.
+TEST(descriptors_beyond_the_users_limit_wait_for_a_reader) {
+  check::run_in_fork([] {
+    if (geteuid() == 0) CHECK_EQ(setuid(kStranger), 0);  // root may exceed it
+    const rlimit limit{64, 64};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    UnixSocket sender{Fd(ends[0])};
+    UnixSocket receiver{Fd(ends[1])};
+    const std::vector<int> fds(33, ends[0]);
+    for (int i = 0; i < 2; ++i) sender.send(text("early"), fds, patience());
+    const Deadline deadline = soon();
+    CHECK_THROWS(sender.send(text("late"), fds, deadline), ErrorCode::kLibrary);
+    CHECK(deadline.expired());
+    CHECK_EQ(receiver.receive(patience()).fds.size(), 33);
+    sender.send(text("late"), fds, patience());
+  });
+}
+
 TEST(messages_keep_their_boundaries_in_both_directions) {
   Pair pair;
   pair.client.send(text("one"), {}, patience());
