@@ -98,9 +98,10 @@ def DistributedOptimizer(
     Average.
 
     Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
-    too. A parameter belongs to one optimizer: if a newer one has it as well, step() of the older
-    one raises RuntimeError. A copied or unpickled optimizer does not reduce: its step() raises
-    RuntimeError until you make it a DistributedOptimizer.
+    too. From the next step() on, parameters that you remove there are not. A parameter belongs to
+    one optimizer: if a newer one has it as well, step() of the older one raises RuntimeError. A
+    copied or unpickled optimizer does not reduce: its step() raises RuntimeError until you make it
+    a DistributedOptimizer.
 
     Raises ValueError for a wrong argument, or if farandole is not initialised; TypeError for an
     argument of a wrong type.
@@ -249,11 +250,14 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._follow()
         self._in_closure = False
         if reducer is not None:
+            if len(reducer.gradients) > len(self._followed):
+                reducer.forget()
             reducer.check_usable()
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.accumulation.complete:
-                if "found_inf" in self.__dict__:  # GradScaler.step() has set it
+                if self.__dict__.pop("found_inf", None) is not None:  # GradScaler.step() has set it
+                    self.__dict__.pop("grad_scale", None)  # else a second try would multiply it
                     raise ValueError(
                         "a GradScaler has looked for overflows in gradients that are not reduced "
                         "yet, so each rank would decide alone whether it steps: call "
@@ -367,9 +371,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             for index, parameter in enumerate(parameters):
                 if id(parameter) in known:
                     continue
-                name = default_name(number, index)
-                if name in taken:  # by a parameter that was moved
-                    name = f"parameter {len(reducer.gradients) + len(new)}"
+                name, other = default_name(number, index), len(taken)
+                while name in taken:  # by a parameter that was moved
+                    name, other = f"parameter {other}", other + 1
+                taken.add(name)
                 new.append(parameter)
                 names.append(name)
         if new:

@@ -82,6 +82,20 @@ def test_grad_scaler(explicit: str, fused: bool) -> None:
         torch.testing.assert_close(p.detach(), -mean_gradient() * k)
 
 
+@pytest.mark.skipif(len(FUSED) == 1, reason="this torch has no fused SGD")
+def test_a_step_before_the_reduction_is_an_error() -> None:
+    """A fused optimizer steps even if the scaler has found an overflow, and looks itself."""
+    p, optimizer = toy(fused=True)
+    scaler = scaler_of(init_scale=4.0)
+    with optimizer.no_sync():
+        backward(p, scaler)
+    with pytest.raises(ValueError, match=r"call optimizer.synchronize\(\) before scaler"):
+        scaler.step(optimizer)
+    optimizer.synchronize()
+    scaler.step(optimizer)
+    torch.testing.assert_close(p.detach(), -mean_gradient())
+
+
 @pytest.mark.parametrize("fused", FUSED)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(fused: bool) -> None:
     p, optimizer = toy(**({"fused": True} if fused else {}))

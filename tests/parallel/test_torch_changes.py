@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -131,6 +132,30 @@ def test_a_new_optimizer_takes_over() -> None:
     push(p, 1)
     new.step()
     grad_is(p, total(hvd.Sum, [1]))
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_parameter_that_leaves(taken: bool) -> None:
+    """Another optimizer may take it at once. Else the next step() forgets it."""
+    (p, q), optimizer = toys(2)
+    push_each((p, 0), (q, 0))
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["params"] = [p]
+    (_,), taker = toys(op=hvd.Sum)
+    if taken:
+        taker.add_param_group({"params": [q]})
+    optimizer.step()
+    q.grad = None
+    push_each((p, 1), (q, 2))
+    grad_is(p, total(hvd.Average, [1]))
+    grad_is(q, total(hvd.Sum, [2]) if taken else value(hvd.rank(), 2))
+    taker.step()
+    optimizer.step()
+    kept = weakref.ref(q)
+    del q, taker
+    gc.collect()
+    assert kept() is None
 
 
 def test_hooks_end_with_the_optimizer() -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
 from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
-from harness.toys import batch, joined, loss_of, network, train_both
+from harness.toys import assert_same, batch, joined, loss_of, network, train, train_both
 
 pytestmark = [
     pytest.mark.ranks(2, 4),
@@ -31,13 +31,16 @@ def ddp_of(model: nn.Module, **options: Any) -> Any:
     return DistributedDataParallel(model, bucket_cap_mb=SMALL, **options)
 
 
-@pytest.mark.parametrize("option", [None, *OPTIONS])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler on itself
+@pytest.mark.parametrize("option", [None, *OPTIONS, "compiled"])
 def test_ddp_equals_joined_batch(option: str | None) -> None:
     model, reference = network(), network()
     with torch.no_grad():
         for p in model.parameters():  # of rank 0 in the end
             p.add_(hvd.rank())
-    ddp = ddp_of(model, **({option: True} if option else {}))
+    ddp = ddp_of(model, **({option: True} if option in OPTIONS else {}))
+    if option == "compiled":  # torch's compiler refuses small buckets
+        ddp = torch.compile(DistributedDataParallel(model), backend="eager")
     own = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
     train_both(ddp, own, reference, plain, range(4), clip=0.5)
@@ -111,17 +114,48 @@ def test_hooks(hook: str) -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=tolerance, atol=tolerance)
 
 
+def power_sgd(state: Any, bucket: Any) -> Any:
+    """Rank 0 completes each bucket before the next one; the others start all buckets before."""
+    if hvd.rank() == 0 and bucket.index() == 0:
+        for source in range(1, hvd.size()):
+            hvd.recv(torch.zeros(1), source)
+    future: Any = powerSGD_hook.powerSGD_hook(state, bucket)
+    if hvd.rank() == 0:
+        future.wait()
+    elif bucket.is_last():
+        hvd.send(torch.zeros(1), 0)
+    return future
+
+
 def test_power_sgd_waits_in_its_callbacks() -> None:
-    model = nn.Linear(64, 64)
-    ddp = DistributedDataParallel(model)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    ddp = ddp_of(model)
     state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
-    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    ddp.register_comm_hook(state, lambda state, bucket: power_sgd(state, bucket))
     for step in range(4):
         ddp.zero_grad()
         torch.manual_seed(100 * step + hvd.rank())
         ddp(torch.randn(8, 64)).square().sum().backward()
-    rows = hvd.allgather(model.weight.grad.unsqueeze(0))
-    assert all(torch.equal(row, rows[0]) for row in rows)
+    for p in model.parameters():
+        rows = hvd.allgather(p.grad.unsqueeze(0))
+        assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_uneven_inputs() -> None:
+    """C++ code of DDP gets the works of ranks that have joined."""
+    model, reference = network(), network()
+    model.register_buffer("shared", torch.zeros(1))
+    ddp = ddp_of(model)
+    own = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    with ddp.join(divide_by_initial_world_size=False):
+        train(ddp, own, range(2 + 2 * hvd.rank()))
+    for step in range(2 * hvd.size()):
+        plain.zero_grad()
+        active = [batch(r, step) for r in range(hvd.size()) if step < 2 + 2 * r]
+        torch.stack([loss_of(reference, data) for data in active]).mean().backward()
+        plain.step()
+    assert_same(model, reference)
 
 
 def test_models_that_differ() -> None:

@@ -136,6 +136,26 @@ def test_a_callback_may_wait_for_later_work() -> None:
     assert future.wait() == n * (n - 1) / 2 + n
 
 
+def test_calls_of_callbacks_are_matched_by_their_future() -> None:
+    """Ranks run callbacks before or after their next call."""
+    n, xs = dist.get_world_size(), [torch.full((4,), 1.0), torch.full((4,), 100.0)]
+
+    def start(x: torch.Tensor) -> Any:
+        return dist.all_reduce(x, async_op=True)
+
+    def again(future: Any) -> Any:
+        return start(future.value()[0] * 10).get_future().wait()
+
+    def twice(work: Any) -> Any:
+        return work.get_future().then(again).then(again).wait()[0]
+
+    if dist.get_rank() == 0:
+        found = [twice(start(x)) for x in xs]
+    else:
+        found = [twice(work) for work in [start(x) for x in xs]]
+    assert [x.tolist() for x in found] == [[k * (10 * n) ** 2 * n] * 4 for k in (1, 100)]
+
+
 def test_any_thread_may_call() -> None:
     found = []
 
@@ -254,6 +274,21 @@ def test_after_the_end() -> None:
     with pytest.raises(hvd.ShutdownError, match="shut down"):
         group.allreduce([torch.ones(1)])
     dist.destroy_process_group()
+
+
+def test_a_future_of_a_group_that_has_ended() -> None:
+    group: Any = dist.new_group()
+    x = torch.ones(4)
+    if dist.get_rank() > 0:
+        dist.barrier()
+    work = dist.all_reduce(x, group=group, async_op=True)
+    if dist.get_rank() == 0:
+        group.shutdown()
+        future = work.get_future()
+        dist.barrier()  # the others make the call now
+        future.wait()
+    work.wait()
+    assert x.tolist() == [dist.get_world_size()] * 4
 
 
 def test_a_world_that_is_not_farandoles() -> None:

@@ -24,6 +24,7 @@ from harness.toys import (
 )
 
 pytestmark = pytest.mark.ranks(2, 3)
+COMPILED = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler on itself
 OPS = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
 
 
@@ -83,7 +84,22 @@ def test_each_thread_trains_a_model_of_its_own() -> None:
         assert_same(model, reference)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler on itself
+@COMPILED
+def test_compiled_autograd() -> None:
+    """It drops what should run at the end of a pass, so only step() can reduce."""
+    compiled: Any = torch._dynamo.compiled_autograd
+    (p,), optimizer = toys()
+    with compiled._enable(torch.compile(backend="eager")):
+        with pytest.raises(ValueError, match="compiled autograd does not report the end"):
+            push(p)
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            push(p, 1)
+    optimizer.step()
+    assert p.tolist() == [-total(hvd.Average, [1])] * 4
+
+
+@COMPILED
 def test_a_step_that_is_compiled() -> None:
     model, reference = network(), network()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))

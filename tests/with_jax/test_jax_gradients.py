@@ -126,6 +126,21 @@ def test_a_group_with_integers_and_what_does_not_matter(within):
     assert found["count"].dtype == jax.dtypes.float0
 
 
+def test_arrays_of_a_group_have_different_rows(within):
+    size = hvd.size()
+    arrays = [jnp.ones((rows * size, 2)) * (hvd.rank() + 1) for rows in (2, 1, 3)]
+
+    def loss(xs):
+        ys = hvd.reducescatter(xs, op=hvd.Sum)
+        return sum((i + 1) * jnp.sum(y**2) / 2 for i, y in enumerate(ys))
+
+    # Gradients are linear in the arrays, so their derivative along the arrays is the same.
+    for found in within(lambda xs: jax.jvp(jax.grad(loss), (xs,), (xs,)))(arrays):
+        for i, (x, gradient) in enumerate(zip(arrays, found, strict=True)):
+            each = (i + 1) * sum(range(1, size + 1))
+            np.testing.assert_allclose(gradient, jnp.full_like(x, each))
+
+
 def test_a_largest_value_has_no_derivative():
     for op in (hvd.Max, hvd.Product):
         with pytest.raises(NotImplementedError, match="Average and Sum only"):

@@ -65,7 +65,7 @@ class Reducer:
         """`accumulation`: decides which passes reduce; `optimizer`: its settings are compared."""
         self.settings = settings
         self.accumulation = accumulation
-        whose = ref(optimizer)
+        self._whose = whose = ref(optimizer)
         self._equality = ModelCheck(
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
             *(settings.ranks, settings.verify, REMEDIES),
@@ -96,6 +96,8 @@ class Reducer:
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(name))
             if (older := _newest.get(id(parameter))) is not None:
+                older.reducer.forget()
+            if (older := _newest.get(id(parameter))) is not None:
                 older.reducer.detach("a newer optimizer has taken its parameters")
                 older.reducer.taken = older.name
             _newest[id(parameter)] = gradient
@@ -114,14 +116,25 @@ class Reducer:
     def detach(self, why: str = "its optimizer is gone") -> None:
         """Removes all hooks. If a round is open, this rank leaves the job."""
         for gradient in self.gradients:
-            if gradient.remove_hook is not None:
-                gradient.remove_hook()
-            if _newest.get(id(gradient.parameter)) is gradient:
-                del _newest[id(gradient.parameter)]
+            _release(gradient)
         if self.round.open:
             if self.round.handles is None:  # peers wait for gradients that will not be sent
                 part.end(self._unfinished(why))
             self.drop()
+
+    def forget(self) -> None:
+        """Stops reducing parameters that have left the optimizer's groups, if no round is open.
+
+        All ranks must call this at the same point of the program: step() does, and add() of an
+        optimizer that takes one of the parameters.
+        """
+        if self.round.open or (optimizer := self._whose()) is None:
+            return
+        present = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for gradient in self.gradients:
+            if id(gradient.parameter) not in present:
+                _release(gradient)
+        self.gradients = [g for g in self.gradients if id(g.parameter) in present]
 
     def check_usable(self) -> None:
         """Raises ShutdownError if this rank has left the job, and RuntimeError if a newer optimizer
@@ -427,6 +440,13 @@ class Reducer:
         """Counts a step. Call this after the optimizer's own step."""
         self.accumulation.restart(reduced=False)
         self._steps[requests.joins[self.settings.process_set]] += 1
+
+
+def _release(gradient: Gradient) -> None:
+    if gradient.remove_hook is not None:
+        gradient.remove_hook()
+    if _newest.get(id(gradient.parameter)) is gradient:
+        del _newest[id(gradient.parameter)]
 
 
 def _drop_all() -> None:
