@@ -295,7 +295,11 @@ def test_async_data_loader(horovod: Any) -> None:
         loader = Ahead(async_loader_queue_size=size, batches=5)
         assert list(loader) == list(loader) == [0, 10, 20, 30, 40]
         assert loader.ahead == (size > 0)
-        assert next(iter(loader)) == 0  # and no more of it
+        left = iter(loader)
+        assert next(left) == 0  # and no more of it
         loader.close_async_loader()
+        if size > 0:
+            with pytest.raises(RuntimeError, match="has ended this one"):
+                next(left)
         with pytest.raises(OSError, match="disk"):
             list(Ahead(size, 3, broken=True))
