@@ -47,7 +47,7 @@ class _Reader:
                 self._queue.put((batch, None))
                 if self._stopped.is_set():
                     return
-        except Exception as error:
+        except BaseException as error:  # such as SystemExit: else the consumer would wait for ever
             last = error
         self._queue.put((_END, last))
 

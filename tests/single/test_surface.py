@@ -273,7 +273,7 @@ def test_async_data_loader(horovod: Any) -> None:
     data: Any = importlib.import_module("horovod.data")
 
     class Loader(data.BaseDataLoader):  # type: ignore[misc]
-        def __init__(self, batches: int, broken: bool = False) -> None:
+        def __init__(self, batches: int, broken: BaseException | None = None) -> None:
             self.batches, self.broken = batches, broken
 
         def __len__(self) -> int:
@@ -283,7 +283,7 @@ def test_async_data_loader(horovod: Any) -> None:
             self.ahead = threading.current_thread() is not threading.main_thread()
             yield from range(self.batches)
             if self.broken:
-                raise OSError("disk")
+                raise self.broken
 
         def _process_batch(self, batch: int) -> int:
             return batch * 10
@@ -301,5 +301,6 @@ def test_async_data_loader(horovod: Any) -> None:
         if size > 0:
             with pytest.raises(RuntimeError, match="has ended this one"):
                 next(left)
-        with pytest.raises(OSError, match="disk"):
-            list(Ahead(size, 3, broken=True))
+        for error in (OSError("disk"), SystemExit("disk")):
+            with pytest.raises(type(error), match="disk"):
+                list(Ahead(size, 3, broken=error))
