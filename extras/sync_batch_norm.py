@@ -94,7 +94,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             input, self.weight, self.bias, self.eps, name, self.process_set
         )
         if self.training and self.running_mean is not None:
-            self._track(mean, variance * (count / (count - 1).clamp(min=1)))
+            self._track(mean, variance * (count / (count - 1).clamp(min=1)), count)
         return y
 
     def _wire_name(self) -> str:
@@ -124,7 +124,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         return made
 
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Updates the running statistics from this batch; `variance` is unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -133,8 +133,9 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         share = self.momentum
         if share is None:  # torch: the mean over all batches
             share = 1.0 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+        for running, batch in ((self.running_mean, mean), (self.running_var, variance)):
+            # If all ranks' batches are empty, `running` stays as it is.
+            running.lerp_(torch.where(count > 0, batch.to(running.dtype), running), share)
 
 
 def convert_sync_batchnorm(
@@ -221,10 +222,11 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([mean * count, spread + mean * mean * count, own])
         allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
         total = sums[-1]
-        mean = sums[:channels] / total
-        variance = (sums[channels:-1] / total - mean * mean).clamp(min=0)
+        divisor = total.clamp(min=1)
+        mean = sums[:channels] / divisor
+        variance = (sums[channels:-1] / divisor - mean * mean).clamp(min=0)
         inverse = (variance + eps).rsqrt()
-        ctx.save_for_backward(x, weight, mean, inverse, total)
+        ctx.save_for_backward(x, weight, mean, inverse, divisor)
         ctx.name, ctx.process_set = name, process_set
         scale = inverse if weight is None else inverse * weight
         shift = -mean * scale if bias is None else bias - mean * scale
@@ -235,7 +237,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor, *_statistics: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse, total = ctx.saved_tensors
+        x, weight, mean, inverse, divisor = ctx.saved_tensors
         others = [d for d in range(x.dim()) if d != 1]
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
         dy_wide, centred = dy.to(wide), x.to(wide) - _along(mean, x)
@@ -245,7 +247,7 @@ class _Normalise(torch.autograd.Function):
         d_bias = sum_dy.to(dy.dtype if weight is None else weight.dtype)
         sums = torch.cat([sum_dy, sum_dy_centred])
         allreduce_(sums, None, f"{ctx.name}.backward", Sum, process_set=ctx.process_set)
-        mean_dy, mean_dy_centred = (sums / total).chunk(2)
+        mean_dy, mean_dy_centred = (sums / divisor).chunk(2)
         scale = inverse if weight is None else inverse * weight
         slope = mean_dy_centred * inverse * inverse
         dx = (dy_wide - _along(mean_dy, x) - centred * _along(slope, x)) * _along(scale, x)

@@ -48,6 +48,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 }
 # dtypes of ml_dtypes; NumPy's dtype.str does not name them.
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_FIRST_FOREIGN = 256  # from here on dtype.num counts dtypes of other libraries, and StringDType
 
 
 class TensorBlock(NamedTuple):
@@ -159,7 +160,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
         return value
     if (tree := blocks.encode(path, value)) is not None:
         return tree
-    if isinstance(value, (np.ndarray, np.generic)) and _name_of(value.dtype):
+    if (kind is np.ndarray or issubclass(kind, np.generic)) and _name_of(value.dtype):
         return _array(value, path, blocks)
     if kind is bytes or kind is bytearray:
         flat = np.array(bytearray(value), np.uint8)
@@ -260,10 +261,10 @@ def _array(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """Name by which _dtype() finds a dtype; "" for objects and structured types."""
-    if dtype.name in _NAMED:
+    """Name by which _dtype() finds a dtype; "" for all but NumPy's plain types and _NAMED."""
+    if dtype.name in _NAMED and dtype.isnative:
         return str(dtype.name)
-    return "" if dtype.kind in "OV" else dtype.str
+    return "" if dtype.kind in "OV" or dtype.num >= _FIRST_FOREIGN else dtype.str
 
 
 def _dtype(name: str) -> np.dtype[Any]:

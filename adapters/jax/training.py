@@ -185,8 +185,9 @@ def broadcast_parameters(
 ) -> Tree:
     """Returns a pytree like `params` with the root's values: parameters or an optimizer's state.
 
-    Leaves may be numbers, or arrays of any dtype and shape. Does not work within jit. If calls
-    come from several threads, give each a `name`. If one rank has an error, all ranks raise:
+    Leaves may be numbers, or arrays of any dtype and shape; without jax_enable_x64 JAX makes 64-bit
+    ones shorter, and large integers wrong. Does not work within jit. If calls come from several
+    threads, give each a `name`. If one rank has an error, all ranks raise:
     ValueError for different structures or roots, TypeError for leaves that are not arrays,
     MismatchError for different shapes or dtypes.
 

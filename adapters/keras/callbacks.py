@@ -219,12 +219,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._begin = start_epoch
         self._end = math.inf if end_epoch is None else end_epoch
         self._staircase = staircase
-        self._steps = steps_per_epoch
+        self._given_steps = self._steps = steps_per_epoch
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras hook. Raises ValueError if the number of batches per epoch is unknown."""
-        self._steps = self._steps or (self.params or {}).get("steps")
+        # Anew in each fit(): with other ranks an epoch has another number of batches.
+        self._steps = self._given_steps or (self.params or {}).get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
                 f"{type(self).__name__} needs steps_per_epoch, the number of batches per epoch"
@@ -304,6 +305,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_loss")
     """
 
+    best: Any  # value of `monitor`, or None
+
     def __init__(
         self,
         filepath: Any,
@@ -315,6 +318,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     ) -> None:
         super().__init__(filepath, monitor, verbose, True, save_weights_only, mode, save_freq)
 
-    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if farandole.rank() == 0:
-            super()._save_model(*args, **kwargs)
+            super()._save_model(epoch, batch, logs)
+            return
+        value = (logs or {}).get(self.monitor)  # noted, because this rank may become rank 0
+        known = value is not None and np.ndim(value) == 0
+        if known and (self.best is None or self.monitor_op(value, self.best)):
+            self.best = value

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from farandole.members import ProcessSet, global_process_set
+from farandole.members import ProcessSet, global_process_set, registered
 from farandole.ops import Sum
 from farandole.tensorflow.collectives import allreduce
 
@@ -32,6 +32,23 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         super().__init__(*args, **kwargs)
         self.supports_jit = False
         self._farandole_set = process_set
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras hook: the arguments, with the ranks of `process_set`."""
+        world = self._farandole_set.process_set_id == 0
+        ranks = None if world else self._farandole_set.ranks
+        return {**super().get_config(), "process_set": ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Keras hook. Raises ValueError if no process set has the same ranks now."""
+        ranks = config.get("process_set")
+        sets = [x for x in registered if x.ranks == ranks] if ranks else [global_process_set]
+        if not sets:
+            raise ValueError(
+                f"{config.get('name')}: its process set has ranks {ranks}: add that set first"
+            )
+        return super().from_config({**config, "process_set": sets[0]})
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         x = tf.convert_to_tensor(inputs)

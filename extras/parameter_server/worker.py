@@ -361,6 +361,11 @@ def _agree(
         values = np.empty((len(rows), *settings.shape[1:]), settings.dtype)
         first = np.asarray(initial(rows) if callable(initial) else initial)
         check_held(first, settings.dtype, "initial values")
+        if first.ndim not in (0, values.ndim):  # NumPy would take rows for columns
+            raise ValueError(
+                f"initial returned an array of shape {first.shape} for rows of {values.shape}: it "
+                "must return their values, or one number"
+            )
         values[...] = first
         shard = Shard(values, np.add if update == "add" else update, ranks, bound)
     reports: list[Any] = allgather_object((settings, _count), NAME, process_set)

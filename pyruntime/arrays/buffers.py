@@ -134,7 +134,7 @@ def code_of(dtype: np.dtype[Any]) -> int:
     code = _CODES.get(dtype)
     if code is not None:
         return code
-    if dtype.name in _SEEN_AS:
+    if dtype.name in _SEEN_AS and dtype.isnative:
         return DTYPES.index(dtype.name)
     raise TypeError(f"dtype {dtype} cannot be sent; supported: {', '.join(DTYPES)}")
 

@@ -47,7 +47,7 @@ class _Reader:
                 self._queue.put((batch, None))
                 if self._stopped.is_set():
                     return
-        except Exception as error:
+        except BaseException as error:  # such as SystemExit: else the consumer would wait for ever
             last = error
         self._queue.put((_END, last))
 
@@ -62,14 +62,17 @@ class _Reader:
                 raise error
 
     def stop(self) -> None:
-        """Ends the thread, even if batches are left."""
+        """Ends the thread, even if batches are left. An iterator that still waits for one raises
+        RuntimeError."""
         self._stopped.set()
-        while self._thread.is_alive():
+        while self._thread.is_alive() or not self._queue.empty():
             try:  # make room for a put() that waits
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
         self._thread.join()
+        why = RuntimeError("a later iteration or close_async_loader() has ended this one")
+        self._queue.put((_END, why))
 
 
 class AsyncDataLoaderMixin:

@@ -286,7 +286,8 @@ def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float,
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor works with op=Average only: omit one of them")
-    return 1.0 / divisor, float(divisor)
+    whole = number(divisor) or 1.0  # never None or 0: it has been checked
+    return 1.0 / whole, whole
 
 
 def check_compression(compression: Any) -> None:

@@ -25,7 +25,7 @@ def _allreduce(
 ) -> Handle[list[T]]:
     op = reduce_op_of(op, average)
     if op == Adasum:
-        return composed[Adasum](tensors, in_place, name, factors, process_set, timeout)
+        return composed[Adasum](list(tensors), in_place, name, factors, process_set, timeout)
     call = reduction(Op.ALLREDUCE, op, factors, name, process_set)
     return start(call, tensors, timeout, in_place)
 

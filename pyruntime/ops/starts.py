@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
+from farandole.calls import arguments
 from farandole.calls.arguments import ReduceOp, shown
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take
@@ -139,7 +140,7 @@ def reduction(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
             "with op=Adasum and keep the part you need"
         )
-    before, after = map(float, factors)
+    before, after = (arguments.number(x) or 0.0 for x in factors)  # never None: checked
     return Call(op, name, set_id(process_set), reduce_op, before, after)
 
 

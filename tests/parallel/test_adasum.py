@@ -73,7 +73,7 @@ def test_a_scaled_group() -> None:
     mine = [tensor(fd.rank(), shape, salt=i) for i, shape in enumerate(shapes)]
     factors: dict[str, Any] = {"prescale_factor": 0.5, "postscale_factor": 3.0}
     for name in ("group", None):
-        results = fd.grouped_allreduce(mine, op=fd.Adasum, name=name, **factors)
+        results = fd.grouped_allreduce(iter(mine), op=fd.Adasum, name=name, **factors)
         for i, (result, shape) in enumerate(zip(results, shapes, strict=True)):
             assert_near(result / 1.5, expected(shape, salt=i))
 

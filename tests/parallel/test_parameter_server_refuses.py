@@ -130,6 +130,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"initial": lambda _rows: None}, "initial values are object"),
     ({"dtype": "int32", "initial": 0.5}, "initial values are float64"),
     ({"initial": lambda rows: np.ones((len(rows) + 2, 7))}, "could not broadcast"),
+    ({"initial": lambda _rows: np.ones(1)}, "array of shape (1,) for rows of"),
     *(({"process_set": value}, "process_set is") for value in (None, 3, "all")),
 ]
 

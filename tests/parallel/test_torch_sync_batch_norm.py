@@ -63,14 +63,18 @@ def test_equals_the_joined_batch(
     torch.testing.assert_close(layer(own), plain(joined)[mine], **tolerance)
 
 
-def test_an_empty_batch_on_one_rank() -> None:
-    layer = hvd.SyncBatchNorm(2)
-    rows = 0 if hvd.rank() == 0 and hvd.size() > 1 else 3
-    x = torch.randn(rows, 2, requires_grad=True)
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_empty_batch(others: int, momentum: float | None) -> None:
+    layer = hvd.SyncBatchNorm(2, momentum=momentum)
+    x = torch.randn(0 if hvd.rank() == 0 else others, 2, requires_grad=True)
     y = layer(x)
     y.square().sum().backward()
     assert y.shape == x.shape
     assert torch.isfinite(layer.running_mean).all()
+    if not others:  # as in torch.nn.BatchNorm1d
+        assert layer.running_var.tolist() == [1, 1]
+        assert layer.weight.grad.tolist() == [0, 0]
 
 
 def test_two_layers_and_a_process_set() -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -145,6 +146,7 @@ UNSENDABLE: list[tuple[Any, str]] = [
     (np.zeros(2, "datetime64[s]"), "datetime64"),
     (np.zeros(2, object), "object"),
     (np.zeros(2, ">i4"), ">i4"),
+    (np.zeros(2, np.dtype(ml_dtypes.bfloat16).newbyteorder(">")), ">V2"),
     (np.zeros(2, np.longdouble), "float128"),
 ]
 

@@ -76,6 +76,13 @@ def test_kinds(x, kind):
         np.testing.assert_array_equal(plain(gathered), plain(x))
 
 
+@pytest.mark.parametrize("two", [2, 2.0, np.float32(2), np.array(2), np.array([2.0])])
+def test_factors_may_be_arrays_of_one_element(two):
+    for op in (fd.Sum, fd.Adasum):
+        x = fd.allreduce(np.ones(2), op=op, prescale_factor=two, postscale_factor=two)
+        assert x.tolist() == [4.0, 4.0]
+
+
 def test_bfloat16_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x = np.arange(5).astype(ml_dtypes.bfloat16)

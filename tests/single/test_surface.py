@@ -273,7 +273,7 @@ def test_async_data_loader(horovod: Any) -> None:
     data: Any = importlib.import_module("horovod.data")
 
     class Loader(data.BaseDataLoader):  # type: ignore[misc]
-        def __init__(self, batches: int, broken: bool = False) -> None:
+        def __init__(self, batches: int, broken: BaseException | None = None) -> None:
             self.batches, self.broken = batches, broken
 
         def __len__(self) -> int:
@@ -283,7 +283,7 @@ def test_async_data_loader(horovod: Any) -> None:
             self.ahead = threading.current_thread() is not threading.main_thread()
             yield from range(self.batches)
             if self.broken:
-                raise OSError("disk")
+                raise self.broken
 
         def _process_batch(self, batch: int) -> int:
             return batch * 10
@@ -295,7 +295,12 @@ def test_async_data_loader(horovod: Any) -> None:
         loader = Ahead(async_loader_queue_size=size, batches=5)
         assert list(loader) == list(loader) == [0, 10, 20, 30, 40]
         assert loader.ahead == (size > 0)
-        assert next(iter(loader)) == 0  # and no more of it
+        left = iter(loader)
+        assert next(left) == 0  # and no more of it
         loader.close_async_loader()
-        with pytest.raises(OSError, match="disk"):
-            list(Ahead(size, 3, broken=True))
+        if size > 0:
+            with pytest.raises(RuntimeError, match="has ended this one"):
+                next(left)
+        for error in (OSError("disk"), SystemExit("disk")):
+            with pytest.raises(type(error), match="disk"):
+                list(Ahead(size, 3, broken=error))

@@ -242,6 +242,21 @@ def test_sync_batch_normalisation(within):
     close([ours(x[own], training=False)], [plain(x[own], training=False)], 1e-4)
 
 
+def test_a_copied_layer_keeps_its_process_set():
+    sets = [hvd.add_process_set([r]) for r in range(hvd.size() if hvd.size() > 1 else 0)]
+    own = sets[hvd.rank()] if sets else hvd.global_process_set
+    layer = hvd.SyncBatchNormalization(process_set=own, name="norm")
+    config = layer.get_config()
+    copy = hvd.SyncBatchNormalization.from_config(config)
+    x = tf.fill((2, 3), float(hvd.rank()))
+    close([copy(x, training=True)], [tf.zeros_like(x)], 1e-6)
+    for one in sets:
+        hvd.remove_process_set(one)
+    if sets:
+        with pytest.raises(ValueError, match="norm: its process set has ranks"):
+            hvd.SyncBatchNormalization.from_config(config)
+
+
 def test_gradients_of_every_collective(within):
     """As Horovod defines them: those of averages where it takes averages."""
     n, rank = hvd.size(), hvd.rank()
