@@ -140,7 +140,8 @@ def reduction(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
             "with op=Adasum and keep the part you need"
         )
-    before, after = (arguments.number(x) or 0.0 for x in factors)  # never None: checked
+    # number() is never None: the factors have been checked.
+    before, after = (x if type(x) is float else arguments.number(x) or 0.0 for x in factors)
     return Call(op, name, set_id(process_set), reduce_op, before, after)
 
 
