@@ -89,7 +89,7 @@ class _Future(Future[Any]):
         self._added = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """See torch's method."""
+        """Returns a future of the callback's result. The callback gets this future."""
         made = _Future(self._next_place(), self._devices)
 
         def call(_: Any) -> None:
@@ -104,7 +104,7 @@ class _Future(Future[Any]):
         return made
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """See torch's method."""
+        """Runs the callback with this future once it is complete."""
         made = _Future(self._next_place(), self._devices)
         super().add_done_callback(lambda _: made._run(callback, self))
 
