@@ -17,7 +17,7 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,6 +157,10 @@ def _commit_in(place: int, folder: Path) -> Commit:
         return NOTHING
 
 
+def _print(text: str) -> None:
+    os.write(2, text.encode(errors="replace"))
+
+
 class NotSaved(CheckpointError):
     """A commit could not be written because the disk fails."""
 
@@ -168,17 +172,29 @@ class Writer:
     works again; in between, commits are in memory only.
     """
 
-    def __init__(self, folder: Path, make: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make: bool = True,
+        store: Callable[..., None] = write_commit,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], object] = _print,
+    ) -> None:
         """`make`: also makes the folder above `folder`. Otherwise (`farandole run --elastic`) the
-        numbers of commits only rise, and the newest one on the disk stays."""
+        numbers of commits only rise, and the newest one on the disk stays. Simulations replace the
+        disk (`store`), the time and the messages."""
         self._folder = folder
         self._above = Folder(folder.parent)
         self._make, self._ordered = make, not make
+        self._store, self._clock, self._say = store, clock, say
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._newest: Commit | None = None  # on the disk
-        self._asked: tuple[Saved, Commit]  # newest one to write
         self._fails = False  # this has been printed
+        self._patience = self._wait = self._until = 0.0  # _wait: before the next attempt
+        self._lock = threading.Lock()  # guards the next two
+        self._asked: tuple[Saved, Commit]  # newest one to write
+        self._busy = False  # there will be another attempt, which looks at _asked
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
         """Writes this commit unless it is on the disk already. `last`: there will be no later one.
@@ -186,26 +202,62 @@ class Writer:
         Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
         before and this is not the last commit. Also raises the errors of write_commit().
         """
-        self._asked = saved, commit
-        self._write(0.0 if self._fails and not last else _PATIENCE)
+        self.ask(saved, commit, last)
+        try:
+            self._write()
+        finally:  # also after a KeyboardInterrupt
+            self._busy = False
 
-    def _write(self, patience: float) -> None:
-        wait, until = _FIRST_WAIT, time.monotonic() + patience
-        while self._asked[1] != self._newest:
+    def ask(self, saved: Saved, commit: Commit, last: bool) -> bool:
+        """Makes this commit the next one to write. Returns False if attempts are under way: they
+        write it too. Otherwise the caller repeats attempt(). `last`: see write()."""
+        with self._lock:
+            self._asked = saved, commit
+            if self._busy:
+                return False
+            self._busy = True
+        self._patience = 0.0 if self._fails and not last else _PATIENCE
+        self._renew()
+        return True
+
+    def attempt(self) -> float | None:
+        """Makes one attempt to write the newest commit that was asked for. Returns the seconds
+        until the next attempt; None if that commit is on the disk. Raises the errors of write();
+        then there is no next attempt."""
+        with self._lock:
             saved, commit = self._asked
-            try:
-                write_commit(*(self._folder, saved, commit, self._make, self._above), self._ordered)
-            except OSError as reason:
-                self._tell(commit, reason)
-                if time.monotonic() + wait > until:
-                    raise NotSaved(f"no commit was written to {self._folder}: {reason}") from reason
-            else:
-                self._tell(commit)
-                self._newest, self._make = commit, False  # do not create a moved folder again
-                wait, until = _FIRST_WAIT, time.monotonic() + patience
-                continue
-            time.sleep(wait)
-            wait *= 2
+            if commit == self._newest:
+                self._busy = False
+                return None
+        try:
+            return self._attempt(saved, commit)
+        except Exception as error:
+            with self._lock:
+                if isinstance(error, NotSaved) and self._asked[1] != commit:
+                    return 0.0  # a newer one was asked for meanwhile
+                self._busy = False
+            raise
+
+    def _attempt(self, saved: Saved, commit: Commit) -> float:
+        try:
+            self._store(self._folder, saved, commit, self._make, self._above, self._ordered)
+        except OSError as reason:
+            self._tell(commit, reason)
+            if self._clock() + self._wait > self._until:
+                raise NotSaved(f"no commit was written to {self._folder}: {reason}") from reason
+            pause, self._wait = self._wait, 2 * self._wait
+            return pause
+        self._tell(commit)
+        self._newest, self._make = commit, False  # do not create a moved folder again
+        self._renew()
+        return 0.0
+
+    def _renew(self) -> None:
+        self._wait, self._until = _FIRST_WAIT, self._clock() + self._patience
+
+    def _write(self) -> None:
+        while (pause := self.attempt()) is not None:
+            time.sleep(pause)
 
     def _tell(self, commit: Commit, reason: OSError | None = None) -> None:
         """Prints that the disk fails or works again. Raises CheckpointError for a lasting error
@@ -227,26 +279,28 @@ class Writer:
                 f"not saved on the disk yet: {reason}; farandole tries again; newest saved commit: "
                 f"{kept} ({self._folder})\n"
             )
-        os.write(2, text.encode(errors="replace"))
+        self._say(text)
 
     def begin(self, saved: Saved, commit: Commit) -> None:
         """Starts to write `saved`, which must not change any more, in the background. If a write is
         under way, `saved` is next. Raises the error of the last write."""
-        self._asked = saved, commit
-        if self._thread is not None and self._thread.is_alive():
+        if not self.ask(saved, commit, last=True):
             return
-        self.join()
+        try:
+            self.join()  # the last thread, if any, has made its last attempt
+            self._thread = threading.Thread(target=self._work, name="farandole.commit")
+            self._thread.start()
+        except BaseException:
+            self._busy = False
+            raise
 
-        def work() -> None:
-            try:
-                self._write(_PATIENCE)
-            except NotSaved:
-                pass  # already printed; the next commit is another attempt
-            except Exception as reason:
-                self._error = reason
-
-        self._thread = threading.Thread(target=work, name="farandole.commit")
-        self._thread.start()
+    def _work(self) -> None:
+        try:
+            self._write()
+        except NotSaved:
+            pass  # already printed; the next commit is another attempt
+        except Exception as reason:
+            self._error = reason
 
     def join(self) -> None:
         """Waits for the background write. Raises its error once."""

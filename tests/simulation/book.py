@@ -34,6 +34,7 @@ class Book:
         self.starts: dict[int, Commit] = {}
         self.counts: dict[Commit, int] = {}
         self.acknowledged: dict[int, Commit] = {}  # the newest of each world
+        self.unsaved: set[Commit] = set()  # last commits whose writer has raised NotSaved
         self._simulation = simulation
 
     def commit(self) -> Commit:
@@ -86,5 +87,11 @@ class Book:
             assert self.holds(self.starts[commit.world + 1], commit), f"{commit} came too late"
 
     def put(self, commit: Commit, count: int) -> None:
-        if commit > self.disk:
-            self.disk, self.disk_count = commit, count
+        assert commit >= self.disk, f"{commit} replaces {self.disk} on the disk"
+        assert self.counts[commit] == count, f"{commit} is written with another state"
+        self.disk, self.disk_count = commit, count
+
+    def leave(self, commit: Commit) -> None:
+        """A rank ends after this commit, which was the last one of its world."""
+        if commit not in self.unsaved:
+            assert self.holds(self.disk, commit), f"the last {commit} is lost: disk {self.disk}"

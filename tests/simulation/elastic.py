@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic jobs with simulated hosts, networks and time. `python -m simulation.elastic FIRST NUMBER`
 runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, hosts that come and are
-taken away, and supervisors that die; messages are lost, late and repeated. What must hold is
-asserted.
+taken away, supervisors that die, and a disk that fails; messages are lost, late and repeated. What
+must hold is asserted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from farandole.membership.member import Member
 from farandole.membership.messages import Commit, End, View, World
 from farandole.membership.scheduler import Scheduler
 from simulation.book import RULES, Book
+from simulation.disk import Disk, Saver
 
 __all__ = ["Simulation"]
 
@@ -96,6 +97,7 @@ class Process:
         self.was_killed = False  # not with its host
         self._count = self._saved = 0
         self._fabric: Fabric | None = None
+        self._saver = Saver(self)
         self._later(self._simulation.random.uniform(0.2, 3), self._wait)
 
     @property
@@ -150,13 +152,14 @@ class Process:
             self.end(End.LOST)
 
     def fail(self, stalled: bool) -> None:
-        if not self._trained:
+        if not (self._trained or self._saver.writes):  # a rank that writes notices it later
             self._count = self._saved
             self._wait(stalled=stalled)
 
     def _go_on(self) -> None:
         if self._member.stay():
             assert self._count == SAMPLES, "training has ended too early"
+            self._simulation.book.leave(self.commit)
             self._trained = True
             self._later(self._simulation.random.uniform(0, 1), self._say_well)
         elif self._member.ends:
@@ -199,7 +202,11 @@ class Process:
 
     def _step(self) -> None:
         if self._count == SAMPLES:
-            self._wait(finished=True)
+            finish = partial(self._wait, finished=True)
+            if self._is_first():
+                self._saver.write(self._saved, self.commit, True, finish)
+            else:
+                finish()
             return
         pause = self._simulation.random.uniform(0, 0.6)
 
@@ -217,38 +224,61 @@ class Process:
         book.saved(self.commit, self._saved)
 
         signalled = self._signalled
+        due = self._is_first() and self._simulation.random.random() < 0.3
 
-        def agreed(wishes: list[tuple[bool, bool, bool]]) -> None:
+        def agreed(wishes: list[tuple[bool, bool, bool, bool]]) -> None:
             book.acknowledge(self.commit)
-            assert self._fabric is not None
-            leave = any(leaves for _, leaves, _ in wishes)
-            some_leave = any(signalled for _, _, signalled in wishes)
-            if self._fabric.world.members[0] == self.name:
-                state = self.commit, self._saved
-                if leave or some_leave:
-                    book.put(*state)
-                elif self._simulation.random.random() < 0.3:  # whether or not it lives on
-                    pause = self._simulation.random.uniform(0, 0.5)
-                    self._simulation.later(pause, partial(self._put, *state))
+            meet, leave, some_leave, due = (any(each) for each in zip(*wishes, strict=True))
             self._tell()
-            if leave or signalled:
-                self.end(End.LEFT)
-            elif some_leave or any(meets for meets, _, _ in wishes):
-                self._wait(met=True)
+
+            def written(_: list[Any]) -> None:
+                if leave or (some_leave and self._signalled):
+                    book.leave(self.commit)
+                    self.end(End.LEFT)
+                elif some_leave or meet:
+                    self._wait(met=True)
+                else:
+                    self._step()
+
+            if leave or some_leave or due:
+                self._write(last=leave or some_leave, then=written)
             else:
-                self._step()
+                written([])
 
-        self._call((self._member.meets, self._member.leaves, signalled), agreed)
+        self._call((self._member.meets, self._member.leaves, signalled, due), agreed)
 
-    def _put(self, commit: Commit, count: int) -> None:
-        if self.lives:
-            self._simulation.book.put(commit, count)
+    def _is_first(self) -> bool:
+        assert self._fabric is not None
+        return self._fabric.world.members[0] == self.name
+
+    def _write(self, last: bool, then: Callable[[list[Any]], None]) -> None:
+        """Rank 0 writes the commit, or begins to, and tells the others."""
+
+        def tell() -> None:
+            if self._member.broken:
+                self.fail(stalled=False)
+            else:
+                self._call(None, then)
+
+        if not self._is_first():
+            self._call(None, then)
+        elif last or self._simulation.disk.at_once or not self._saver.has_written:
+            self._saver.write(self._saved, self.commit, last, tell)
+        else:
+            self._saver.begin(self._saved, self.commit)
+            tell()
 
     def end(self, end: End) -> None:
         if self.lives:
-            self.lives = False
+            well = end in (End.WELL, End.LEFT)
             if self._fabric is not None:
-                self._fabric.leave(self.name, end not in (End.WELL, End.LEFT))
+                self._fabric.leave(self.name, not well)
+            if well and self._saver.runs:  # Python waits for the thread
+                self._trained = True
+                self.turn += 1
+                self._saver.join(partial(self.end, end))
+                return
+            self.lives = False
             if self.node.lives and not self.node.stopped:
                 self.was_killed = end is End.LOST
                 self.node.agent.ended(self.name, end, "killed", -9 * self.was_killed)
@@ -397,6 +427,7 @@ class Simulation:
         self.now, self._serial = 0.0, 0
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self.book = Book(self)
+        self.disk = Disk(self.random, self.book)
         self.processes: dict[str, Process] = {}
         self.nodes: dict[str, Node] = {}
         self._cut: set[tuple[str, str]] = set()
@@ -431,12 +462,19 @@ class Simulation:
         assert found.world == world, f"there are two worlds {world.number}"
         return found
 
+    def is_cut(self, host: str) -> bool:
+        return any(host in pair for pair in self._cut)
+
     def alive(self) -> list[Process]:
         return [process for process in self.processes.values() if process.can_act()]
 
     # ---- harm
 
     def add_node(self, host: str) -> None:
+        """Starts an agent, which first kills the ranks of the host's earlier one."""
+        for node in self.nodes.values():
+            if node.lives and node.host == host:
+                node.die()
         name = f"{host}.{len(self.nodes)}"
         self.nodes[name] = Node(self, name, host)
 

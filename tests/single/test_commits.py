@@ -503,6 +503,47 @@ def test_a_path_that_can_be_no_folder(tmp_path: Path) -> None:
         commits.Writer(tmp_path / "file" / "kept" / "call-1").write(Saved({"x": 1}), Commit(1, 1))
 
 
+def test_a_commit_that_is_asked_for_as_the_thread_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread lives, but has made its last attempt: it was taken for one that goes on."""
+    made, go_on = threading.Event(), threading.Event()
+
+    class Thread(threading.Thread):
+        def run(self) -> None:
+            super().run()
+            made.set()
+            assert go_on.wait(60)
+
+        def join(self, timeout: float | None = None) -> None:
+            go_on.set()
+            super().join(timeout)
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    writer = commits.Writer(folder)
+    writer.begin(Saved({"x": 1}), Commit(1, 1))
+    assert made.wait(60)
+    writer.begin(Saved({"x": 2}), Commit(1, 2))
+    writer.join()
+    assert read_commit(folder, {}) == {"x": 2}
+
+
+def test_a_commit_that_is_asked_for_during_the_last_attempt(tmp_path: Path) -> None:
+    """The writer gives up the older commit, and makes an attempt for the newer one."""
+    times, written = iter((0.0, 1e9, 1e9)), []
+
+    def store(folder: Path, saved: Saved, commit: Commit, *others: object) -> None:
+        if commit.number == 1:
+            assert not writer.ask(saved, Commit(1, 2), last=True)
+            raise OSError(errno.ENOSPC, "full")
+        written.append(commit)
+
+    writer = commits.Writer(tmp_path, store=store, clock=lambda: next(times), say=str)
+    assert writer.ask(Saved({}), Commit(1, 1), last=True)
+    assert [writer.attempt(), writer.attempt(), writer.attempt()] == [0.0, 0.0, None]
+    assert written == [(1, 2)]
+
+
 def test_a_reader_waits_for_a_disk_that_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
