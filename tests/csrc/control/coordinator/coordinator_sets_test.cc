@@ -184,7 +184,7 @@ TEST(ranks_that_stay_may_disagree) {
       job.submit(0, remove_set_of(7, "x"), no_input());
       CHECK(job.publish().empty());
       if (refuses) {
-        job.report(2, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}});
+        job.report(2, Refuse{{kWorldSet, "x", 0}, kBad});
       } else {
         job.submit(2, tensor("x"));
       }
@@ -194,7 +194,7 @@ TEST(ranks_that_stay_may_disagree) {
     job.submit(0, remove_set_of(7, "x"), no_input());
     job.submit(3, remove_set_of(7, "x"), no_input());  // after its end
     job.submit(3, tensor("x"));
-    job.report(1, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}, Op::kAddSet});
+    job.report(1, Refuse{{kWorldSet, "x", 0}, kBad, Op::kAddSet});
     CHECK(job.publish().empty());
   }
 }
@@ -262,7 +262,7 @@ TEST(who_is_no_member_may_not_use_its_name) {
     Job job(4);
     job.submit(0, form_set_of({0, 2}), no_input());
     if (refuses) {
-      job.report(1, Refuse{{kWorldSet, "form", 0}, {ErrorCode::kWrongType, "bad"}});
+      job.report(1, Refuse{{kWorldSet, "form", 0}, kBad});
     } else {
       job.submit(1, tensor("form"));
     }
