@@ -110,8 +110,7 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) { job.play("0. 0."); });
   broken([](Job& job) { job.play("0. 0+x"); });
   broken([](Job& job) {
-    job.submit_all(add_set_of({0}), no_input());
-    const SetId set = only<OpenSet>(job.publish()).set;
+    const SetId set = job.add_set({0});
     job.submit(0, in_set(add_set_of({1}), set), no_input());
   });
   broken([](Job& job) { job.report(0, Done{0, 1}); });
@@ -119,8 +118,7 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) { job.report(0, Ready{0, grouped(tensor("x"), 2), 0, input()}); });
   broken([](Job& job) { job.report(0, Ready{0, tensor(""), uint64_t{1} << 40, input()}); });
   broken([](Job& job) {  // not in the set
-    job.submit_all(add_set_of({0}), no_input());
-    job.submit(1, in_set(tensor("x"), only<OpenSet>(job.publish()).set));
+    job.submit(1, in_set(tensor("x"), job.add_set({0})));
   });
   broken([](Job& job) { job.report(0, ReadyMany{{999}}); });
   broken([](Job& job) { job.coordinator().receive_all(job.host_of_all(), ReadyMany{{999}}, 0); });

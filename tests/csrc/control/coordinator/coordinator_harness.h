@@ -169,6 +169,11 @@ class Job {
     }
     return log;
   }
+  // All ranks make a set of these.
+  SetId add_set(const std::vector<int64_t>& ranks) {
+    submit_all(add_set_of(ranks), no_input());
+    return only<OpenSet>(publish()).set;
+  }
   // What ranks report, a word each, then what is published: "0+x" submits x, "0!x" refuses it, "0." joins, "0/" leaves;
   // "*" stands for all ranks.
   Log play(const std::string& words) {

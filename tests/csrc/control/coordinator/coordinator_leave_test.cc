@@ -8,8 +8,7 @@ namespace farandole {
 
 TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
   Job job(3);
-  job.submit_all(add_set_of({0, 1}), no_input());
-  SetId others = only<OpenSet>(job.publish()).set;
+  SetId others = job.add_set({0, 1});
   Log log = job.play("*+complete 0+waits 0+ 2/");
   CHECK_EQ(kinds(log), "fail fail define run");
   for (const Fail& fail : all<Fail>(log)) {

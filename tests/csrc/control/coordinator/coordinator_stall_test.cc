@@ -24,8 +24,7 @@ std::string notice_of(Job& job) {
 
 TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   Job job(watchful(2));
-  job.submit(0, tensor("first"));
-  job.submit(1, tensor("second"));
+  job.play("0+first 1+second");
   const std::string text = notice_of(job);
   contains(text, "'first' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
   contains(text,
@@ -235,8 +234,7 @@ TEST(a_notice_says_that_a_rank_is_out_of_data) {
 
 TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
   Job job(watchful(3));
-  job.submit_all(add_set_of({0, 1}), no_input());
-  const SetId set = only<OpenSet>(job.publish()).set;
+  const SetId set = job.add_set({0, 1});
   job.report(1, Join{kWorldSet});
   job.submit(0, in_set(tensor("x"), set));
   contains(notice_of(job),
@@ -327,8 +325,7 @@ TEST(a_bucket_that_stands_still_on_a_later_rank_breaks_the_job) {
 
 TEST(a_removed_set_s_bucket_that_stands_still_breaks_the_job) {
   Job job(watchful(3));
-  job.submit_all(add_set_of({1, 2}), no_input());
-  const SetId set = only<OpenSet>(job.publish()).set;
+  const SetId set = job.add_set({1, 2});
   for (Rank r : {1, 2}) job.submit(r, in_set(tensor("x"), set));
   CHECK_EQ(kinds(job.publish()), "define run");
   job.submit_all(remove_set_of(set), no_input());
@@ -431,9 +428,7 @@ TEST(a_slow_bucket_is_waited_for) {
 
 TEST(a_rank_may_ask_whom_its_call_waits_for) {
   Job job(3);
-  job.submit(0, tensor("x"));
-  job.submit(2, tensor("x"));
-  job.submit(2, tensor(""));
+  job.play("0+x 2+x 2+");
   job.at(4);
   job.report(2, Inquire{7, {kWorldSet, "x", 0}, false});
   Answer answer = only<Answer>(job.publish());
