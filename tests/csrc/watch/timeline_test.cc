@@ -56,13 +56,9 @@ TEST(nothing_is_lost_between_threads) {
   constexpr int kThreads = 3;
   constexpr int kEvents = 20'000;
   timeline.start(folder.path("t.json"), false);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < kEvents; ++i) timeline.add(wait_event());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  check::in_threads(kThreads, [&](int) {
+    for (int i = 0; i < kEvents; ++i) timeline.add(wait_event());
+  });
   timeline.stop();
   const std::string text = read_text_file(folder.path("t.json"));
   CHECK_EQ(count(text, "\"cat\":\"wait\""), kThreads * kEvents);
