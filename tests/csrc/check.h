@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tiny test registry: TEST(name) { CHECK(..); CHECK_EQ(a, b); CHECK_THROWS(expr, code); }
+// A tiny test registry: TEST(name) { CHECK(..); CHECK_EQ(a, b); text = CHECK_THROWS(expr, code); }
 // A failed check prints itself at once, then throws: in a thread it ends the program, in run_in_fork the
 // child, so a rank that failed never goes on to wait for the others.
 #pragma once
@@ -14,8 +14,10 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -34,6 +36,10 @@ struct Registration {
   Registration(const char* name, void (*body)());
 };
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 // Prints "file:line: text" to stderr and throws Failed.
 [[noreturn]] void fail(const std::string& text, Location where = Location::current());
 // Ends the test; printed and counted as skipped.
@@ -47,6 +53,15 @@ void run_in_fork(const std::function<void()>& body, Location where = Location::c
 // Forks `ranks` children running body(rank) at the same time; all are reaped, every failure is reported.
 void run_in_forks(int ranks, const std::function<void(int)>& body,
                   Location where = Location::current());
+
+// Runs body(number) in so many threads at once, until all have returned.
+template <class Body>
+void in_threads(int count, Body&& body) {
+  std::vector<std::thread> threads;
+  for (int number = 0; number < count; ++number)
+    threads.emplace_back([&, number] { body(number); });
+  for (std::thread& thread : threads) thread.join();
+}
 
 template <class T>
 std::string text_of(const T& value) {
@@ -92,14 +107,15 @@ void equal(const A& a, const B& b, const char* text_a, const char* text_b,
        where);
 }
 
+// Returns the error's text.
 template <class Function>
-void throws(Function&& function, ErrorCode code, const char* text,
-            Location where = Location::current()) {
+std::string throws(Function&& function, ErrorCode code, const char* text,
+                   Location where = Location::current()) {
   std::string seen = "nothing was thrown";
   try {
     function();
   } catch (const Error& error) {
-    if (error.code() == code) return;
+    if (error.code() == code) return error.what();
     seen = "code " + text_of(error.code()) + " was thrown: " + error.what();
   } catch (const Failed&) {
     throw;

@@ -10,8 +10,8 @@ TEST(a_group_is_reduced_and_tokens_are_passed_over) {
   for (size_t n : {size_t{1}, size_t{70'000}}) {
     Frame call(n);
     CHECK_EQ(call.run(), "");
-    CHECK(is_tripled(call.results[0], call.first));
-    CHECK(is_tripled(call.results[1], call.second));
+    CHECK(call.results[0] == tripled(call.first));
+    CHECK(call.results[1] == tripled(call.second));
   }
   shut_down();
 }

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-#include "check.h"
+#include "folder.h"
 
 namespace farandole::check {
 namespace {
@@ -22,19 +22,6 @@ namespace fs = std::filesystem;
 constexpr uid_t kStranger = 65534;
 constexpr const char* kChosen =
     "no: is a link that another user may have made, or lies in another user's folder";
-
-class Folder {
- public:
-  Folder() {
-    char pattern[] = "/tmp/farandole-own-XXXXXX";
-    root_ = mkdtemp(pattern);
-  }
-  ~Folder() { fs::remove_all(root_); }
-  std::string path(const std::string& name) const { return root_ + "/" + name; }
-
- private:
-  std::string root_;
-};
 
 // The text, or why it is not trusted.
 std::string outcome(const std::string& path) {

@@ -35,12 +35,7 @@ TEST(an_unknown_architecture_gets_ptx) {
 
 TEST(an_error_shows_the_compilers_words) {
   const auto api = compiler();
-  std::string text;
-  try {
-    nvrtc::compile(*api, "extern \"C\" __global__ void broken() { undeclared(); }", 80);
-  } catch (const Error& error) {
-    CHECK_EQ(error.code(), ErrorCode::kLibrary);
-    text = error.what();
-  }
+  const char* const source = "extern \"C\" __global__ void broken() { undeclared(); }";
+  const std::string text = CHECK_THROWS(nvrtc::compile(*api, source, 80), ErrorCode::kLibrary);
   CHECK(text.find("undeclared") != std::string::npos);
 }

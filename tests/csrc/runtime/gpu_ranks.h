@@ -57,6 +57,14 @@ inline void finish_on(TestRank& self, UserStream& stream, const std::vector<Hand
   for (Handle handle : handles) self.runtime()->handles().release(handle);
 }
 
+// Until nobody uses the call's buffers any more.
+inline void await_settled(TestRank& self, Handle handle) {
+  const Deadline deadline = patience();
+  Handles& handles = self.runtime()->handles();
+  while (!handles.settled(handle) && !deadline.expired()) std::this_thread::yield();
+  CHECK(handles.settled(handle));
+}
+
 inline void run_gpu_jobs(std::vector<int> sizes, const Body& body, const Tune& tune = {}) {
   for (int ranks : sizes) {
     for (uint64_t seed : {1, 2}) {

@@ -66,11 +66,7 @@ TEST(a_capture_is_not_spoiled_by_what_goes_on_meanwhile) {
     CHECK(!self.wait({handle}));
     gpu_library().capture(captured.get());
     gpu_library().open(gate);
-    const Deadline deadline = patience();
-    while (!self.runtime()->handles().settled(handle) && !deadline.expired()) {
-      std::this_thread::yield();
-    }
-    CHECK(self.runtime()->handles().settled(handle));
+    await_settled(self, handle);
     CHECK_EQ(gpu_library().end_capture(captured.get()), 0);
     self.runtime()->handles().release(handle);
     CHECK(data == sum_over(self.size, data.size()));

@@ -34,9 +34,11 @@ TEST(gradients_written_late_are_summed) {
 }
 
 TEST(gradients_through_host_memory_are_summed) {
-  run_gpu_jobs(
-      {1, 2, 3}, [](TestRank& self) { train(self, self.rank); },
-      [](Config& config) { config.gpu_backend = "host"; });
+  const Tune asked = [](Config& config) { config.gpu_backend = "host"; };
+  const Tune no_nccl = [](Config& config) { config.nccl_library = "libfarandole-no-such-nccl.so"; };
+  for (const Tune& tune : {asked, no_nccl}) {
+    run_gpu_jobs({1, 2, 3}, [](TestRank& self) { train(self, self.rank); }, tune);
+  }
 }
 
 // Between hosts, nobody wakes a rank whose messages have come: it looks again.
@@ -51,12 +53,6 @@ TEST(gradients_through_host_memory_are_summed_over_hosts) {
         [](TestRank& self) { train(self, self.rank); }, through_hosts, nodes);
     CHECK_EQ(gpu_library().alive(), 0);
   }
-}
-
-TEST(ranks_without_nccl_go_through_host_memory) {
-  run_gpu_jobs(
-      {2}, [](TestRank& self) { train(self, self.rank); },
-      [](Config& config) { config.nccl_library = "libfarandole-no-such-nccl.so"; });
 }
 
 TEST(the_host_is_blocked_until_launch_only) {
@@ -74,11 +70,7 @@ TEST(the_host_is_blocked_until_launch_only) {
     self.runtime()->gpus().join_stream(std::vector{handle}, stream.number());
     stream.synchronize();
     CHECK(data == sum_over(self.size, data.size()));
-    const Deadline deadline = patience();
-    while (!self.runtime()->handles().settled(handle) && !deadline.expired()) {
-      std::this_thread::yield();
-    }
-    CHECK(self.runtime()->handles().settled(handle));
+    await_settled(self, handle);
     self.runtime()->handles().release(handle);
   });
 }
@@ -111,10 +103,7 @@ TEST(handles_that_nobody_waits_for_free_their_buffers_late) {
     for (int i = 0; i < 20; ++i) {
       auto data = std::make_unique<Floats>(values_of(self.rank, 3000));
       const Handle handle = self.submit(on_gpu(allreduce(*data), self.rank, stream));
-      const Deadline deadline = patience();
-      while (!self.runtime()->handles().settled(handle) && !deadline.expired()) {
-        std::this_thread::yield();
-      }
+      await_settled(self, handle);
       data.reset();  // ASan sees any later access
       self.runtime()->handles().release(handle);
     }

@@ -61,11 +61,6 @@ struct GpuFrame : Frame {
   }
 };
 
-Floats tripled(Floats values) {
-  for (float& value : values) value *= 3;
-  return values;
-}
-
 }  // namespace
 
 TEST(xla_gets_results_in_the_order_of_its_stream) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "runtime/runtime_ranks.h"
 
@@ -38,14 +37,6 @@ void check_long_result(const farandole_result& result) {
   CHECK(std::equal(kLongShape.begin(), kLongShape.end(), result.shape));
   CHECK_EQ(result.n_received, 1);
   CHECK_EQ(result.received[0], 2);
-}
-
-bool maps_segments() {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (contains(line, "farandole-")) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -121,7 +112,8 @@ TEST(after_a_shutdown_no_thread_is_in_the_core) {
       futex_wait(inside, seen, kFutexAnyBit, patience());
     }
     shut_down();
-    CHECK(!maps_segments());  // the runtime is gone, with its threads and all that they used
+    CHECK(
+        mapped_segments().empty());  // the runtime is gone, with its threads and all that they used
     for (std::thread& waiter : waiters) waiter.join();
   }
 }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "random.h"
 #include "runtime/runtime_ranks.h"
@@ -22,45 +21,26 @@ int64_t kill_one_of(int ranks, uint64_t seed) {
   Random random(seed);
   const int victim = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
   const uint64_t us = random.below(6000);
+  const std::string name = "rank " + std::to_string(victim);
   LocalBootstrap bootstrap(ranks);
-  std::vector<pid_t> children;
+  Children children(bootstrap, {}, {}, [&](TestRank& self) {
+    self.check_usable();
+    bootstrap.barrier();  // nobody dies before all have come so far
+    if (self.rank == victim) strike_in(static_cast<int64_t>(us), SIGKILL);
+    const Failure failure = work_until_failure(self);
+    bootstrap.time_of(self.rank) = now_ns();
+    CHECK_EQ(failure.code, ErrorCode::kPeer);
+    CHECK(contains(failure.text, name));
+    check_broken(self, name);
+    self.leave();
+  });
+  const int end = children.end_of(victim);
+  CHECK(WIFSIGNALED(end) && WTERMSIG(end) == SIGKILL);
+  const int64_t died = now_ns();
+  int64_t last = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t pid = fork_bound();
-    if (pid > 0) {
-      children.push_back(pid);
-      continue;
-    }
-    try {
-      TestRank self(bootstrap, rank, test_config());
-      self.start();
-      self.check_usable();
-      bootstrap.barrier();  // nobody dies before all have come so far
-      if (rank == victim) strike_in(static_cast<int64_t>(us), SIGKILL);
-      const Failure failure = work_until_failure(self);
-      bootstrap.time_of(rank) = now_ns();
-      CHECK_EQ(failure.code, ErrorCode::kPeer);
-      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-      check_broken(self, "rank " + std::to_string(victim));
-      self.leave();
-      _exit(0);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "seed %lu rank %d: %s\n", static_cast<unsigned long>(seed), rank,
-                   error.what());
-    }
-    _exit(1);
-  }
-  int64_t died = 0, last = 0;
-  for (int rank : {victim, 0, 1, 2, 3}) {
-    if (rank >= ranks || (rank == victim && died != 0)) continue;
-    int status = 0;
-    CHECK_EQ(waitpid(children[static_cast<size_t>(rank)], &status, 0),
-             children[static_cast<size_t>(rank)]);
-    if (rank == victim) {
-      CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-      died = now_ns();
-      continue;
-    }
-    CHECK_EQ(status, 0);
+    if (rank == victim) continue;
+    if (children.end_of(rank) != 0) fail("it failed with seed " + std::to_string(seed));
     last = std::max(last, bootstrap.time_of(rank) - died);
   }
   CHECK_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // none is left
@@ -111,24 +91,15 @@ TEST(a_death_is_told_in_one_line) {
   for (int victim = 0; victim < 3; ++victim) {
     LocalBootstrap bootstrap(3);
     const std::string text = stderr_of([&] {
-      std::vector<pid_t> children;
-      for (int rank = 0; rank < 3; ++rank) {
-        children.push_back(fork_bound());
-        if (children.back() > 0) continue;
-        try {
-          run_rank(bootstrap, rank, {}, loud, [&](TestRank& self) {
-            self.check_usable();
-            self.bootstrap.barrier();
-            if (self.rank == victim) raise(SIGKILL);
-            Floats data(3);
-            self.fails(allreduce(data), ErrorCode::kPeer);
-          });
-        } catch (const std::exception&) {
-          _exit(1);
-        }
-        _exit(0);
-      }
-      for (pid_t child : children) CHECK_EQ(waitpid(child, nullptr, 0), child);
+      Children children(bootstrap, {}, loud, [&](TestRank& self) {
+        self.check_usable();
+        self.bootstrap.barrier();
+        if (self.rank == victim) raise(SIGKILL);
+        Floats data(3);
+        self.fails(allreduce(data), ErrorCode::kPeer);
+        self.leave();
+      });
+      for (int rank = 0; rank < 3; ++rank) children.end_of(rank);
     });
     const auto lines = std::count(text.begin(), text.end(), '\n');
     if (lines != (victim == 0 ? 2 : 1)) fail("not one line for each witness: " + text);
@@ -152,15 +123,7 @@ TEST(a_normal_end_is_no_death) {
 TEST(hosts_that_end_normally_are_not_lost) {
   const std::string text = stderr_of([] {
     for (int round = 0; round < 5; ++round) {
-      LocalBootstrap bootstrap(4);
-      run_in_forks(4, [&](int rank) {
-        Config config = test_config();
-        loud(config);
-        TestRank self(bootstrap, rank, config, {0, 0, 2, 3});
-        self.start();
-        self.check_usable();
-        self.leave();
-      });
+      run_job(Kind::kProcesses, 4, [](TestRank& self) { self.check_usable(); }, loud, {0, 0, 2, 3});
     }
   });
   if (!text.empty()) fail("a normal end was taken for a loss: " + text);

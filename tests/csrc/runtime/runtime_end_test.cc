@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 #include <span>
 
 #include "runtime/runtime_ranks.h"
@@ -32,18 +31,6 @@ void skip_under(std::initializer_list<const char*> sanitizers, const std::string
 
 }  // namespace
 
-TEST(calls_that_need_a_rank_that_left_fail) {
-  run_jobs({2, 3, 4}, [](TestRank& self) {
-    self.check_usable();
-    if (self.rank == self.size - 1) return;
-    for (const char* name : {"forlorn", "forlorn", ""}) {
-      Floats data(3000);
-      CHECK(contains(self.fails(allreduce(data, name), ErrorCode::kPeer),
-                     std::to_string(self.size - 1) + " finished normally"));
-    }
-  });
-}
-
 // Ranks 1 and 3 leave at once; only when that is known, the others form a set, use it and end it.
 TEST(members_form_a_set_when_all_others_have_left) {
   run_jobs({4}, [](TestRank& self) {
@@ -53,11 +40,8 @@ TEST(members_form_a_set_when_all_others_have_left) {
     }
     Ask form{FARANDOLE_ADD_SET, {0, 2}, nullptr, nullptr, "members"};
     form.by_members = true;
-    const Handle formed = self.submit(form);
-    CHECK(!self.wait({formed}));
     Ask sum = allreduce(data);
-    self.runtime()->handles().look(
-        formed, [&](const Outcome& outcome) { sum.set = static_cast<SetId>(outcome.value); });
+    sum.set = self.set_of(self.submit(form));
     self.run(sum);
     Floats expected = values_of(0, data.size());
     const Floats others = values_of(2, data.size());
@@ -250,9 +234,7 @@ namespace {
 
 // The control segment as this process has mapped it.
 std::span<std::byte> control_memory() {
-  std::ifstream maps("/proc/self/maps");
-  std::string line;
-  while (std::getline(maps, line)) {
+  for (const std::string& line : mapped_segments()) {
     if (!contains(line, "farandole-control")) continue;
     const auto dash = line.find('-');
     auto* begin = reinterpret_cast<std::byte*>(std::stoul(line.substr(0, dash), nullptr, 16));
@@ -295,12 +277,7 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
         // Who is to read the nonsense comes first.
         if ((self.rank == victim) == reports) self.bootstrap.await(0, readers);
         Floats data(3);
-        Failure failure;
-        try {
-          failure = self.wait({self.submit(allreduce(data, "after"))});
-        } catch (const Error& error) {
-          failure = {error.code(), error.what()};
-        }
+        const Failure failure = self.outcome(allreduce(data, "after"));
         self.bootstrap.tell(0);
         CHECK(failure.code == ErrorCode::kPeer || failure.code == ErrorCode::kInternal);
         self.bootstrap.barrier();

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "control/hosts/host_tree.h"
 #include "lib/os/process.h"
 #include "runtime/runtime_ranks.h"
 
@@ -26,31 +25,6 @@ void check_tiny(TestRank& self, const std::string& name = {}) {
   CHECK(data == sum_over(self.size, 50));
 }
 
-// All others learn who has died, and where.
-void die_while_all_wait(const Nodes& nodes, int victim) {
-  const int ranks = static_cast<int>(nodes.size());
-  LocalBootstrap bootstrap(ranks);
-  run_in_forks(ranks, [&](int rank) {
-    TestRank self(bootstrap, rank, test_config(), nodes);
-    self.start();
-    check_tiny(self);
-    if (rank == victim) {
-      bootstrap.await(1, static_cast<uint32_t>(ranks - 1));
-      std::_Exit(0);
-    }
-    Floats data = values_of(rank, 20);
-    const Handle never = self.submit(allreduce(data, "never"));
-    const int64_t began = now_ns();
-    bootstrap.tell(1);
-    const Failure failure = self.wait({never});
-    CHECK_EQ(failure.code, ErrorCode::kPeer);
-    CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-    CHECK(contains(failure.text, "on " + host_name()));
-    CHECK(now_ns() - began < 20'000'000'000);
-    self.leave();
-  });
-}
-
 Ask barrier() {
   Ask ask;
   ask.op = FARANDOLE_BARRIER;
@@ -59,7 +33,7 @@ Ask barrier() {
 
 }  // namespace
 
-TEST(hosts_agree_and_small_calls_work_between_them) {
+TEST(hosts_agree_and_calls_of_all_sizes_work_between_them) {
   for (const Nodes& nodes : kLayouts) {
     run_hosts(nodes, [](TestRank& self) {
       for (int round = 0; round < 20; ++round) {
@@ -73,6 +47,21 @@ TEST(hosts_agree_and_small_calls_work_between_them) {
       ask.root = self.size - 1;
       self.run(ask);
       CHECK(root == values_of(self.size - 1, 30));
+      const SetId set = add_set(self, {0, self.size - 1});
+      for (int round = 0; round < 4; ++round) {
+        Floats data = values_of(self.rank, 50'000);
+        Floats pair = values_of(self.rank, 30'000);
+        std::vector<Handle> handles = {self.submit(allreduce(data, "large"))};
+        if (self.rank == 0 || self.rank == self.size - 1) {
+          Ask of_two = allreduce(pair, "of two");
+          of_two.set = set;
+          handles.push_back(self.submit(of_two));
+        }
+        self.finish(handles);
+        CHECK(data == sum_over(self.size, 50'000));
+        if (handles.size() == 2) CHECK_EQ(pair[1], 2.0F * static_cast<float>(self.size + 1));
+        check_tiny(self);
+      }
     });
   }
 }
@@ -92,28 +81,6 @@ TEST(between_hosts_inputs_ride_along_with_others_under_way) {
   });
 }
 
-TEST(large_tensors_move_between_hosts_without_mpi) {
-  for (const Nodes& nodes : kLayouts) {
-    run_hosts(nodes, [](TestRank& self) {
-      const SetId set = add_set(self, {0, self.size - 1});
-      for (int round = 0; round < 4; ++round) {
-        Floats data = values_of(self.rank, 50'000);
-        Floats pair = values_of(self.rank, 30'000);
-        std::vector<Handle> handles = {self.submit(allreduce(data, "large"))};
-        if (self.rank == 0 || self.rank == self.size - 1) {
-          Ask ask = allreduce(pair, "of two");
-          ask.set = set;
-          handles.push_back(self.submit(ask));
-        }
-        self.finish(handles);
-        CHECK(data == sum_over(self.size, 50'000));
-        if (handles.size() == 2) CHECK_EQ(pair[1], 2.0F * static_cast<float>(self.size + 1));
-        check_tiny(self);
-      }
-    });
-  }
-}
-
 TEST(a_wire_that_cannot_be_had_is_an_error) {
   LocalBootstrap bootstrap(2);
   run_in_forks(2, [&](int rank) {
@@ -124,70 +91,33 @@ TEST(a_wire_that_cannot_be_had_is_an_error) {
   });
 }
 
-TEST(a_death_amid_large_tensors_is_told_to_all) {
-  for (int victim : {1, 2}) {
-    LocalBootstrap bootstrap(4);
-    run_in_forks(4, [&](int rank) {
-      TestRank self(bootstrap, rank, test_config(), {0, 0, 2, 2});
-      self.start();
-      Floats warm = values_of(rank, 60'000);
-      Floats data = values_of(rank, 600'000);
-      Failure failure;
-      try {
-        failure = self.wait({self.submit(allreduce(warm, "warm"))});
-        const Handle under_way = self.submit(allreduce(data, "under way"));
-        if (rank == victim) std::_Exit(0);
-        if (!failure) failure = self.wait({under_way});
-      } catch (const Error& error) {  // the death may come before a call of this rank
-        failure = {error.code(), error.what()};
-      }
-      if (!failure) failure = work_until_failure(self);
-      CHECK_EQ(failure.code, ErrorCode::kPeer);
-      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-      CHECK(contains(failure.text, "on " + host_name()));
-      self.leave();
-    });
-  }
-}
-
-// 36 hosts, the last three below host 1; two ranks on the last one.
-Nodes more_hosts_than_link_to_the_root() {
-  Nodes nodes;
-  for (Rank r = 0; r < 37; ++r) nodes.push_back(std::min(r, 35));
-  return nodes;
-}
-
-TEST(hosts_below_hosts_agree) {
-  const Nodes nodes = more_hosts_than_link_to_the_root();
-  CHECK_EQ(HostTree::of(35, nodes).parent, 1);
-  run_hosts(nodes, [](TestRank& self) {
-    for (int round = 0; round < 10; ++round) {
-      check_tiny(self, "named");
-      check_tiny(self);
-    }
-    Floats data = values_of(self.rank, self.rank == 35 ? 21 : 20);
-    const std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
-    CHECK(contains(text, "ranks 0-34") && contains(text, "rank 35"));
-    self.run(barrier());
-  });
-}
-
-TEST(a_stall_names_the_rank_on_the_other_host) {
-  run_hosts(
-      {0, 0, 2, 2},
-      [](TestRank& self) {
-        check_tiny(self);
-        if (self.rank == 3) {
-          self.bootstrap.await(1, 3);
-        } else {
-          Floats data = values_of(self.rank, 20);
-          std::string text = self.fails(allreduce(data, "late"), ErrorCode::kStall);
-          CHECK(contains(text, "rank 3") && contains(text, "late"));
-          self.bootstrap.tell(1);
+// A rank of each host dies, then a leader, in a call or amid large tensors: all others learn who has died, and where.
+TEST(deaths_reach_the_other_hosts) {
+  for (int victim : {1, 3, 2}) {
+    for (size_t n : {size_t{20}, size_t{600'000}}) {
+      LocalBootstrap bootstrap(4);
+      run_in_forks(4, [&](int rank) {
+        TestRank self(bootstrap, rank, test_config(), {0, 0, 2, 2});
+        self.start();
+        Floats warm = values_of(rank, 60'000);
+        Floats data = values_of(rank, n);
+        self.run(allreduce(warm, "warm"));
+        bootstrap.barrier();
+        const int64_t began = now_ns();
+        if (rank == victim) {
+          self.submit(allreduce(data, "under way"));
+          std::_Exit(0);
         }
-        check_tiny(self);
-      },
-      [](Config& config) { config.stall_abort = 0.5; });
+        Failure failure = self.outcome(allreduce(data, "under way"));
+        if (!failure) failure = work_until_failure(self);
+        CHECK_EQ(failure.code, ErrorCode::kPeer);
+        CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+        CHECK(contains(failure.text, "on " + host_name()));
+        CHECK(now_ns() - began < 20'000'000'000);
+        self.leave();
+      });
+    }
+  }
 }
 
 TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
@@ -220,11 +150,6 @@ TEST(ranks_of_other_networks_are_not_called_where_this_host_itself_listens) {
   CHECK_EQ(way_to(peer, own).port, 4711);
   own.tcp.hosts.clear();
   CHECK(hosts() == (std::vector<std::string>{"10.0.0.2", "172.17.0.1"}));
-}
-
-// One rank of a host dies, then a leader.
-TEST(deaths_reach_the_other_hosts) {
-  for (int victim : {1, 3, 2}) die_while_all_wait({0, 0, 2, 2}, victim);
 }
 
 }  // namespace farandole::check

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "runtime/runtime_ranks.h"
 
@@ -16,14 +15,6 @@ namespace {
 auto entries_of(const char* folder) {
   return std::ranges::distance(std::filesystem::directory_iterator(folder),
                                std::filesystem::directory_iterator());
-}
-
-// Shared mappings of ours: private ones come and go with the allocator.
-size_t segments_mapped() {
-  std::ifstream maps("/proc/self/maps");
-  size_t n = 0;
-  for (std::string line; std::getline(maps, line);) n += contains(line, "farandole-");
-  return n;
 }
 
 }  // namespace
@@ -46,7 +37,7 @@ TEST(a_process_may_start_and_leave_again_and_again) {
             }
             CHECK_EQ(entries_of("/proc/self/fd"), fds);
             CHECK_EQ(entries_of("/proc/self/task"), threads);
-            CHECK_EQ(segments_mapped(), 0);
+            CHECK(mapped_segments().empty());
           }
           self.start();
         }
@@ -84,13 +75,9 @@ TEST(another_build_is_refused) {
     if (rank == 1) peer_info.build += " of yesterday";
     std::vector<PeerInfo> peer_infos = bootstrap.exchange(rank, 0, peer_info.encode());
     TestRank self(bootstrap, rank, test_config());
-    try {
-      self.enter(std::move(endpoint), peer_infos);
-      fail("two builds met");
-    } catch (const Error& error) {
-      CHECK_EQ(error.code(), ErrorCode::kMismatch);
-      CHECK(contains(error.what(), "of yesterday' on rank 1"));
-    }
+    const std::string text =
+        CHECK_THROWS(self.enter(std::move(endpoint), peer_infos), ErrorCode::kMismatch);
+    CHECK(contains(text, "of yesterday' on rank 1"));
   });
 }
 

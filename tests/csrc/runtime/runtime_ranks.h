@@ -4,12 +4,15 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,10 +23,6 @@
 #include "base/abi.h"
 
 namespace farandole::check {
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A request that owns what it points to, buffers apart.
 struct Ask {
@@ -195,16 +194,30 @@ class TestRank {
   }
   void finish(Handle handle) { finish(std::vector<Handle>{handle}); }
   void run(const Ask& ask) { finish(submit(ask)); }
-  // The call fails, now or later, with this code; returns the text.
-  std::string fails(const Ask& ask, ErrorCode code) {
-    Failure failure;
+  // Whether the call fails, now or later.
+  Failure outcome(const Ask& ask) {
     try {
-      failure = wait({submit(ask)});
+      const Handle handle = submit(ask);
+      if (Failure failure = wait({handle})) return failure;
+      runtime_->handles().release(handle);
+      return {};
     } catch (const Error& error) {
-      failure = {error.code(), error.what()};
+      return {error.code(), error.what()};
     }
+  }
+  // It does, with this code; returns the text.
+  std::string fails(const Ask& ask, ErrorCode code) {
+    const Failure failure = outcome(ask);
     CHECK_EQ(failure.code, code);
     return failure.text;
+  }
+  // The number that a call ends with: the id of its set.
+  SetId set_of(Handle handle) {
+    CHECK(!wait({handle}));
+    int64_t id = 0;
+    runtime_->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
+    runtime_->handles().release(handle);
+    return static_cast<SetId>(id);
   }
   // How many this rank has moved.
   uint64_t buckets() const {
@@ -249,14 +262,9 @@ inline Failure work_until_failure(TestRank& self) {
   while (!deadline.expired()) {
     for (size_t n : {size_t{3}, size_t{3000}, size_t{60'000}}) {
       Floats data = values_of(self.rank, n);
-      try {
-        Handle handle = self.submit(allreduce(data, "size " + std::to_string(n)));
-        if (Failure failure = self.wait({handle})) return failure;
-        self.runtime()->handles().release(handle);
-        CHECK(data == sum_over(self.size, n));
-      } catch (const Error& error) {
-        return {error.code(), error.what()};
-      }
+      const Ask ask = allreduce(data, "size " + std::to_string(n));
+      if (Failure failure = self.outcome(ask)) return failure;
+      CHECK(data == sum_over(self.size, n));
     }
   }
   fail("the job never broke");
@@ -265,13 +273,7 @@ inline Failure work_until_failure(TestRank& self) {
 inline void check_broken(TestRank& self, const std::string& says) {
   Floats data(3);
   for (int i = 0; i < 2; ++i) {
-    try {
-      self.submit(allreduce(data));
-      fail("a broken job takes calls");
-    } catch (const Error& error) {
-      CHECK_EQ(error.code(), ErrorCode::kPeer);
-      CHECK(contains(error.what(), says));
-    }
+    CHECK(contains(CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kPeer), says));
   }
 }
 
@@ -307,9 +309,63 @@ inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {
   LocalBootstrap bootstrap(ranks);
   const auto run = [&](int rank) { run_rank(bootstrap, rank, nodes, tune, body); };
   if (kind == Kind::kProcesses) return run_in_forks(ranks, run);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
-  for (std::thread& thread : threads) thread.join();
+  in_threads(ranks, run);
+}
+
+// Ranks that may be killed or stopped, in processes that end when `body` does. None outlives its test.
+class Children {
+ public:
+  Children(LocalBootstrap& bootstrap, const Nodes& nodes, const Tune& tune, const Body& body) {
+    for (int rank = 0; rank < bootstrap.ranks(); ++rank) {
+      pids_.push_back(fork_bound());
+      if (pids_.back() > 0) continue;
+      try {
+        Config config = test_config();
+        if (tune) tune(config);
+        TestRank self(bootstrap, rank, config, nodes);
+        self.start();
+        body(self);
+        _exit(0);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+      }
+      _exit(1);
+    }
+  }
+  ~Children() {
+    for (pid_t pid : pids_) {
+      if (pid > 0) kill(pid, SIGKILL);
+    }
+  }
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  void send(int rank, int signal) const { CHECK_EQ(kill(pid_of(rank), signal), 0); }
+  void await_stop(int rank) const {
+    int status = 0;
+    CHECK_EQ(waitpid(pid_of(rank), &status, WUNTRACED), pid_of(rank));
+    CHECK(WIFSTOPPED(status));
+  }
+  // How it has ended, once it has.
+  int end_of(int rank) {
+    int status = 0;
+    CHECK_EQ(waitpid(pid_of(rank), &status, 0), pid_of(rank));
+    pids_[static_cast<size_t>(rank)] = 0;
+    return status;
+  }
+  void end_well() {
+    for (int rank = 0; rank < static_cast<int>(pids_.size()); ++rank) CHECK_EQ(end_of(rank), 0);
+  }
+
+ private:
+  pid_t pid_of(int rank) const { return pids_[static_cast<size_t>(rank)]; }
+
+  std::vector<pid_t> pids_;
+};
+
+// Calls are given up after so long.
+inline Tune stall_after(double seconds) {
+  return [seconds](Config& config) { config.stall_abort = seconds; };
 }
 
 // Both kinds of ranks, in jobs of these sizes.
@@ -320,15 +376,20 @@ inline void run_jobs(std::vector<int> sizes, const Body& body, const Tune& tune 
   }
 }
 
+// The lines of /proc/self/maps about segments of ours: private mappings come and go with the allocator.
+inline std::vector<std::string> mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  std::vector<std::string> found;
+  for (std::string line; std::getline(maps, line);) {
+    if (contains(line, "farandole-")) found.push_back(line);
+  }
+  return found;
+}
+
 // A process set of these ranks; all ranks call it.
 inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
   // The shape is the list of ranks.
-  const Handle handle = self.submit({FARANDOLE_ADD_SET, std::move(ranks), nullptr, nullptr, ""});
-  CHECK(!self.wait({handle}));
-  int64_t id = 0;
-  self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
-  self.runtime()->handles().release(handle);
-  return static_cast<SetId>(id);
+  return self.set_of(self.submit({FARANDOLE_ADD_SET, std::move(ranks), nullptr, nullptr, ""}));
 }
 
 // By the C ABI: prepared, submitted and forgotten. Returns the code.

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that stand still (SIGSTOP): the others are told who it is, and their buffers are theirs again.
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
+#include "control/hosts/host_tree.h"
 #include "runtime/runtime_ranks.h"
 
 using namespace farandole;
@@ -28,12 +26,7 @@ void big_call(TestRank& self, int victim, long us) {
   Floats data = values_of(self.rank, 8'000'000);
   self.bootstrap.barrier();  // else one that is slow to fill its buffer may be what stalls
   if (self.rank == victim) strike_in(us, SIGSTOP);
-  Failure failure;
-  try {
-    failure = self.wait({self.submit(allreduce(data, "big"))});
-  } catch (const Error& error) {
-    failure = {error.code(), error.what()};
-  }
+  const Failure failure = self.outcome(allreduce(data, "big"));
   if (failure && self.rank != victim) {
     CHECK_EQ(failure.code, ErrorCode::kStall);
     CHECK(contains(failure.text, "rank " + std::to_string(victim)));
@@ -46,50 +39,15 @@ void big_call(TestRank& self, int victim, long us) {
   CHECK(std::ranges::count(data, kMark) == std::ssize(data));
 }
 
-// None outlives its test, least of all a stopped one.
-struct Children : std::vector<pid_t> {
-  Children() = default;
-  Children(const Children&) = delete;
-  ~Children() {
-    for (pid_t pid : *this) kill(pid, SIGKILL);
-  }
-  void end_well() {
-    while (!empty()) {
-      const pid_t pid = back();
-      int status = 0;
-      CHECK_EQ(waitpid(pid, &status, 0), pid);
-      pop_back();
-      CHECK_EQ(status, 0);
-    }
-  }
-};
-
 // Returns what the others met: 0: the call was over before the stop, 1: a stall, 2: one in mid-bucket.
 int64_t stop_one_of(int ranks, int victim, long us) {
   LocalBootstrap bootstrap(ranks);
-  Children children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    children.push_back(fork_bound());
-    if (children.back() > 0) continue;
-    try {
-      Config config = test_config();
-      config.stall_abort = 0.3;
-      TestRank self(bootstrap, rank, config);
-      self.start();
-      big_call(self, victim, us);
-      _exit(0);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    }
-    _exit(1);
-  }
-  auto child = [&](int rank) { return children[static_cast<size_t>(rank)]; };
-  int status = 0;
-  CHECK_EQ(waitpid(child(victim), &status, WUNTRACED), child(victim));
-  CHECK(WIFSTOPPED(status));
+  Children children(bootstrap, {}, stall_after(0.3),
+                    [&](TestRank& self) { big_call(self, victim, us); });
+  children.await_stop(victim);
   bootstrap.await(kRefilled, static_cast<uint32_t>(ranks - 1));
   const bool was_over = bootstrap.told(kRefilled) == static_cast<uint32_t>(ranks);
-  kill(child(victim), SIGCONT);
+  children.send(victim, SIGCONT);
   bootstrap.await(kRefilled, static_cast<uint32_t>(ranks));
   bootstrap.tell(kOver);
   children.end_well();
@@ -121,41 +79,24 @@ void stop_a_leader(const Nodes& nodes, Rank victim, double limit,
                    const std::function<void(Rank, const std::string&)>& check) {
   const int ranks = static_cast<int>(nodes.size());
   LocalBootstrap bootstrap(ranks);
-  Children children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    children.push_back(fork_bound());
-    if (children.back() > 0) continue;
-    try {
-      Config config = test_config();
-      config.stall_abort = limit;
-      TestRank self(bootstrap, rank, config, nodes);
-      self.start();
-      self.check_usable();
-      self.bootstrap.barrier();
-      if (rank == victim) {
-        raise(SIGSTOP);
-        _exit(0);
-      }
-      self.bootstrap.await(kStopped, 1);
-      Floats data = values_of(rank, 10);
-      const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
-      self.bootstrap.tell(kOver);
-      CHECK_EQ(failure.code, ErrorCode::kStall);
-      check(rank, failure.text);
-      self.bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));  // else others hear of its end
-      _exit(0);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  Children children(bootstrap, nodes, stall_after(limit), [&](TestRank& self) {
+    self.check_usable();
+    self.bootstrap.barrier();
+    if (self.rank == victim) {
+      raise(SIGSTOP);
+      return;
     }
-    _exit(1);
-  }
-  const pid_t stopped = children[static_cast<size_t>(victim)];
-  int status = 0;
-  CHECK_EQ(waitpid(stopped, &status, WUNTRACED), stopped);
-  CHECK(WIFSTOPPED(status));
+    self.bootstrap.await(kStopped, 1);
+    Floats data = values_of(self.rank, 10);
+    const std::string text = self.fails(allreduce(data, "small"), ErrorCode::kStall);
+    self.bootstrap.tell(kOver);
+    check(self.rank, text);
+    self.bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));  // else others hear of its end
+  });
+  children.await_stop(victim);
   bootstrap.tell(kStopped);
   bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));
-  kill(stopped, SIGCONT);
+  children.send(victim, SIGCONT);
   children.end_well();
 }
 
@@ -171,6 +112,7 @@ TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
 // 34 hosts: the last one is below rank 1's, and hears of rank 0 through it only. Ranks that are asked have 1.5 s to answer,
 // which they get from this limit on.
 TEST(a_leader_that_stops_on_the_way_to_rank_0_is_named) {
+  CHECK_EQ(HostTree::of(33, numbers_below(34)).parent, 1);
   stop_a_leader(numbers_below(34), 1, 6.5, [](Rank rank, const std::string& text) {
     const std::string behind = "rank 33 can't be reached: rank 1, which forwards its reports";
     if (!contains(text, rank == 33 ? "rank 1 on " : behind)) fail(text);
@@ -200,13 +142,12 @@ TEST(the_others_learn_that_rank_0_does_not_answer) {
         }
         self.bootstrap.await(kStopped, 1);
         Floats data = values_of(self.rank, 10);
-        const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
+        const std::string text = self.fails(allreduce(data, "small"), ErrorCode::kStall);
         self.bootstrap.tell(kOver);
-        CHECK_EQ(failure.code, ErrorCode::kStall);
-        CHECK(contains(failure.text, "rank 0, which leads the job, does not answer"));
-        self.leave_failed(failure.text);
+        CHECK(contains(text, "rank 0, which leads the job, does not answer"));
+        self.leave_failed(text);
       },
-      [](Config& config) { config.stall_abort = 0.3; });
+      stall_after(0.3));
 }
 
 // Rank 1 lives, and makes no call.
@@ -223,5 +164,5 @@ TEST(a_join_has_a_limit) {
         self.bootstrap.await(kOver, 1);
         self.check_usable();
       },
-      [](Config& config) { config.stall_abort = 1; });
+      stall_after(1));
 }

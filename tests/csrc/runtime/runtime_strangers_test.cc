@@ -56,13 +56,7 @@ class Middle {
 // One that needs no wire: its inputs travel in the reports.
 Failure small_call(TestRank& self) {
   Floats data = values_of(self.rank, 30);
-  try {
-    const Handle handle = self.submit(allreduce(data, "small"));
-    if (Failure failure = self.wait({handle})) return failure;
-    self.runtime()->handles().release(handle);
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
+  if (Failure failure = self.outcome(allreduce(data, "small"))) return failure;
   CHECK(data == sum_over(self.size, data.size()));
   return {};
 }
@@ -73,32 +67,28 @@ TEST(an_altered_control_message_is_an_error_on_every_rank_that_names_its_host) {
   for (const bool of_leaf : {true, false}) {
     LocalBootstrap bootstrap(4);
     Middle middle(of_leaf);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < 4; ++rank) {
-      threads.emplace_back([&, rank] {
-        TestRank self(bootstrap, rank, test_config(), kNodes);
-        LocalEndpoint endpoint(test_config());
-        auto peer_infos = bootstrap.exchange(rank, 0, endpoint.peer_info());
-        const TcpAddress root{{"127.0.0.1"}, peer_infos[0].tcp.port};
-        if (rank == 0) middle.begin(root);
-        peer_infos[0].tcp = middle.address();
-        self.enter(std::move(endpoint), peer_infos);
-        CHECK(!small_call(self));  // relayed
-        bootstrap.barrier();
-        if (rank == 0) middle.alter();
-        bootstrap.barrier();
-        Failure failure;  // a call that its rank has ended already is no longer altered
-        while (!failure) failure = small_call(self);
-        CHECK_EQ(failure.code, ErrorCode::kPeer);
-        const bool named = contains(failure.text, of_leaf ? "rank 2 on " : "rank 0 on ");
-        if (!named || !contains(failure.text, "changed, repeated or dropped")) {
-          fail(failure.text);
-        }
-        bootstrap.barrier();
-        self.leave_failed("altered");
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    in_threads(4, [&](int rank) {
+      TestRank self(bootstrap, rank, test_config(), kNodes);
+      LocalEndpoint endpoint(test_config());
+      auto peer_infos = bootstrap.exchange(rank, 0, endpoint.peer_info());
+      const TcpAddress root{{"127.0.0.1"}, peer_infos[0].tcp.port};
+      if (rank == 0) middle.begin(root);
+      peer_infos[0].tcp = middle.address();
+      self.enter(std::move(endpoint), peer_infos);
+      CHECK(!small_call(self));  // relayed
+      bootstrap.barrier();
+      if (rank == 0) middle.alter();
+      bootstrap.barrier();
+      Failure failure;  // a call that its rank has ended already is no longer altered
+      while (!failure) failure = small_call(self);
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      const bool named = contains(failure.text, of_leaf ? "rank 2 on " : "rank 0 on ");
+      if (!named || !contains(failure.text, "changed, repeated or dropped")) {
+        fail(failure.text);
+      }
+      bootstrap.barrier();
+      self.leave_failed("altered");
+    });
   }
 }
 

@@ -17,15 +17,18 @@ constexpr size_t kCallSizes[] = {0, 1, 5, 256, 257, 3000, 40'001};
 
 Floats ramp(int rank, size_t rows, size_t width) { return values_of(rank, rows * width); }
 
-// What the core allocated for the handle's result.
-Floats result_of(TestRank& self, Handle handle, std::vector<int64_t>* received = nullptr) {
+// What the core allocates for the call's result.
+Floats result_of(TestRank& self, const Ask& ask, std::vector<int64_t>* received = nullptr) {
   Floats values;
+  const Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
   self.runtime()->handles().look(handle, [&](const Outcome& outcome) {
     const auto* data = reinterpret_cast<const float*>(outcome.output);
     values.assign(data, data + std::accumulate(outcome.shape.begin(), outcome.shape.end(),
                                                int64_t{1}, std::multiplies<>()));
     if (received) *received = outcome.received;
   });
+  self.runtime()->handles().release(handle);
   return values;
 }
 
@@ -56,15 +59,12 @@ void gather_rows(TestRank& self, size_t width) {
           mine.data(),
           nullptr,
           "rows of " + std::to_string(width)};
-  Handle handle = self.submit(ask);
-  CHECK(!self.wait({handle}));
   Floats expected;
   for (int r = 0; r < self.size; ++r) {
     Floats theirs = ramp(r, static_cast<size_t>(r) + 1, width);
     expected.insert(expected.end(), theirs.begin(), theirs.end());
   }
-  CHECK(result_of(self, handle) == expected);
-  self.runtime()->handles().release(handle);
+  CHECK(result_of(self, ask) == expected);
 }
 
 void scatter_rows(TestRank& self, size_t width) {
@@ -75,15 +75,12 @@ void scatter_rows(TestRank& self, size_t width) {
           mine.data(),
           nullptr,
           ""};
-  Handle handle = self.submit(ask);
-  CHECK(!self.wait({handle}));
   Floats sum = sum_over(self.size, rows * width);
   size_t first = self.rank == 0 ? 0 : static_cast<size_t>(self.rank) * 2 + 1;
   size_t kept = self.rank == 0 ? 3 : 2;
-  CHECK(result_of(self, handle) ==
+  CHECK(result_of(self, ask) ==
         Floats(sum.begin() + static_cast<ptrdiff_t>(first * width),
                sum.begin() + static_cast<ptrdiff_t>((first + kept) * width)));
-  self.runtime()->handles().release(handle);
 }
 
 // Rank r sends s+1 rows to rank s, each full of 100r + s.
@@ -97,17 +94,14 @@ void exchange_rows(TestRank& self, size_t width) {
                 static_cast<float>(100 * self.rank + to));
   }
   ask.input = mine.data();
-  Handle handle = self.submit(ask);
-  CHECK(!self.wait({handle}));
   Floats expected;
   for (int from = 0; from < self.size; ++from) {
     expected.resize(expected.size() + static_cast<size_t>(self.rank + 1) * width,
                     static_cast<float>(100 * from + self.rank));
   }
   std::vector<int64_t> received;
-  CHECK(result_of(self, handle, &received) == expected);
+  CHECK(result_of(self, ask, &received) == expected);
   CHECK(received == std::vector<int64_t>(static_cast<size_t>(self.size), self.rank + 1));
-  self.runtime()->handles().release(handle);
 }
 
 // Rank r gets r + 1 rows, each full of what it is the first, second, ... row of all.
@@ -122,14 +116,11 @@ void deal_rows(TestRank& self, int root, size_t width) {
     for (int to = 0; to < n; ++to) ask.splits.push_back(to + 1);
   }
   ask.input = mine.data();
-  Handle handle = self.submit(ask);
-  CHECK(!self.wait({handle}));
   Floats expected;
   for (int row = first; row <= first + self.rank; ++row) {
     expected.resize(expected.size() + width, static_cast<float>(row));
   }
-  CHECK(result_of(self, handle) == expected);
-  self.runtime()->handles().release(handle);
+  CHECK(result_of(self, ask) == expected);
 }
 
 }  // namespace

@@ -37,17 +37,13 @@ int64_t sleeps() {
 // Each thread submits and waits for its own: one of them drives, or the background thread.
 TEST(several_threads_submit_and_wait) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 3; ++t) {
-      threads.emplace_back([&self, t] {
-        for (size_t i = 0; i < 25; ++i) {
-          Floats data = values_of(self.rank, 10 + i * 100);
-          self.run(allreduce(data, std::to_string(t) + "/" + std::to_string(i % 4)));
-          CHECK(data == sum_over(self.size, data.size()));
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    in_threads(3, [&self](int t) {
+      for (size_t i = 0; i < 25; ++i) {
+        Floats data = values_of(self.rank, 10 + i * 100);
+        self.run(allreduce(data, std::to_string(t) + "/" + std::to_string(i % 4)));
+        CHECK(data == sum_over(self.size, data.size()));
+      }
+    });
   });
 }
 
@@ -166,7 +162,7 @@ TEST(a_leaving_driver_hands_on_when_to_look_again) {
     self.bootstrap.tell(0);
   };
   for (int round = 0; round < 10; ++round) {
-    run_job(Kind::kThreads, 2, body, [](Config& config) { config.stall_abort = 0.05; });
+    run_job(Kind::kThreads, 2, body, stall_after(0.05));
   }
 }
 

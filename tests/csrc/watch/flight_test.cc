@@ -59,6 +59,13 @@ bool consistent(const FlightEvent& event) {
          event.set == static_cast<SetId>(number % 7);
 }
 
+// As a reader writes it down, with so many events.
+std::string written(const FlightMemory& flight, size_t events = 1, const char* why = "") {
+  Json json;
+  write_flight(json, flight, 0, events, why);
+  return json.text();
+}
+
 int readable(const FlightPage& page) {
   int whole = 0;
   for (const auto& slot : page.events) {
@@ -132,20 +139,15 @@ TEST(open_calls_outlive_the_ring) {
     recorder.submitted(other, n, shape);
     recorder.done(other, now_ns());
   }
-  auto written = [&] {
-    Json json;
-    write_flight(json, memory.flight, 0, 1, "");
-    return json.text();
-  };
-  const std::string text = written();
-  auto holds = [&](const char* part) { return text.find(part) != std::string::npos; };
+  const std::string text = written(memory.flight);
+  auto holds = [&](const char* part) { return check::contains(text, part); };
   CHECK(holds("\"position\":0,"));
   CHECK(holds("\"position\":77,\"agreed_bucket\":21,"));
   CHECK(holds("\"call\":7,") && holds("\"call\":8,") && holds("\"shape\":[3,4]"));
   CHECK(!holds("\"call\":9,"));
   recorder.done(waits, now_ns());
   recorder.failed(agreed, {ErrorCode::kStall, "too late"});
-  CHECK(written().find("\"open\":[]") != std::string::npos);
+  CHECK(check::contains(written(memory.flight), "\"open\":[]"));
 }
 
 TEST(a_call_is_shown_with_its_line_and_findings_stay) {
@@ -160,11 +162,8 @@ TEST(a_call_is_shown_with_its_line_and_findings_stay) {
   for (const std::string& text : {std::string("one thing"), std::string("another"), most, most}) {
     add_line(memory.flight.page(0).findings, text);
   }
-  Json json;
-  write_flight(json, memory.flight, 0, 2, "");
-  const auto holds = [&](const std::string& part) {
-    return json.text().find(part) != std::string::npos;
-  };
+  const std::string seen = written(memory.flight, 2);
+  const auto holds = [&](const std::string& part) { return check::contains(seen, part); };
   CHECK(holds("\"call\":7,"));
   CHECK(holds("\"shape\":[1,2,3,4,5,6],\"site\":\"train.py:12\",\"bytes\""));
   CHECK(holds("\"shape\":[1,2,3,4,5,6],\"bytes\""));
@@ -182,9 +181,8 @@ TEST(open_calls_are_known_whatever_their_handles_are) {
     return call;
   };
   const auto open = [&](const char* part) {
-    Json json;
-    write_flight(json, memory.flight, 0, 1, "");
-    return json.text().substr(json.text().find("\"open\"")).find(part) != std::string::npos;
+    const std::string seen = written(memory.flight);
+    return check::contains(seen.substr(seen.find("\"open\"")), part);
   };
   constexpr int64_t kKept = 1500;
   for (int64_t n = 1; n <= kKept; ++n) recorder.done(submitted(n), now_ns());
@@ -228,9 +226,8 @@ TEST(a_killed_writer_leaves_whole_events) {
     CHECK_EQ(::kill(child, SIGKILL), 0);
     CHECK_EQ(::waitpid(child, nullptr, 0), child);
     CHECK(readable(page) >= static_cast<int>(FlightPage::kEvents) - 1);
-    Json json;
-    write_flight(json, memory.flight, 0, FlightPage::kEvents, "killed");
-    CHECK(json.text().find("\"kind\":\"done\"") != std::string::npos);
+    const std::string seen = written(memory.flight, FlightPage::kEvents, "killed");
+    CHECK(check::contains(seen, "\"kind\":\"done\""));
   }
 }
 

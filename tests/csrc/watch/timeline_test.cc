@@ -2,29 +2,16 @@
 // The timeline's threads: many that add, one that writes, one that starts and stops.
 #include "watch/timeline.h"
 
-#include <unistd.h>
-
-#include <stdlib.h>
-
 #include <memory>
 #include <thread>
 
 #include "base/clock.h"
 #include "check.h"
+#include "folder.h"
 #include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {
-
-struct Folder {
-  Folder() { CHECK(mkdtemp(name.data()) != nullptr); }
-  ~Folder() {
-    ::unlink(path("t.json").c_str());
-    ::rmdir(name.c_str());
-  }
-  std::string path(const std::string& file) const { return name + "/" + file; }
-  std::string name = "/tmp/farandole-XXXXXX";
-};
 
 int count(const std::string& text, const std::string& part) {
   int found = 0;
@@ -50,19 +37,15 @@ FlightEvent wait_event() {
 }
 
 TEST(nothing_is_lost_between_threads) {
-  Folder folder;
+  const check::Folder folder;
   auto memory = page();
   Timeline timeline(*memory);
   constexpr int kThreads = 3;
   constexpr int kEvents = 20'000;
   timeline.start(folder.path("t.json"), false);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < kEvents; ++i) timeline.add(wait_event());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  check::in_threads(kThreads, [&](int) {
+    for (int i = 0; i < kEvents; ++i) timeline.add(wait_event());
+  });
   timeline.stop();
   const std::string text = read_text_file(folder.path("t.json"));
   CHECK_EQ(count(text, "\"cat\":\"wait\""), kThreads * kEvents);
@@ -72,7 +55,7 @@ TEST(nothing_is_lost_between_threads) {
 }
 
 TEST(it_can_be_read_while_it_is_written) {
-  Folder folder;
+  const check::Folder folder;
   auto memory = page();
   Timeline timeline(*memory);
   timeline.start(folder.path("t.json"), false);
@@ -86,7 +69,7 @@ TEST(it_can_be_read_while_it_is_written) {
 }
 
 TEST(start_and_stop_beside_writers) {
-  Folder folder;
+  const check::Folder folder;
   auto memory = page();
   Timeline timeline(*memory);
   std::atomic<bool> over{false};

@@ -123,41 +123,32 @@ TEST(a_changed_length_is_noticed_before_its_bytes_come) {
   }
 }
 
-TEST(a_repeated_frame_is_noticed) {
-  Relayed middle = relay(random_key());
-  middle.leaf->channel().send(kRoot, bytes_of("report"));
-  const ByteString frame = middle.from_leaf();
-  give(middle.to_root, frame);
-  give(middle.to_root, frame);
-  CHECK(middle.root->next(kLeaf) == bytes_of("report"));
-  check_noticed(middle);
-}
-
-TEST(frames_in_another_order_are_noticed) {
-  Relayed middle = relay(random_key());
-  middle.leaf->channel().send(kRoot, bytes_of("report"));
-  middle.leaf->channel().send(kRoot, bytes_of("second"));
-  const ByteString first = middle.from_leaf();
-  give(middle.to_root, middle.from_leaf());
-  give(middle.to_root, first);
-  check_noticed(middle);
-}
-
-TEST(a_frame_that_is_left_out_is_noticed_with_the_next) {
-  Relayed middle = relay(random_key());
-  middle.leaf->channel().send(kRoot, bytes_of("report"));
-  middle.leaf->channel().send(kRoot, bytes_of("second"));
-  middle.from_leaf();
-  give(middle.to_root, middle.from_leaf());
-  check_noticed(middle);
-}
-
-// Its number is the one that the reader expects.
-TEST(a_frame_of_the_other_direction_is_noticed) {
-  Relayed middle = relay(random_key());
-  middle.root->channel().send(kLeaf, bytes_of("log"));
-  give(middle.to_root, middle.from_root());
-  check_noticed(middle);
+TEST(a_frame_out_of_its_place_is_noticed) {
+  const auto noticed = [](auto&& tamper) {
+    Relayed middle = relay(random_key());
+    for (const char* text : {"report", "second"})
+      middle.leaf->channel().send(kRoot, bytes_of(text));
+    tamper(middle);
+    check_noticed(middle);
+  };
+  noticed([](Relayed& middle) {  // repeated
+    const ByteString frame = middle.from_leaf();
+    for (int i = 0; i < 2; ++i) give(middle.to_root, frame);
+    CHECK(middle.root->next(kLeaf) == bytes_of("report"));
+  });
+  noticed([](Relayed& middle) {  // in another order
+    const ByteString first = middle.from_leaf();
+    give(middle.to_root, middle.from_leaf());
+    give(middle.to_root, first);
+  });
+  noticed([](Relayed& middle) {  // the first left out
+    middle.from_leaf();
+    give(middle.to_root, middle.from_leaf());
+  });
+  noticed([](Relayed& middle) {  // of the other direction, with the number that the reader expects
+    middle.root->channel().send(kLeaf, bytes_of("log"));
+    give(middle.to_root, middle.from_root());
+  });
 }
 
 TEST(a_frame_of_another_connection_is_noticed) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel between hosts, and everybody else who knocks at its door.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include "control/bootstrap/local_bootstrap.h"
 #include "control/channel/channel_end.h"
 #include "lib/ipc/unix_socket.h"
+#include "lib/net/trap.h"
 
 namespace farandole::check {
 namespace {
@@ -50,16 +49,6 @@ void check_talk(Pair& pair) {
   pair.leaf->channel().send(0, bytes_of("report"));
   CHECK(pair.leaf->next(0) == bytes_of("log"));
   CHECK(pair.root->next(7) == bytes_of("report"));
-}
-
-Fd probe(const TcpAddress& address) {
-  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(address.port);
-  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
-  CHECK_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
-  return fd;
 }
 
 }  // namespace
@@ -102,13 +91,13 @@ TEST(messages_before_an_end_arrive_and_the_end_is_noticed) {
 TEST(strangers_change_nothing) {
   std::vector<Fd> kept;
   Pair pair = connect([&](const TcpAddress& address) {
-    kept.push_back(probe(address));  // a half-open connection
-    Fd scan = probe(address);        // a port scan
-    Fd web = probe(address);
+    kept.push_back(call(address));  // a half-open connection
+    Fd scan = call(address);        // a port scan
+    Fd web = call(address);
     const char request[] = "GET / HTTP/1.1\r\nHost: example\r\n\r\n";
     CHECK(::send(web.get(), request, sizeof request, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(web));
-    Fd hasty = probe(address);  // begins well, and says no more
+    Fd hasty = call(address);  // begins well, and says no more
     CHECK(::send(hasty.get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(hasty));
   });
@@ -123,7 +112,7 @@ TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
   std::vector<Fd> kept;
   const auto come = [&](size_t strangers) {
     for (size_t i = 0; i < strangers; ++i) {
-      kept.push_back(probe(listener.address()));
+      kept.push_back(call(listener.address()));
       if (i % 3 != 0) continue;  // a third begin well, and say no more
       CHECK(::send(kept.back().get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
     }
@@ -160,7 +149,7 @@ TEST(who_has_said_its_hello_does_not_go_for_the_silent) {
   CHECK(!listener.take(0, 7, kControlLine, key));
   std::vector<Fd> crowd;
   for (size_t i = 0; i < 3 * TcpListener::kMaxStrangers; ++i)
-    crowd.push_back(probe(listener.address()));
+    crowd.push_back(call(listener.address()));
   std::byte one;
   while (recv(crowd.front().get(), &one, 1, MSG_DONTWAIT) != 0) {  // the first of them has to go
     CHECK(!listener.take(0, 7, kControlLine, key));
@@ -200,7 +189,7 @@ TEST(strangers_may_take_every_descriptor) {
   run_in_fork([&] {
     std::vector<Fd> crowd;
     for (size_t i = 0; i < TcpListener::kMaxStrangers; ++i) {
-      crowd.push_back(probe(listener.address()));
+      crowd.push_back(call(listener.address()));
     }
     TcpCaller caller(7, 0, kControlLine, listener.address(), key);
     caller.step();
@@ -219,21 +208,13 @@ TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {
   std::thread intruders([&] {
     const Deadline soon = Deadline::in(std::chrono::milliseconds(300));
     for (auto& [rank, wrong] : std::map<Rank, Key128>{{7, random_key()}, {9, key}}) {
-      try {
-        tcp_connect(rank, rank == 9 ? 3 : 0, listener.address(), wrong, soon);
-        fail("a stranger was let in");
-      } catch (const Error& error) {
-        CHECK_EQ(error.code(), ErrorCode::kPeer);
-      }
+      CHECK_THROWS(tcp_connect(rank, rank == 9 ? 3 : 0, listener.address(), wrong, soon),
+                   ErrorCode::kPeer);
     }
   });
-  try {
-    listener.accept(0, {7}, key, Deadline::in(std::chrono::seconds(1)));
-    fail("a stranger was taken for rank 7");
-  } catch (const Error& error) {
-    CHECK_EQ(error.code(), ErrorCode::kPeer);
-    CHECK(std::string(error.what()).find("rank 7") != std::string::npos);
-  }
+  const std::string text = CHECK_THROWS(
+      listener.accept(0, {7}, key, Deadline::in(std::chrono::seconds(1))), ErrorCode::kPeer);
+  CHECK(contains(text, "rank 7"));
   intruders.join();
 }
 

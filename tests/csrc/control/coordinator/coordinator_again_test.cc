@@ -3,61 +3,30 @@
 #include "control/coordinator/coordinator_harness.h"
 
 namespace farandole {
-namespace {
-
-const Failure kBad{ErrorCode::kWrongType, "bad"};
-
-void refuse(Job& job, Rank rank, const std::string& name = "x") {
-  job.report(rank, Refuse{{kWorldSet, name, 0}, kBad});
-}
-
-}  // namespace
 
 TEST(a_second_report_is_about_the_next_call) {
   Job job(3);
-  refuse(job, 1);
-  job.submit(1, tensor("x"));
-  job.submit(0, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "");
-  job.submit(2, tensor("x"));
-  const Fail fail = only<Fail>(job.publish());
+  CHECK_EQ(kinds(job.play("1!x 1+x 0+x")), "");
+  const Fail fail = only<Fail>(job.play("2+x"));
   CHECK_EQ(fail.failure.text, "bad");
   CHECK(fail.unheard.empty());
-  job.submit(0, tensor("x"));
-  job.submit(2, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("0+x 2+x")), "define run");
 }
 
 TEST(reports_wait_in_their_order) {
   Job job(2);
-  refuse(job, 0);
-  refuse(job, 0);
-  job.submit(0, tensor("x"));
-  refuse(job, 0);
-  for (int call = 0; call < 2; ++call) {
-    job.submit(1, tensor("x"));
-    CHECK_EQ(kinds(job.publish()), "fail");
-  }
-  job.submit(1, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
-  job.submit(1, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "fail");
+  CHECK_EQ(kinds(job.play("0!x 0!x 0+x 0!x 1+x")), "fail");
+  for (const char* next : {"fail", "define run", "fail"}) CHECK_EQ(kinds(job.play("1+x")), next);
 }
 
 // All calls of one batch: what waited for the first is published with it.
 TEST(calls_that_waited_for_each_other_end_in_one_batch) {
-  Job job(2);
-  for (Rank rank : {0, 1}) {
-    refuse(job, rank);
-    job.submit(rank, tensor("x"));
-  }
-  CHECK_EQ(kinds(job.publish()), "fail define run");
+  CHECK_EQ(kinds(Job(2).play("0!x 0+x 1!x 1+x")), "fail define run");
 }
 
 TEST(a_second_report_by_id_waits) {
   Job job(2);
-  job.submit_all(tensor("x"));
-  const ReadyMany many{{only<Define>(job.publish()).id}};
+  const ReadyMany many{{only<Define>(job.play("*+x")).id}};
   for (int call = 0; call < 2; ++call) job.report(0, many);
   for (uint64_t bucket : {1, 2}) {
     job.report(0, Done{kWorldSet, bucket});
@@ -68,7 +37,7 @@ TEST(a_second_report_by_id_waits) {
 
 TEST(a_payload_that_waits_is_kept) {
   Job job(2);
-  refuse(job, 0);
+  job.play("0!x");
   {
     const std::vector<float> mine{1, 2};
     job.submit(0, tensor("x", {2}), payload(mine));
@@ -81,53 +50,33 @@ TEST(a_payload_that_waits_is_kept) {
 
 TEST(a_rank_joins_after_what_it_has_reported) {
   Job job(2);
-  refuse(job, 0);
-  job.submit(0, tensor("x"));
-  job.report(0, Join{});
-  job.submit(1, tensor("y"));
-  CHECK_EQ(kinds(job.publish()), "");  // it has not joined yet
-  job.submit(1, tensor("x"));
-  job.submit(1, tensor("x"));
-  const Log log = job.publish();
+  CHECK_EQ(kinds(job.play("0!x 0+x 0. 1+y")), "");  // it has not joined yet
+  const Log log = job.play("1+x 1+x");
   CHECK_EQ(kinds(log), "fail define define run");  // y without rank 0, x with both
   const Run run = only<Run>(log);
   CHECK(run.items[0].inputs.absent == std::vector<int32_t>({0}));
   CHECK(run.items[1].inputs.plain());
-  job.report(1, Join{});
-  CHECK_EQ(kinds(job.publish()), "joined");
+  CHECK_EQ(kinds(job.play("1.")), "joined");
 }
 
 TEST(what_waits_for_a_call_that_is_given_up_goes_on) {
   Job job(Job::impatient(3));
-  refuse(job, 0);
-  job.submit(0, tensor("x"));
-  job.at(2);
-  const Fail fail = only<Fail>(job.tick());
-  CHECK(fail.unheard == std::vector<Rank>({1, 2}));
-  job.submit(1, tensor("x"));
-  job.submit(2, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  job.play("0!x 0+x");
+  CHECK(only<Fail>(job.tick(2)).unheard == std::vector<Rank>({1, 2}));
+  CHECK_EQ(kinds(job.play("1+x 2+x")), "define run");
 }
 
 // One entry answers one report of each rank.
 TEST(two_reports_that_come_too_late_fail_twice) {
   Job job(3);
-  job.report(2, Leave{});
-  job.publish();
-  refuse(job, 0);
-  job.submit(0, tensor("x"));
-  job.submit(1, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "fail fail");
+  job.play("2/");
+  CHECK_EQ(kinds(job.play("0!x 0+x 1+x")), "fail fail");
 }
 
 TEST(a_leaver_does_not_wait_for_what_it_reported_twice) {
   Job job(2);
-  refuse(job, 0);
-  job.submit(0, tensor("x"));
-  job.report(0, Leave{});
-  CHECK(only<Fail>(job.publish()).unheard == std::vector<Rank>({1}));
-  job.submit(1, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "fail");
+  CHECK(only<Fail>(job.play("0!x 0+x 0/")).unheard == std::vector<Rank>({1}));
+  CHECK_EQ(kinds(job.play("1+x")), "fail");
 }
 
 }  // namespace farandole

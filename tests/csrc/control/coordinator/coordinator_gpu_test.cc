@@ -47,7 +47,7 @@ TEST(without_nccl_on_one_rank_all_go_through_host_memory) {
   job.report(1, gpu_of(1, ""));
   job.submit_all(on_gpu("a"));
   CHECK(staged(job));
-  CHECK(contains(job.coordinator().take_notices().at(0), "no usable NCCL on rank 1"));
+  CHECK(contains(job.notice(), "no usable NCCL on rank 1"));
 }
 
 TEST(two_versions_of_nccl_go_through_host_memory_or_are_an_error) {
@@ -61,8 +61,7 @@ TEST(two_versions_of_nccl_go_through_host_memory_or_are_an_error) {
     Log log = job.publish();
     if (settings.gpu_backend == "auto") {
       CHECK(only<OpenGpu>(log).backend == BackendKind::kStaged);
-      CHECK(contains(job.coordinator().take_notices().at(0),
-                     "NCCL 2.27.5 on rank 0 and NCCL 2.18.5 on"));
+      CHECK(contains(job.notice(), "NCCL 2.27.5 on rank 0 and NCCL 2.18.5 on"));
     } else {
       CHECK_EQ(only<Fail>(log).failure.code, ErrorCode::kLibrary);
     }

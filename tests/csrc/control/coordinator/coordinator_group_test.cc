@@ -33,8 +33,7 @@ TEST(ranks_that_disagree_about_the_size_of_a_group_hear_all_sizes) {
 TEST(a_group_of_one_is_a_call_and_of_none_a_barrier) {
   Job job(2);
   job.submit(0, group_of("g", 1));
-  job.submit(1, tensor("g"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("1+g")), "define run");
   job.submit_all(group_of("none", 0));
   CHECK_EQ(kinds(job.publish()), "define result");
   job.submit(0, group_of("none", 0));
@@ -56,10 +55,9 @@ TEST(a_refused_group_fails_once) {
   for (const char* name : {"g", ""}) {
     Job job(3);
     job.submit(0, group_of(name, 3));
-    job.report(2, Refuse{{kWorldSet, name, 0}, {ErrorCode::kWrongType, "bad"}});
+    job.play("2!" + std::string(name));
     job.submit(1, group_of(name, 3));
-    const Fail fail = only<Fail>(job.publish());
-    CHECK_EQ(fail.failure.text, "bad");
+    CHECK_EQ(only<Fail>(job.publish()).failure.text, "bad");
   }
 }
 
@@ -84,8 +82,7 @@ TEST(a_large_group_moves_in_one_bucket) {
   Job job(settings);
   job.submit_all(tensor("before"));
   job.submit_all(group_of("g", 5));
-  job.submit_all(tensor("after"));
-  CHECK_EQ(kinds(job.publish()), "define run define run");
+  CHECK_EQ(kinds(job.play("*+after")), "define run define run");
   CHECK_EQ(job.coordinator().definitions(), size_t{3});
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
@@ -113,6 +114,8 @@ std::vector<T> values_of(const ByteString& bytes) {
   return values;
 }
 
+inline const Failure kBad{ErrorCode::kWrongType, "bad"};
+
 class Job {
  public:
   explicit Job(int size) : Job(settings(size)) {}
@@ -166,6 +169,30 @@ class Job {
     }
     return log;
   }
+  // All ranks make a set of these.
+  SetId add_set(const std::vector<int64_t>& ranks) {
+    submit_all(add_set_of(ranks), no_input());
+    return only<OpenSet>(publish()).set;
+  }
+  // What ranks report, a word each, then what is published: "0+x" submits x, "0!x" refuses it, "0." joins, "0/" leaves;
+  // "*" stands for all ranks.
+  Log play(const std::string& words) {
+    std::istringstream all(words);
+    for (std::string word; all >> word;) {
+      const std::string name = word.substr(2);
+      for (Rank r = 0; r < size_; ++r) {
+        if (word[0] != '*' && word[0] != '0' + r) continue;
+        switch (word[1]) {
+          case '+': submit(r, tensor(name)); break;
+          case '!': report(r, Refuse{{kWorldSet, name, 0}, kBad}); break;
+          case '.': report(r, Join{kWorldSet}); break;
+          case '/': report(r, Leave{false, ""}); break;
+          default: check::fail(word);
+        }
+      }
+    }
+    return publish();
+  }
   // All ranks have seen the log and taken up their unnamed calls where it says.
   void resume(const Joined& joined) {
     for (Rank r = 0; r < size_; ++r) next_[{r, joined.set}] = joined.next_sequence;
@@ -176,9 +203,17 @@ class Job {
     coordinator_.tick(now_);
     return publish();
   }
+  Log tick(int64_t seconds) { return at(seconds), tick(); }
 
   // The number of a host of all ranks.
   int host_of_all() { return coordinator_.add_group(numbers_below(size_)); }
+  std::vector<std::string> notices() { return coordinator_.take_notices(); }
+  // The only one.
+  std::string notice() {
+    const std::vector<std::string> all = notices();
+    CHECK_EQ(all.size(), 1);
+    return all[0];
+  }
   Coordinator& coordinator() { return coordinator_; }
   const std::map<uint32_t, Request>& table() const { return table_; }
 

@@ -7,10 +7,7 @@ namespace farandole {
 
 TEST(a_result_does_not_wait_for_buckets) {
   Job job(2);
-  for (const char* name : {"a", "b", "c"}) {
-    job.submit_all(tensor(name));
-    job.publish();
-  }
+  for (const char* name : {"*+a", "*+b", "*+c"}) job.play(name);
   job.submit_all(tensor("tiny", {1}), payload<float>({1}));
   CHECK_EQ(kinds(job.publish()), "define result");
 }
@@ -19,9 +16,7 @@ TEST(a_bucket_holds_what_became_ready_together_up_to_the_limit) {
   auto settings = Job::settings(2);
   settings.fusion_bytes = 10'000;
   Job job(settings);
-  for (const char* name : {"a", "b", "c"}) job.submit_all(tensor(name, {1000}));
-  Log log = job.publish();
-  auto runs = all<Run>(log);
+  auto runs = all<Run>(job.play("*+a *+b *+c"));
   CHECK_EQ(runs.size(), 2);
   CHECK_EQ(runs[0].items.size(), 2);  // 8,000 bytes
   CHECK_EQ(runs[1].items.size(), 1);
@@ -64,9 +59,8 @@ TEST(the_least_recently_used_id_is_forgotten) {
   auto settings = Job::settings(2);
   settings.capacity = 2;
   Job job(settings);
-  auto run = [&](const char* name) {
-    job.submit_all(tensor(name));
-    Log log = job.publish();
+  auto run = [&](const std::string& name) {
+    Log log = job.play("*+" + name);
     for (const Run& run : all<Run>(log)) job.report(0, Done{kWorldSet, run.bucket});
     return log;
   };
@@ -89,48 +83,39 @@ TEST(a_stall_is_warned_about_and_given_up) {
   settings.stall_abort_ns = 25'000'000'000;
   Job job(settings);
   job.at(1);
-  job.submit(2, tensor("x"));
-  job.submit(0, tensor("x"));
-  job.at(10);
-  CHECK_EQ(kinds(job.tick()), "");
-  CHECK(job.coordinator().take_notices().empty());
+  job.play("2+x 0+x");
+  CHECK_EQ(kinds(job.tick(10)), "");
+  CHECK(job.notices().empty());
   CHECK_EQ(job.coordinator().next_tick(), 11'000'000'000);
-  job.at(11);
-  CHECK(only<CollectStacks>(job.tick()).ranks == std::vector<Rank>{1});
-  CHECK(job.coordinator().take_notices().empty());
+  CHECK(only<CollectStacks>(job.tick(11)).ranks == std::vector<Rank>{1});
+  CHECK(job.notices().empty());
   CHECK_EQ(job.coordinator().next_tick(), 12'500'000'000);
   job.report(1, StackReport{false, "in load_data"});
-  auto notices = job.coordinator().take_notices();
+  auto notices = job.notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing");
   contains(notices[0], "rank 1 has made no call yet");
   contains(notices[0], "\n    in load_data");
-  job.at(13);
-  CHECK_EQ(kinds(job.tick()), "");
+  CHECK_EQ(kinds(job.tick(13)), "");
   CHECK_EQ(job.coordinator().next_tick(), 21'000'000'000);
-  job.at(21);
-  CHECK_EQ(kinds(job.tick()), "where");  // again
-  job.at(23);
-  job.tick();
-  contains(job.coordinator().take_notices().at(0), "rank 1 does not answer");
+  CHECK_EQ(kinds(job.tick(21)), "where");  // again
+  job.tick(23);
+  contains(job.notice(), "rank 1 does not answer");
   CHECK_EQ(job.coordinator().next_tick(), 26'000'000'000);
-  job.at(26);
-  Fail fail = only<Fail>(job.tick());
+  Fail fail = only<Fail>(job.tick(26));
   CHECK(fail.failure.code == ErrorCode::kStall);
   contains(fail.failure.text, "rank 1 missing\n  rank 1 does not answer");
   CHECK(fail.unheard == std::vector<Rank>{1});
   CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
-  job.submit_all(tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("*+x")), "define run");
 }
 
 TEST(a_long_stall_report_is_cut) {
   Job job(2);
   for (int i = 0; i < 100; ++i) job.submit(0, tensor("n" + std::to_string(i)));
-  job.at(10);
-  job.tick();
+  job.tick(10);
   job.report(1, StackReport{});
-  auto notices = job.coordinator().take_notices();
+  auto notices = job.notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0],
            "\n  100 calls (the first: 'n0' (allreduce)): rank 0 waiting for 10 s, rank 1 missing");

@@ -5,11 +5,6 @@
 namespace farandole {
 namespace {
 
-SetId add(Job& job, const std::vector<int64_t>& ranks) {
-  job.submit_all(add_set_of(ranks), no_input());
-  return only<OpenSet>(job.publish()).set;
-}
-
 Failure refused_set(Job& job, const std::vector<int64_t>& ranks) {
   job.submit_all(add_set_of(ranks), no_input());
   return only<Fail>(job.publish()).failure;
@@ -25,7 +20,7 @@ TEST(an_impossible_set_is_refused) {
     CHECK(failure.code == ErrorCode::kInvalidArgument);
     contains(failure.text, "between 0 and 2");
   }
-  SetId set = add(job, {0, 2});
+  SetId set = job.add_set({0, 2});
   contains(refused_set(job, {0, 2}).text, "exists already, with id " + std::to_string(set));
   contains(refused_set(job, {0, 1, 2}).text, "exists already, with id 0");
 }
@@ -34,17 +29,17 @@ TEST(sets_are_limited) {
   auto settings = Job::settings(3);
   settings.max_sets = 3;
   Job job(settings);
-  add(job, {0});
-  SetId second = add(job, {1});
+  job.add_set({0});
+  SetId second = job.add_set({1});
   contains(refused_set(job, {2}).text, "FARANDOLE_PROCESS_SETS");
   job.submit_all(remove_set_of(second), no_input());
   job.publish();
-  add(job, {2});
+  job.add_set({2});
 }
 
 TEST(only_a_set_that_is_there_can_be_removed) {
   Job job(2);
-  SetId set = add(job, {0});
+  SetId set = job.add_set({0});
   for (SetId wrong : {kWorldSet, set + 1, -1}) {
     job.submit_all(remove_set_of(wrong), no_input());
     contains(only<Fail>(job.publish()).failure.text, "can't be removed");
@@ -57,7 +52,7 @@ TEST(only_a_set_that_is_there_can_be_removed) {
 
 TEST(a_set_can_be_added_again_in_the_batch_that_removes_it) {
   Job job(2);
-  SetId set = add(job, {0});
+  SetId set = job.add_set({0});
   job.submit_all(remove_set_of(set), no_input());
   job.submit_all(add_set_of({0}), no_input());
   CHECK_EQ(kinds(job.publish()), "close_set open_set");
@@ -147,7 +142,7 @@ TEST(members_need_nobody_else_who_has_left) {
 // Also whoever waits for them while they leave.
 TEST(the_world_changes_sets_without_those_who_have_left) {
   Job job(4);
-  const SetId old = add(job, {0, 1, 3});
+  const SetId old = job.add_set({0, 1, 3});
   leave(job, {1});
   for (Rank r : {0, 2}) job.submit(r, add_set_of({0, 2}), no_input());
   CHECK(job.publish().empty());
@@ -184,7 +179,7 @@ TEST(ranks_that_stay_may_disagree) {
       job.submit(0, remove_set_of(7, "x"), no_input());
       CHECK(job.publish().empty());
       if (refuses) {
-        job.report(2, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}});
+        job.report(2, Refuse{{kWorldSet, "x", 0}, kBad});
       } else {
         job.submit(2, tensor("x"));
       }
@@ -194,7 +189,7 @@ TEST(ranks_that_stay_may_disagree) {
     job.submit(0, remove_set_of(7, "x"), no_input());
     job.submit(3, remove_set_of(7, "x"), no_input());  // after its end
     job.submit(3, tensor("x"));
-    job.report(1, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}, Op::kAddSet});
+    job.report(1, Refuse{{kWorldSet, "x", 0}, kBad, Op::kAddSet});
     CHECK(job.publish().empty());
   }
 }
@@ -262,7 +257,7 @@ TEST(who_is_no_member_may_not_use_its_name) {
     Job job(4);
     job.submit(0, form_set_of({0, 2}), no_input());
     if (refuses) {
-      job.report(1, Refuse{{kWorldSet, "form", 0}, {ErrorCode::kWrongType, "bad"}});
+      job.report(1, Refuse{{kWorldSet, "form", 0}, kBad});
     } else {
       job.submit(1, tensor("form"));
     }
@@ -274,7 +269,7 @@ TEST(who_is_no_member_may_not_use_its_name) {
 
 TEST(overlapping_sets_do_not_wait_for_each_other) {
   Job job(3);
-  SetId left = add(job, {0, 1}), right = add(job, {1, 2});
+  SetId left = job.add_set({0, 1}), right = job.add_set({1, 2});
   for (const char* name : {"a", "b", "c"}) {
     for (Rank r : {0, 1}) job.submit(r, in_set(tensor(name), left));
     job.publish();
@@ -329,7 +324,7 @@ TEST(a_new_set_has_no_joined_member) {
   CHECK(only<OpenSet>(job.publish()).ranks == (std::vector<Rank>{0, 2}));
   for (Rank r : {0, 2}) job.report(r, Join{kWorldSet});
   CHECK_EQ(kinds(job.publish()), "joined");
-  add(job, {0, 1});
+  job.add_set({0, 1});
 }
 
 TEST(a_broadcast_whose_root_has_joined_fails) {

@@ -98,8 +98,7 @@ TEST(a_mismatch_names_the_lines) {
 
 TEST(a_set_is_told_of_its_own_calls) {
   Job job(3);
-  job.submit_all(add_set_of({0, 2}));
-  const SetId set = only<OpenSet>(job.publish()).set;
+  const SetId set = job.add_set({0, 2});
   job.submit(0, in_set(kFirst, set));
   job.submit(2, in_set(kSecond, set));
   const Notice notice = only<Notice>(job.publish());

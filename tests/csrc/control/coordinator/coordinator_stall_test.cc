@@ -14,21 +14,17 @@ Coordinator::Settings watchful(int ranks) {
 
 // The notice of a job whose calls have waited for their time, once every rank asked has answered.
 std::string notice_of(Job& job) {
-  job.at(20);
-  for (Rank rank : only<CollectStacks>(job.tick()).ranks) {
+  for (Rank rank : only<CollectStacks>(job.tick(20)).ranks) {
     job.report(rank, StackReport{false, "File \"train.py\", line " + std::to_string(10 + rank)});
   }
-  auto notices = job.coordinator().take_notices();
-  CHECK_EQ(notices.size(), 1);
-  return notices[0];
+  return job.notice();
 }
 
 }  // namespace
 
 TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   Job job(watchful(2));
-  job.submit(0, tensor("first"));
-  job.submit(1, tensor("second"));
+  job.play("0+first 1+second");
   const std::string text = notice_of(job);
   contains(text, "'first' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
   contains(text,
@@ -44,11 +40,9 @@ TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
   job.submit(0, tensor("first"));
   job.at(1);
   job.submit(1, tensor("second"));
-  job.at(30);
-  contains(only<Fail>(job.tick()).failure.text, "rank 1 waits in 'second'");
+  contains(only<Fail>(job.tick(30)).failure.text, "rank 1 waits in 'second'");
   job.report(0, StackReport{});  // asked only now
-  job.at(31);
-  contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
+  contains(only<Fail>(job.tick(31)).failure.text, "rank 0 waits in 'first'");
 }
 
 namespace {
@@ -78,7 +72,7 @@ TEST(a_disagreement_ends_when_every_rank_waits_for_another) {
   CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
   job.report(0, blocked_in("optimizer.0.a", kInBackward));
   job.report(2, blocked_in("optimizer.0.b", kInBackward));
-  CHECK(job.coordinator().take_notices().empty());
+  CHECK(job.notices().empty());
   job.report(1, blocked_in("metric",
                            "  File \"/home/train.py\", line 9 in main, in the loop of line 6\n"));
   const std::string diagnosis =
@@ -86,7 +80,7 @@ TEST(a_disagreement_ends_when_every_rank_waits_for_another) {
       "uneven data? use join() or drop_last\n"
       "  4 gradients of optimizer.0: ranks 0, 2 waiting for 10 s, rank 1 missing\n"
       "  'metric' (allreduce): rank 1 waiting for 7 s, ranks 0, 2 missing\n";
-  const auto notices = job.coordinator().take_notices();
+  const auto notices = job.notices();
   CHECK_EQ(notices.size(), 1);
   CHECK(notices[0].starts_with(diagnosis));
   contains(notices[0], "\n      File \"/home/train.py\", line 9 in main");
@@ -110,26 +104,23 @@ TEST(a_disagreement_that_may_end_is_waited_for) {
   for (Rank rank : {0, 1}) job.submit(rank, tensor("b"));
   job.submit(1, tensor("c"));
   const auto waits_on = [&] {
-    const std::vector<std::string> told = job.coordinator().take_notices();
+    const std::vector<std::string> told = job.notices();
     CHECK_EQ(told.size(), 1);
     CHECK_EQ(kinds(job.publish()), "");
     return told[0];
   };
-  job.at(10);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(10)), "where");
   job.report(0, blocked_in("b", kInBackward));
   job.report(1, blocked_in("c", kInBackward));
   job.report(2, StackReport{});  // computes, and makes "b" later
   contains(waits_on(), "some ranks wait for others:");
-  job.at(20);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(20)), "where");
   job.report(0, blocked_in("b", kInBackward));
   job.report(1, blocked_in("c", kInBackward));
   job.report(2, StackReport{});
   CHECK_EQ(waits_on(),
            "some ranks still wait for others, for up to 20 s; nothing else has changed");
-  job.at(30);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(30)), "where");
   job.report(0, blocked_in("a", kInBackward));
   job.report(1, StackReport{false, "  File \"other.py\", line 1 in main"});  // has a second thread
   job.report(2, blocked_in("b", ""));  // a call that it has not made
@@ -140,8 +131,7 @@ TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
   Job job(watchful(2));
   job.submit(0, tensor("unused"));
   job.at(15);
-  job.submit_all(tensor("used"));
-  job.publish();
+  job.play("*+used");
   job.report(0, Done{kWorldSet, 1});
   contains(notice_of(job),
            "rank 1 has made other calls since, the last 5.0 s ago: it does not make "
@@ -151,19 +141,17 @@ TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
 // These calls come to know only by its answer.
 TEST(a_notice_counts_calls_without_the_coordinator) {
   Job job(watchful(3));
-  job.submit_all(tensor("x"));
-  job.publish();
+  job.play("*+x");
   job.report(0, Done{kWorldSet, 1});
   job.at(2);
   job.submit(0, tensor("x"));
-  job.at(20);
-  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2}));
+  CHECK(only<CollectStacks>(job.tick(20)).ranks == (std::vector<Rank>{1, 2}));
   StackReport before{}, since{};
   before.direct_ago_ns = 19'000'000'000;
   since.direct_ago_ns = 4'000'000'000;
   job.report(1, before);
   job.report(2, since);
-  const std::string notice = job.coordinator().take_notices().at(0);
+  const std::string notice = job.notice();
   contains(notice, "rank 1 has made no call for 19.0 s");
   contains(notice, "rank 2 has made other calls since, the last 4.0 s ago");
 }
@@ -173,13 +161,12 @@ TEST(an_answer_that_travels_does_not_make_a_call_later) {
   Job job(watchful(2));
   job.at(10);
   job.submit(0, tensor("x"));
-  job.at(20);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(20)), "where");
   StackReport answer{};
   answer.direct_ago_ns = 10'500'000'000;
   job.at(21);
   job.report(1, answer);
-  contains(job.coordinator().take_notices().at(0), "rank 1 has made no call for 11.5 s");
+  contains(job.notice(), "rank 1 has made no call for 11.5 s");
 }
 
 namespace {
@@ -197,11 +184,9 @@ Coordinator::Settings on_hosts() {
 TEST(a_leader_that_stands_still_is_named_instead_of_the_ranks_behind_it) {
   Job job(on_hosts());
   for (Rank r : {0, 2}) job.submit(r, tensor("x"));
-  job.at(10);
-  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2, 3}));
-  job.at(12);
-  job.tick();
-  const std::string notice = job.coordinator().take_notices().at(0);
+  CHECK(only<CollectStacks>(job.tick(10)).ranks == (std::vector<Rank>{1, 2, 3}));
+  job.tick(12);
+  const std::string notice = job.notice();
   for (const char* rank : {"rank 1", "rank 3"}) {
     contains(notice, std::string(rank) + " can't be reached: rank 2, which forwards its reports");
   }
@@ -210,15 +195,13 @@ TEST(a_leader_that_stands_still_is_named_instead_of_the_ranks_behind_it) {
 
 TEST(a_leader_is_stuck_and_not_the_ranks_behind_it) {
   Job job(on_hosts());
-  job.submit_all(tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("*+x")), "define run");
   job.at(10);
   job.report(0, stuck_for(10, {0, 1, 2, 3}));
   CHECK_EQ(kinds(job.tick()), "where");
   job.report(0, StackReport{});
-  job.at(12);
-  job.tick();
-  contains(job.coordinator().take_notices().at(0), "it has not ended for 10 s; rank 2 stuck");
+  job.tick(12);
+  contains(job.notice(), "it has not ended for 10 s; rank 2 stuck");
 }
 
 // Those of its cells are not known before it is asked.
@@ -240,8 +223,7 @@ TEST(questions_for_a_sign_of_life_have_one_answer) {
 
 TEST(a_notice_says_that_a_rank_is_out_of_data) {
   Job job(watchful(2));
-  job.submit_all(tensor("x"));
-  job.publish();
+  job.play("*+x");
   job.report(0, Done{kWorldSet, 1});
   job.at(2);
   job.submit(0, tensor("x"));
@@ -252,8 +234,7 @@ TEST(a_notice_says_that_a_rank_is_out_of_data) {
 
 TEST(a_notice_names_the_set_in_whose_join_a_rank_waits) {
   Job job(watchful(3));
-  job.submit_all(add_set_of({0, 1}), no_input());
-  const SetId set = only<OpenSet>(job.publish()).set;
+  const SetId set = job.add_set({0, 1});
   job.report(1, Join{kWorldSet});
   job.submit(0, in_set(tensor("x"), set));
   contains(notice_of(job),
@@ -279,24 +260,19 @@ TEST(a_silent_rank_that_has_joined_another_set_does_not_answer) {
 TEST(a_stopped_rank_is_named) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));
-  job.at(10);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(10)), "where");
   job.report(1, StackReport{true, "pid 5"});
-  contains(job.coordinator().take_notices().at(0),
-           "rank 1 is stopped by a signal or a debugger\n    pid 5");
+  contains(job.notice(), "rank 1 is stopped by a signal or a debugger\n    pid 5");
 }
 
 // Asked anew a moment before the end, it has had no time to answer.
 TEST(a_rank_that_is_asked_again_is_not_silent) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));
-  job.at(10);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(10)), "where");
   job.report(1, StackReport{false, "File \"train.py\", line 11"});
-  job.at(29);
-  CHECK_EQ(kinds(job.tick()), "where");
-  job.at(30);
-  const std::string text = only<Fail>(job.tick()).failure.text;
+  CHECK_EQ(kinds(job.tick(29)), "where");
+  const std::string text = only<Fail>(job.tick(30)).failure.text;
   contains(text, "rank 1 has made no call yet");
   contains(text, "File \"train.py\", line 11");
 }
@@ -304,13 +280,12 @@ TEST(a_rank_that_is_asked_again_is_not_silent) {
 TEST(a_stall_that_ends_in_time_is_not_reported) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));
-  job.at(10);
-  CHECK_EQ(kinds(job.tick()), "where");
+  CHECK_EQ(kinds(job.tick(10)), "where");
   job.submit(1, tensor("x"));
   job.publish();
   job.report(0, Done{kWorldSet, 1});
   job.report(1, StackReport{});
-  CHECK(job.coordinator().take_notices().empty());
+  CHECK(job.notices().empty());
 }
 
 namespace {
@@ -324,9 +299,9 @@ void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::strin
   for (Rank r : members) {
     if (r != 1) job.report(r, StackReport{});
   }
-  CHECK(job.coordinator().take_notices().empty());
+  CHECK(job.notices().empty());
   job.report(1, StackReport{true, "pid 7"});
-  contains(job.coordinator().take_notices().at(0),
+  contains(job.notice(),
            what + ": all have submitted it, but it has not ended for 10 s; rank 1 stuck");
   job.at(29);
   job.report(teller, stuck_for(29, members, set, gpu));
@@ -347,8 +322,7 @@ void breaks_the_job(Job& job, Rank teller, SetId set, bool gpu, const std::strin
 // All have submitted; a member stands still while the bytes move.
 TEST(a_bucket_that_stands_still_breaks_the_job) {
   Job job(watchful(3));
-  job.submit_all(tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("*+x")), "define run");
   breaks_the_job(job, 0, kWorldSet, false, "bucket 1 of process set 0");
 }
 
@@ -360,16 +334,14 @@ TEST(a_bucket_that_stands_still_on_gpus_breaks_the_job) {
 // The lowest rank has ended it: it needed nothing of the stopped one.
 TEST(a_bucket_that_stands_still_on_a_later_rank_breaks_the_job) {
   Job job(watchful(3));
-  job.submit_all(tensor("x"));
-  job.publish();
+  job.play("*+x");
   job.report(0, Done{kWorldSet, 1});
   breaks_the_job(job, 2, kWorldSet, false, "bucket 1 of process set 0");
 }
 
 TEST(a_removed_set_s_bucket_that_stands_still_breaks_the_job) {
   Job job(watchful(3));
-  job.submit_all(add_set_of({1, 2}), no_input());
-  const SetId set = only<OpenSet>(job.publish()).set;
+  const SetId set = job.add_set({1, 2});
   for (Rank r : {1, 2}) job.submit(r, in_set(tensor("x"), set));
   CHECK_EQ(kinds(job.publish()), "define run");
   job.submit_all(remove_set_of(set), no_input());
@@ -403,37 +375,30 @@ TEST(a_join_for_which_nobody_comes_fails) {
   Job job(watchful(3));
   job.report(0, Join{kWorldSet});
   job.at(25);
-  for (Rank r : {1, 2}) job.submit(r, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("1+x 2+x")), "define run");
   job.report(0, Done{kWorldSet, 1});
-  job.at(34);
-  CHECK_EQ(kinds(job.tick()), "");
-  job.at(35);
-  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{1, 2}));
+  CHECK_EQ(kinds(job.tick(34)), "");
+  CHECK(only<CollectStacks>(job.tick(35)).ranks == (std::vector<Rank>{1, 2}));
   for (Rank r : {1, 2}) job.report(r, StackReport{});
-  const std::string notice = job.coordinator().take_notices().at(0);
+  const std::string notice = job.notice();
   contains(notice, "join() of process set 0: rank 0 waiting for 10 s, ranks 1, 2 missing");
   contains(notice, "rank 2 has made no call for 10.0 s: it has run out of data");
   job.at(40);
   job.submit(1, tensor("y"));  // the job is not at rest
-  job.at(69);
-  job.tick();
-  job.at(70);
-  const Log log = job.tick();
+  job.tick(69);
+  const Log log = job.tick(70);
   CHECK_EQ(kinds(log), "fail joined");
   const Failure failure = only<Joined>(log).failure;
   CHECK(failure.code == ErrorCode::kStall);
   contains(failure.text, "no progress: join() of process set 0: rank 0 waiting for 30 s");
-  job.submit_all(tensor("z"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("*+z")), "define run");
 }
 
 // Rank 0 has run out of data. The others' bucket takes long, although they answer.
 TEST(a_join_waits_while_a_bucket_moves) {
   Job job(watchful(3));
   job.report(0, Join{kWorldSet});
-  for (Rank r : {1, 2}) job.submit(r, tensor("x"));
-  CHECK_EQ(kinds(job.publish()), "define run");
+  CHECK_EQ(kinds(job.play("1+x 2+x")), "define run");
   for (int64_t now : {29, 31, 60}) {
     job.at(now);
     job.report(1, stuck_for(now, {}));
@@ -442,10 +407,8 @@ TEST(a_join_waits_while_a_bucket_moves) {
     CHECK(all<Joined>(job.publish()).empty());
   }
   job.report(0, Done{kWorldSet, 1});
-  job.at(89);
-  CHECK(all<Joined>(job.tick()).empty());
-  job.at(90);
-  contains(only<Joined>(job.tick()).failure.text, "ranks 1, 2 missing");
+  CHECK(all<Joined>(job.tick(89)).empty());
+  contains(only<Joined>(job.tick(90)).failure.text, "ranks 1, 2 missing");
 }
 
 // Ranks 1 and 2 complete calls in their cell, of which the coordinator learns from their answers only.
@@ -453,43 +416,35 @@ TEST(a_join_waits_while_others_make_calls_in_cells) {
   Job job(watchful(3));
   job.report(0, Join{kWorldSet});
   for (int64_t now : {10, 20, 29}) {
-    job.at(now);
-    job.tick();
+    job.tick(now);
     StackReport busy;
     busy.direct_ago_ns = 1'000'000;
     for (Rank r : {1, 2}) job.report(r, busy);
   }
-  job.at(31);
-  CHECK(all<Joined>(job.tick()).empty());
+  CHECK(all<Joined>(job.tick(31)).empty());
 }
 
 // As long as all answer, the machine is slow, or the tensor is huge.
 TEST(a_slow_bucket_is_waited_for) {
   Job job(watchful(2));
-  job.submit_all(tensor("x"));
-  job.publish();
+  job.play("*+x");
   for (int64_t now = 10; now <= 100; now += 10) {
     job.at(now);
     job.report(0, stuck_for(now, {0, 1}));
     CHECK_EQ(kinds(job.tick()), "where");
     for (Rank r : {0, 1}) job.report(r, StackReport{});
-    contains(job.coordinator().take_notices().at(0),
-             now == 10 ? "it has not ended for" : "; nothing else has changed");
-    job.at(now + 2);
-    CHECK_EQ(kinds(job.tick()), "");
+    contains(job.notice(), now == 10 ? "it has not ended for" : "; nothing else has changed");
+    CHECK_EQ(kinds(job.tick(now + 2)), "");
     CHECK_EQ(job.coordinator().next_tick(), (now + 10) * 1'000'000'000);
   }
   job.report(0, Done{kWorldSet, 1});  // and says no more that it stands still
-  job.at(110);
-  CHECK_EQ(kinds(job.tick()), "");
+  CHECK_EQ(kinds(job.tick(110)), "");
   CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
 }
 
 TEST(a_rank_may_ask_whom_its_call_waits_for) {
   Job job(3);
-  job.submit(0, tensor("x"));
-  job.submit(2, tensor("x"));
-  job.submit(2, tensor(""));
+  job.play("0+x 2+x 2+");
   job.at(4);
   job.report(2, Inquire{7, {kWorldSet, "x", 0}, false});
   Answer answer = only<Answer>(job.publish());

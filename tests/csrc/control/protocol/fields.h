@@ -24,42 +24,29 @@ constexpr size_t count_fields() {
   }
 }
 
+#define FIELDS(count, ...)        \
+  if constexpr (n == count) {     \
+    auto& [__VA_ARGS__] = x;      \
+    return std::tie(__VA_ARGS__); \
+  }
+
 // References to the fields of a plain struct.
 template <class T>
 auto fields_of(T& x) {
   constexpr size_t n = count_fields<std::remove_const_t<T>>();
   static_assert(n < 10, "one more case is needed");
-  if constexpr (n == 0) {
-    return std::tie();
-  } else if constexpr (n == 1) {
-    auto& [a] = x;
-    return std::tie(a);
-  } else if constexpr (n == 2) {
-    auto& [a, b] = x;
-    return std::tie(a, b);
-  } else if constexpr (n == 3) {
-    auto& [a, b, c] = x;
-    return std::tie(a, b, c);
-  } else if constexpr (n == 4) {
-    auto& [a, b, c, d] = x;
-    return std::tie(a, b, c, d);
-  } else if constexpr (n == 5) {
-    auto& [a, b, c, d, e] = x;
-    return std::tie(a, b, c, d, e);
-  } else if constexpr (n == 6) {
-    auto& [a, b, c, d, e, f] = x;
-    return std::tie(a, b, c, d, e, f);
-  } else if constexpr (n == 7) {
-    auto& [a, b, c, d, e, f, g] = x;
-    return std::tie(a, b, c, d, e, f, g);
-  } else if constexpr (n == 8) {
-    auto& [a, b, c, d, e, f, g, h] = x;
-    return std::tie(a, b, c, d, e, f, g, h);
-  } else if constexpr (n == 9) {
-    auto& [a, b, c, d, e, f, g, h, i] = x;
-    return std::tie(a, b, c, d, e, f, g, h, i);
-  }
+  if constexpr (n == 0) return std::tie();
+  FIELDS(1, a)
+  FIELDS(2, a, b)
+  FIELDS(3, a, b, c)
+  FIELDS(4, a, b, c, d)
+  FIELDS(5, a, b, c, d, e)
+  FIELDS(6, a, b, c, d, e, f)
+  FIELDS(7, a, b, c, d, e, f, g)
+  FIELDS(8, a, b, c, d, e, f, g, h)
+  FIELDS(9, a, b, c, d, e, f, g, h, i)
 }
+#undef FIELDS
 
 template <class T>
 bool same(const T& a, const T& b) {

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -134,11 +133,7 @@ inline void run_member(const BackendWorld& world, int member,
 }
 
 inline void run_threads(const BackendWorld& world, const std::vector<BucketSpec>& buckets) {
-  std::vector<std::thread> threads;
-  for (int member = 0; member < world.members(); ++member) {
-    threads.emplace_back([&, member] { run_member(world, member, buckets); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(world.members(), [&](int member) { run_member(world, member, buckets); });
   CHECK_EQ(rescued_wakeups(), 0);
 }
 

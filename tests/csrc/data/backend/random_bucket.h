@@ -119,6 +119,16 @@ inline std::vector<BucketSpec> random_buckets(Random& random, int members, size_
   return buckets;
 }
 
+// More than fit in one block, of every dtype.
+inline BucketSpec tiny_tensors(Random& random, int members) {
+  BucketSpec bucket;
+  for (int i = 0; i < 1500; ++i) {
+    const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
+    bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, members));
+  }
+  return bucket;
+}
+
 // Without factors, and with equal shares.
 inline PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
   PartSpec spec;

@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "data/nccl/nccl_members.h"
+#include "folder.h"
 #include "kernels/gpu_source.h"
 #include "lib/os/text_file.h"
 
@@ -23,27 +24,20 @@ namespace {
 // An empty cache folder of this test's own, which is the user's meanwhile.
 class Cache {
  public:
-  Cache() {
-    char pattern[] = "/tmp/farandole-cache-XXXXXX";
-    folder_ = mkdtemp(pattern);
-    ::setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
-  }
-  ~Cache() {
-    ::unsetenv("XDG_CACHE_HOME");
-    fs::remove_all(folder_);
-  }
-  const fs::path& folder() const { return folder_; }
+  Cache() { ::setenv("XDG_CACHE_HOME", own_.path().c_str(), 1); }
+  ~Cache() { ::unsetenv("XDG_CACHE_HOME"); }
+  fs::path folder() const { return own_.path(); }
   std::vector<fs::path> files() const {
     std::vector<fs::path> found;
-    if (!fs::exists(folder_ / "farandole")) return found;
-    for (const auto& entry : fs::directory_iterator(folder_ / "farandole")) {
+    if (!fs::exists(folder() / "farandole")) return found;
+    for (const auto& entry : fs::directory_iterator(folder() / "farandole")) {
       found.push_back(entry.path());
     }
     return found;
   }
 
  private:
-  fs::path folder_;
+  const Folder own_;
 };
 
 void load(const nvrtc::Api& nvrtc = *gpu_library().nvrtc) {

@@ -75,6 +75,8 @@ PartSpec whole(Op op, ReduceOp reduce, DType dtype, int64_t rows) {
   return spec;
 }
 
+const BucketSpec kTen = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+
 // Every dtype and operator, alone and packed, with and without factors.
 std::vector<BucketSpec> buckets_of_all_types(int members) {
   std::vector<BucketSpec> buckets;
@@ -179,8 +181,7 @@ TEST(large_parts_are_reduced_where_they_are) {
 
 TEST(a_lone_member_gives_up_in_time) {
   Member member(new_nccl_id(), 0, 2, std::chrono::milliseconds(50));
-  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-  CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+  CHECK_THROWS(member.run(kTen, 0, 2), ErrorCode::kLibrary);
   member.backend().abort();
 }
 
@@ -189,11 +190,10 @@ TEST(an_old_nccl_is_not_aborted_before_its_call_is_back) {
   gpu_library().needs_nccl_double();
   setenv("GPU_DOUBLE_NCCL", "22105", 1);
   const auto old = nccl::open({gpu_library().path});
-  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
   // On a busy machine the member may give up before its worker calls NCCL: then it gets more time.
   for (std::chrono::milliseconds timeout(50); gpu_library().alive() == 0; timeout *= 2) {
     Member member(new_nccl_id(), 0, 2, timeout, old);
-    CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+    CHECK_THROWS(member.run(kTen, 0, 2), ErrorCode::kLibrary);
     member.backend().abort();
   }
   gpu_library().break_rank(0, 6);
@@ -208,8 +208,7 @@ TEST(a_communicator_that_fails_at_once_is_given_back) {
   gpu_library().break_rank(0, 6);
   {
     Member member(new_nccl_id(), 0, 2);
-    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-    CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+    CHECK_THROWS(member.run(kTen, 0, 2), ErrorCode::kLibrary);
     member.backend().abort();
   }
   gpu_library().break_rank(0, 0);
@@ -221,9 +220,8 @@ TEST(an_asynchronous_nccl_error_ends_the_work) {
   const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
     Member member(id, me, 2);
-    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-    member.run(specs, me, 2);
-    const MemberBucket bucket(specs, me, 2);
+    member.run(kTen, me, 2);
+    const MemberBucket bucket(kTen, me, 2);
     if (me == 1) return;  // leaves: member 0's kernel waits for it
     const GpuWork work = member.launch(bucket.parts());
     CHECK(!work.past->fired());
@@ -242,10 +240,9 @@ TEST(a_failing_launch_is_a_typed_error) {
   gpu_library().needs_nccl_double();
   for (const char* function : {"ncclAllReduce", "ncclGroupEnd"}) {
     Member member(new_nccl_id(), 0, 1);
-    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-    member.run(specs, 0, 1);
+    member.run(kTen, 0, 1);
     gpu_library().fail(function, 0, 3);
-    CHECK_THROWS(member.run(specs, 0, 1), ErrorCode::kLibrary);
+    CHECK_THROWS(member.run(kTen, 0, 1), ErrorCode::kLibrary);
     gpu_library().heal();
     member.backend().abort();
   }
@@ -254,12 +251,8 @@ TEST(a_failing_launch_is_a_typed_error) {
 TEST(memory_that_is_not_there_is_named_in_bytes) {
   gpu_library().fail("cuMemAllocFromPoolAsync", 0, cuda::kOutOfMemory);
   auto device = GpuDevice::open(gpu_library().cuda, 0);
-  std::string text;
-  try {
-    device->allocate(12345678, device->stream());
-  } catch (const Error& error) {
-    text = error.what();
-  }
+  const std::string text =
+      CHECK_THROWS(device->allocate(12345678, device->stream()), ErrorCode::kLibrary);
   gpu_library().heal();
   CHECK(text.find("12345678 bytes") != std::string::npos);
 }

@@ -3,8 +3,6 @@
 
 #include <sys/stat.h>
 
-#include <numeric>
-
 #include "base/error.h"
 #include "data/backend/backend_conformance.h"
 
@@ -23,19 +21,13 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {320, 2, 200}, {320, 4, 0}, {1024, 4, 1000}, {4096, 2, 2000}, {64 * 1024, 4, 16384}};
 
-std::vector<int> every_member(int members) {
-  std::vector<int> all(static_cast<size_t>(members));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 BackendWorld world_of(int members, const Shape& shape, Buffers buffers = Buffers::kPrivate) {
   const auto make = [shape, buffers](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
     ShmSetup setup = {place.member,  place.members,     place.memory, place.bytes,
                       place.wakeups, shape.block_bytes, shape.slots,  shape.direct_bytes};
     if (buffers != Buffers::kPrivate) {
       setup.arenas = place.arenas;
-      setup.locals = every_member(place.members);
+      setup.locals = numbers_below(place.members);
     }
     return std::make_unique<ShmBackend>(setup);
   };
@@ -80,11 +72,7 @@ TEST(random_buckets_in_random_order) {
 TEST(fused_buckets_of_a_thousand_tiny_tensors) {
   for (int members : {1, 2, 4}) {
     Random random(77);
-    BucketSpec bucket;
-    for (int i = 0; i < 1500; ++i) {
-      const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
-      bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, members));
-    }
+    const BucketSpec bucket = tiny_tensors(random, members);
     simulate(world_of(members, {ShmSetup::kBlockBytes, 4, ShmSetup::kDirectBytes}),
              {bucket, bucket}, random);
     simulate(world_of(members, {1024, 2, 400}), {bucket, bucket}, random);

@@ -21,15 +21,20 @@ namespace {
 constexpr size_t kBlockBytes = 4096;
 constexpr int kSlots = 4;
 
+ShmSetup setup_of(const BackendWorld::Place& place) {
+  ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
+                    place.wakeups, kBlockBytes,   kSlots,       0};
+  setup.arenas = place.arenas;
+  setup.locals = numbers_below(place.members);
+  return setup;
+}
+
+std::unique_ptr<Backend> backend_of(const BackendWorld::Place& place) {
+  return std::make_unique<ShmBackend>(setup_of(place));
+}
+
 BackendWorld world_of(int members, Buffers buffers = Buffers::kShared) {
-  const auto make = [](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
-    ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
-                      place.wakeups, kBlockBytes,   kSlots,       0};
-    setup.arenas = place.arenas;
-    for (int member = 0; member < place.members; ++member) setup.locals.push_back(member);
-    return std::make_unique<ShmBackend>(setup);
-  };
-  return BackendWorld(members, ShmBackend::sizes(members, kBlockBytes, kSlots).bytes, make,
+  return BackendWorld(members, ShmBackend::sizes(members, kBlockBytes, kSlots).bytes, backend_of,
                       buffers);
 }
 
@@ -90,11 +95,8 @@ struct TwoSets {
     }
   }
   std::unique_ptr<Backend> make(const BackendWorld::Place& place) const {
-    ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
-                      place.wakeups, kBlockBytes,   kSlots,       0};
+    ShmSetup setup = setup_of(place);
     if (second) setup.memory = staging.data();
-    setup.arenas = place.arenas;
-    setup.locals = {0, 1};
     return std::make_unique<ShmBackend>(setup);
   }
   void begin() {

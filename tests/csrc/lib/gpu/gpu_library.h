@@ -17,26 +17,34 @@
 namespace farandole::check {
 
 struct GpuLibrary {
-  std::string path;
+  std::string path =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libgpu_double.so";
   bool has_real_nccl = false;  // make test-nccl
   std::shared_ptr<const cuda::Api> cuda;
   std::shared_ptr<const nccl::Api> nccl;
   std::shared_ptr<const nvrtc::Api> nvrtc;
-  decltype(&gpu_double_seed) seed;
-  decltype(&gpu_double_gate) gate;
-  decltype(&gpu_double_open) open;
-  decltype(&gpu_double_call) call;
-  decltype(&gpu_double_fail) fail;
-  decltype(&gpu_double_heal) heal;
-  decltype(&gpu_double_break_rank) break_rank;
-  decltype(&gpu_double_hold_launches) hold_launches;
-  decltype(&gpu_double_hold_aborts) hold_aborts;
-  decltype(&gpu_double_capture) capture;
-  decltype(&gpu_double_end_capture) end_capture;
-  decltype(&gpu_double_algorithm) algorithm;
-  decltype(&gpu_double_ranges) ranges;
-  decltype(&gpu_double_alive) alive;
+#define STEERED(name) \
+  decltype(&gpu_double_##name) name = look_up<decltype(gpu_double_##name)>("gpu_double_" #name)
+  STEERED(seed);
+  STEERED(gate);
+  STEERED(open);
+  STEERED(call);
+  STEERED(fail);
+  STEERED(heal);
+  STEERED(break_rank);
+  STEERED(hold_launches);
+  STEERED(hold_aborts);
+  STEERED(capture);
+  STEERED(end_capture);
+  STEERED(algorithm);
+  STEERED(ranges);
+  STEERED(alive);
+#undef STEERED
 
+  template <class Function>
+  Function* look_up(const char* name) const {
+    return DynamicLibrary::try_open({path})->require<Function>(name);
+  }
   // Ends the test over NCCL's real host code, whose calls nobody steers or counts. Call it in the test's own thread.
   void needs_nccl_double() const {
     if (has_real_nccl) skip("it steers or counts the calls of NCCL's double");
@@ -46,26 +54,10 @@ struct GpuLibrary {
 inline const GpuLibrary& gpu_library() {
   static const auto* library = [] {
     auto* made = new GpuLibrary;
-    made->path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libgpu_double.so";
     made->cuda = cuda::open(made->path);
     const char* const real = std::getenv("FARANDOLE_TEST_NCCL");
     made->nccl = nccl::open({real ? real : made->path});
     made->nvrtc = nvrtc::open({made->path});
-    const DynamicLibrary steering = *DynamicLibrary::try_open({made->path});
-    steering.fill(made->seed, "gpu_double_seed");
-    steering.fill(made->gate, "gpu_double_gate");
-    steering.fill(made->open, "gpu_double_open");
-    steering.fill(made->call, "gpu_double_call");
-    steering.fill(made->fail, "gpu_double_fail");
-    steering.fill(made->heal, "gpu_double_heal");
-    steering.fill(made->break_rank, "gpu_double_break_rank");
-    steering.fill(made->hold_launches, "gpu_double_hold_launches");
-    steering.fill(made->hold_aborts, "gpu_double_hold_aborts");
-    steering.fill(made->capture, "gpu_double_capture");
-    steering.fill(made->end_capture, "gpu_double_end_capture");
-    steering.fill(made->algorithm, "gpu_double_algorithm");
-    steering.fill(made->ranges, "gpu_double_ranges");
-    steering.fill(made->alive, "gpu_double_alive");
     made->has_real_nccl = real != nullptr;
     return made;
   }();

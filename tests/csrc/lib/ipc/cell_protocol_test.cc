@@ -225,26 +225,17 @@ TEST(a_different_call_dissolves_the_round) {
                     {member(0, 2, 3), member(1, 2, 3, {.differs = 2}), timer(0)}));
 }
 
-TEST(the_checker_catches_a_place_that_is_written_too_early) {
-  CHECK(!always_good("one place", 2, 2,
+TEST(the_checker_catches_what_differs_from_the_protocol) {
+  CHECK(!always_good("a place that is written too early", 2, 2,
                      {member(0, 2, 2, {.one_place = true}), member(1, 2, 2, {.one_place = true})}));
-}
-
-TEST(the_checker_catches_a_member_that_looks_before_it_arrives) {
-  CHECK(!always_good("looks first", 2, 1,
+  CHECK(!always_good("a member that looks before it arrives", 2, 1,
                      {member(0, 2, 1, {.looks_first = true}),
                       member(1, 2, 1, {.is_quiet = true, .elsewhere = 1})}));
-}
-
-TEST(the_checker_catches_one_who_goes_elsewhere_quietly) {
-  CHECK(!always_good("quiet", 2, 1,
+  CHECK(!always_good("one who goes elsewhere quietly", 2, 1,
                      {member(0, 2, 1), member(1, 2, 1, {.is_quiet = true, .elsewhere = 1})}));
-}
-
-TEST(the_checker_catches_a_last_member_that_does_not_compare) {
   // Member 1 makes call 1 elsewhere, quietly, then meets member 0, which is still at it.
   CHECK(!always_good(
-      "believes", 2, 2,
+      "a last member that does not compare", 2, 2,
       {member(0, 2, 2, {.believes = true}),
        member(1, 2, 2, {.believes = true, .is_quiet = true, .elsewhere = 1}), timer(0)}));
 }

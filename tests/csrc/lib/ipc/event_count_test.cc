@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// EventCount on real futexes: threads, forked processes, deadlines, signals. The proof of its protocol is
+// EventCount on real futexes: threads, forked processes, deadlines. The proof of its protocol is
 // in event_protocol_test.cc.
 #include "lib/ipc/event_count.h"
 
 #include <sched.h>
-#include <signal.h>
-#include <sys/time.h>
 
 #include <functional>
 #include <thread>
@@ -28,6 +26,10 @@ struct Sleepers {
   EventCount count;
   const Bells* bells;
   Wakeup operator()() { return bells ? Wakeup(count, *bells) : Wakeup(count); }
+};
+
+struct Events : EventCount, Wakeup {
+  Events() : Wakeup(static_cast<EventCount&>(*this)) {}
 };
 
 struct Side {
@@ -106,39 +108,24 @@ void call(Driven& rank, uint32_t wanted) {
   }
 }
 
-void count_signal(int) {}
+// Publishes all work, a piece at a time: as a full ring would hold it back.
+void publish_all(Driven& rank) {
+  for (uint32_t i = 1; i <= kRounds; ++i) {
+    rank.published.fetch_add(1);
+    rank.events().notify();
+    while (rank.done.load() + 8 < i) sched_yield();
+  }
+}
 
-// A signal every few milliseconds, so that one surely arrives while the test sleeps.
-class Alarms {
- public:
-  Alarms() {
-    struct sigaction action{};
-    action.sa_handler = count_signal;
-    action.sa_flags = SA_RESTART;  // must not hide the interruption either
-    sigaction(SIGALRM, &action, &before_);
-    set_interval(2000);
-  }
-  ~Alarms() {
-    set_interval(0);
-    sigaction(SIGALRM, &before_, nullptr);
-  }
-
- private:
-  static void set_interval(suseconds_t microseconds) {
-    const itimerval timer{{0, microseconds}, {0, microseconds}};
-    setitimer(ITIMER_REAL, &timer, nullptr);
-  }
-  struct sigaction before_{};
-};
+// Its own threads share the work that a peer publishes.
+void do_all(Driven& rank) {
+  std::thread background([&] { drive_background(rank, kRounds); });
+  for (uint32_t wanted = 5; wanted <= kRounds; wanted += 10) call(rank, wanted);
+  background.join();
+  CHECK_EQ(rescued_wakeups(), 0);
+}
 
 }  // namespace
-
-TEST(threads_play_ping_pong) {
-  Table table;
-  std::thread peer([&] { play(table, 1, Sleeper::kBackground); });
-  play(table, 0, Sleeper::kCaller);
-  peer.join();
-}
 
 // The sleepers of one process that sleep in its Poller.
 struct Bell {
@@ -146,32 +133,25 @@ struct Bell {
   Bells bells{{poller.bell(Poller::kDriver), poller.bell(Poller::kOther)}, &poller};
 };
 
-TEST(threads_play_ping_pong_with_bells) {
-  Table table;
-  Bell bells[2];
-  for (int i = 0; i < 2; ++i) table.sides[i].events.bells = &bells[i].bells;
-  std::thread peer([&] { play(table, 1, Sleeper::kBackground); });
-  play(table, 0, Sleeper::kCaller);
-  peer.join();
+TEST(threads_play_ping_pong_with_bells_and_without) {
+  for (bool rings : {false, true}) {
+    Table table;
+    Bell bells[2];
+    for (int i = 0; i < 2 && rings; ++i) table.sides[i].events.bells = &bells[i].bells;
+    std::thread peer([&] { play(table, 1, Sleeper::kBackground); });
+    play(table, 0, Sleeper::kCaller);
+    peer.join();
+  }
 }
 
 TEST(a_caller_and_a_background_thread_share_work_with_bells) {
   Driven rank;
   const Bell bell;
   rank.events.bells = &bell.bells;
-  std::thread peer([&] {
-    for (uint32_t i = 1; i <= kRounds; ++i) {
-      rank.published.fetch_add(1);
-      rank.events().notify();
-      while (rank.done.load() + 8 < i) sched_yield();
-    }
-  });
-  std::thread background([&] { drive_background(rank, kRounds); });
-  for (uint32_t wanted = 5; wanted <= kRounds; wanted += 10) call(rank, wanted);
-  background.join();
+  std::thread peer([&] { publish_all(rank); });
+  do_all(rank);
   peer.join();
   CHECK_EQ(rank.done.load(), kRounds);
-  CHECK_EQ(rescued_wakeups(), 0);
 }
 
 TEST(forked_processes_play_ping_pong) {
@@ -185,20 +165,7 @@ TEST(forked_processes_play_ping_pong) {
 TEST(a_caller_and_a_background_thread_share_the_work_of_a_forked_peer) {
   const Segment segment = Segment::create("driven", sizeof(Driven), true);
   Driven& rank = zeroed<Driven>(segment);
-  check::run_in_forks(2, [&](int own) {
-    if (own == 1) {
-      for (uint32_t i = 1; i <= kRounds; ++i) {
-        rank.published.fetch_add(1);
-        rank.events().notify();
-        while (rank.done.load() + 8 < i) sched_yield();  // as a full ring would hold it back
-      }
-      return;
-    }
-    std::thread background([&] { drive_background(rank, kRounds); });
-    for (uint32_t wanted = 5; wanted <= kRounds; wanted += 10) call(rank, wanted);
-    background.join();
-    CHECK_EQ(rescued_wakeups(), 0);
-  });
+  check::run_in_forks(2, [&](int own) { own == 1 ? publish_all(rank) : do_all(rank); });
   CHECK_EQ(rank.done.load(), kRounds);
 }
 
@@ -238,8 +205,7 @@ TEST(while_somebody_drives_the_background_thread_sleeps_on) {
 }
 
 TEST(notify_wakes_nobody_without_a_sleeper) {
-  EventCount count;
-  Wakeup events(count);
+  Events events;
   const uint32_t ticket = events.prepare();
   events.notify();
   events.notify_background();
@@ -247,16 +213,14 @@ TEST(notify_wakes_nobody_without_a_sleeper) {
 }
 
 TEST(a_wait_ends_at_its_deadline) {
-  EventCount count;
-  Wakeup events(count);
+  Events events;
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kCaller, events.prepare(), nothing, Deadline::in(20ms)));
   CHECK(now_ns() - start >= 20'000'000);
 }
 
 TEST(a_long_wait_returns_within_a_second_or_so_to_look_again) {
-  EventCount count;
-  Wakeup events(count);
+  Events events;
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kBackground, events.prepare(), nothing, Deadline::never()));
   CHECK(now_ns() - start >= 900'000'000);
@@ -264,16 +228,14 @@ TEST(a_long_wait_returns_within_a_second_or_so_to_look_again) {
 }
 
 TEST(work_means_no_sleep) {
-  EventCount count;
-  Wakeup events(count);
+  Events events;
   const int64_t start = now_ns();
   CHECK(events.wait(Sleeper::kCaller, events.prepare(), [] { return true; }, Deadline::never()));
   CHECK(now_ns() - start < 900'000'000);
 }
 
 TEST(an_old_ticket_means_no_sleep) {
-  EventCount count;
-  Wakeup events(count);
+  Events events;
   const uint32_t ticket = events.prepare();
   bool first = true;
   const auto notified_meanwhile = [&] {
@@ -288,20 +250,12 @@ TEST(an_old_ticket_means_no_sleep) {
 
 TEST(work_that_nobody_announced_is_counted) {
   check::run_in_fork([] {
-    EventCount count;
-    Wakeup events(count);
+    Events events;
     int looks = 0;
     const auto appears_silently = [&] { return ++looks > 1; };
     CHECK(events.wait(Sleeper::kCaller, events.prepare(), appears_silently, Deadline::in(1ms)));
     CHECK_EQ(rescued_wakeups(), 1);
   });
-}
-
-TEST(a_signal_ends_a_wait) {
-  EventCount count;
-  Wakeup events(count);
-  const Alarms alarms;
-  CHECK(!events.wait(Sleeper::kCaller, events.prepare(), nothing, Deadline::never()));
 }
 
 }  // namespace farandole

@@ -247,27 +247,17 @@ TEST(a_caller_and_the_background_thread_lose_no_wake_up) {
                     {.flags = kDriven}));
 }
 
-TEST(the_checker_catches_a_bump_before_the_flag_is_taken) {
-  CHECK(!always_good("wrong order", 3,
+TEST(the_checker_catches_what_differs_from_the_protocol) {
+  CHECK(!always_good("a bump before the flag is taken", 3,
                      {notifier(2, bump_first), notifier(1, bump_first), caller(3)}));
-}
-
-TEST(the_checker_catches_a_sleeper_that_does_not_look_again) {
-  CHECK(!always_good("no second look", 1, {notifier(1), caller(1, {.sleep = flag_last})}));
-}
-
-TEST(the_checker_catches_a_driver_that_looks_before_it_stops) {
-  CHECK(!always_good("looks first", 2,
+  CHECK(!always_good("a sleeper that does not look again", 1,
+                     {notifier(1), caller(1, {.sleep = flag_last})}));
+  CHECK(!always_good("a driver that looks before it stops", 2,
                      {notifier(2), caller(1, {.stop = look_then_stop}), background()}));
-}
-
-TEST(the_checker_catches_a_driver_that_leaves_with_a_wake_up) {
-  CHECK(!always_good("keeps it", 2,
+  CHECK(!always_good("a driver that leaves with a wake-up", 2,
                      {notifier(2), caller(1, {.stop = leave_without_looking}), background()}));
-}
-
-TEST(the_checker_catches_a_publishing_store_that_is_too_weak) {
-  CHECK(!always_good("weak store", 1, {{weak_publisher}, {store_buffer}, caller(1)}));
+  CHECK(!always_good("a publishing store that is too weak", 1,
+                     {{weak_publisher}, {store_buffer}, caller(1)}));
 }
 
 }  // namespace farandole

@@ -64,13 +64,7 @@ TEST(a_descriptor_that_may_shrink_is_refused) {
 
 TEST(too_much_memory_is_an_error_that_tells_bytes_and_remedy) {
   constexpr size_t kTooMuch = size_t{1} << 60;
-  std::string text;
-  try {
-    Segment::create("huge", kTooMuch);
-  } catch (const Error& error) {
-    CHECK_EQ(error.code(), ErrorCode::kLibrary);
-    text = error.what();
-  }
+  const std::string text = CHECK_THROWS(Segment::create("huge", kTooMuch), ErrorCode::kLibrary);
   CHECK(text.find(std::to_string(kTooMuch)) != std::string::npos);
   CHECK(text.find("/dev/shm") != std::string::npos);
   CHECK_THROWS(Segment::create("more than there is", available_memory() * 2), ErrorCode::kLibrary);

@@ -57,10 +57,6 @@ std::string choice() {
   }
 }
 
-bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 void make_old(const std::string& path) {
   const timespec times[2] = {{1, 0}, {1, 0}};
   CHECK_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -121,8 +117,8 @@ TEST(a_rank_whose_names_are_all_taken_hears_who_has_them) {
     const UnixListener alone;
     CHECK_EQ(alone.name(), "");
     for (const std::string& text : {choice(), alone.trouble()}) {
-      CHECK(says(text, "/tmp/" + kName + ": belongs to user 65534"));
-      CHECK(says(text, "Remedy: set XDG_RUNTIME_DIR"));
+      CHECK(contains(text, "/tmp/" + kName + ": belongs to user 65534"));
+      CHECK(contains(text, "Remedy: set XDG_RUNTIME_DIR"));
     }
   });
 }

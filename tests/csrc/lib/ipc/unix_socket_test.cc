@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "check.h"
+#include "folder.h"
 #include "lib/ipc/segment.h"
 
 namespace farandole {
@@ -39,13 +40,6 @@ bool same(const UnixMessage& message, const char* words) {
 }
 
 constexpr uid_t kStranger = 65534;
-
-struct Folder {
-  explicit Folder(mode_t mode) { CHECK_EQ(chmod(path.c_str(), mode), 0); }
-  ~Folder() { std::filesystem::remove_all(path); }
-  char pattern[40] = "/tmp/farandole-open-XXXXXX";
-  const std::string path = mkdtemp(pattern);
-};
 
 struct Pair {
   explicit Pair(const JobKey& key = random_key())
@@ -245,9 +239,9 @@ TEST(another_user_can_neither_call_nor_take_a_name) {
 TEST(a_process_of_another_user_is_refused) {
   if (geteuid() != 0) check::skip("changing the user needs root");
   const JobKey key = random_key();
-  const Folder open(0777);
+  const check::Folder open(0777);
   UnixListener listener;
-  const std::string way = open.path + "/way";
+  const std::string way = open.path("way");
   CHECK_EQ(link(listener.name().c_str(), way.c_str()), 0);
   CHECK_EQ(chmod(way.c_str(), 0777), 0);
   const pid_t child = fork();

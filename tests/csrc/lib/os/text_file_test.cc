@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <string>
 
-#include "check.h"
+#include "folder.h"
 
 namespace farandole::check {
 namespace {
@@ -33,8 +33,6 @@ constexpr Shared kShared[] = {
 class Place {
  public:
   explicit Place(Shared for_all = {kLikeTmp, geteuid()}) {
-    char pattern[] = "/tmp/farandole-text-XXXXXX";
-    root_ = mkdtemp(pattern);
     fs::create_directory(path("own"));
     fs::create_directory(path("for all"));
     if (for_all.owner != geteuid() && geteuid() != 0) skip("needs root, to be two users");
@@ -42,9 +40,8 @@ class Place {
     CHECK_EQ(chmod(path("for all").c_str(), for_all.mode), 0);
     write_text_file(victim(), "precious");
   }
-  ~Place() { fs::remove_all(root_); }
 
-  std::string path(const std::string& name) const { return root_ + "/" + name; }
+  std::string path(const std::string& name) const { return folder_.path(name); }
   std::string victim() const { return path("own/victim"); }
   // A link in the folder for all, made by somebody else.
   std::string plant(const std::string& name, const std::string& target) const {
@@ -57,7 +54,7 @@ class Place {
   void check_unharmed() const { CHECK_EQ(read_text_file(victim()), "precious"); }
 
  private:
-  std::string root_;
+  const Folder folder_;
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
@@ -98,7 +97,6 @@ class Kernel final : public SimulatedKernel {
   std::map<Word, std::deque<Fiber*>> sleepers_;
   std::map<uintptr_t, Mapped> mapped_;  // by begin
   std::map<Rank, int64_t> slowness_, stopped_;
-  std::exception_ptr error_;
 };
 
 }  // namespace farandole::simulation

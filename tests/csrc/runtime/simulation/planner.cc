@@ -224,10 +224,6 @@ void Planner::make_odd(int c, int member) {
   if (!same_terms(odd, call(c).request)) call(c).odd[member] = odd;
 }
 
-void Planner::make_refused(int c, int member) {
-  call(c).roles[static_cast<size_t>(member)] = Role::kRefuse;
-}
-
 void Planner::spoil(int c) {
   double kind = random_.unit();
   int member = random_member(c);
@@ -235,7 +231,7 @@ void Planner::spoil(int c) {
   if (kind < 0.8) return;
   if (kind < 0.87) return make_odd(c, member);
   if (kind < 0.9) return make_odd(c, random_member(c)), make_odd(c, member);
-  make_refused(c, member);
+  call(c).roles[static_cast<size_t>(member)] = Role::kRefuse;
 }
 
 int PlannedSet::member_of(Rank rank) const {

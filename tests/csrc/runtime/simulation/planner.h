@@ -44,7 +44,6 @@ class Planner {
   void spoil(int c);
   void leave_some_empty(int c);
   void make_odd(int c, int member);
-  void make_refused(int c, int member);
   int random_member(int c) { return static_cast<int>(random_.below(call(c).roles.size())); }
 
   // Windows

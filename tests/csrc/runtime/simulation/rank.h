@@ -35,7 +35,6 @@ class SimulatedRank {
   // One call as this rank makes it.
   struct State {
     uint8_t outcome = 0;
-    bool under_way = false;
     CheckedCall prepared;
     std::vector<std::vector<std::byte>> inputs, outputs;  // by part
     std::vector<uintptr_t> in, out;

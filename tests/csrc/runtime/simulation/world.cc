@@ -54,13 +54,11 @@ void Statistics::add(const Statistics& other) {
   for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
   turns += other.turns;
   direct += other.direct;
-  buckets += other.buckets;
   duplicates += other.duplicates;
   deaths += other.deaths;
   leaders += other.leaders;
   stops += other.stops;
   cuts += other.cuts;
-  hosts += other.hosts;
   several_hosts += other.several_hosts;
 }
 
@@ -97,17 +95,13 @@ std::vector<Rank> World::settle_on_hosts() {
   const int size = program_.settings.size;
   std::vector<Rank> node(static_cast<size_t>(size), 0);
   const bool linked = program_.trouble == Trouble::kCut || program_.trouble == Trouble::kSilence;
-  if (size < 2 || (!linked && random_.chance(0.7))) {
-    statistics_.hosts = 1;
-    return node;
-  }
+  if (size < 2 || (!linked && random_.chance(0.7))) return node;
   const int hosts = random_.between(2, std::min(size, 6));
   const bool in_turns = random_.chance(0.5);
   for (Rank r = 0; r < size; ++r) {
     const int host = in_turns ? r % hosts : r * hosts / size;
     node[static_cast<size_t>(r)] = in_turns ? host : (host * size + hosts - 1) / hosts;
   }
-  statistics_.hosts = hosts;
   statistics_.several_hosts = 1;
   return node;
 }

@@ -21,13 +21,11 @@ struct Statistics {
   int64_t ends[256] = {};  // by Outcome
   int64_t turns = 0;
   int64_t direct = 0;  // calls completed in cells
-  int64_t buckets = 0;
   int64_t duplicates = 0;
-  int64_t deaths = 0;   // at any moment, not as planned
-  int64_t leaders = 0;  // among them
-  int64_t stops = 0;    // longer than others wait
-  int64_t cuts = 0;     // links that have ended or lost something
-  int64_t hosts = 0;
+  int64_t deaths = 0;         // at any moment, not as planned
+  int64_t leaders = 0;        // among them
+  int64_t stops = 0;          // longer than others wait
+  int64_t cuts = 0;           // links that have ended or lost something
   int64_t several_hosts = 0;  // worlds
   void add(const Statistics& other);
 };

@@ -42,6 +42,22 @@ Result may_use(check::Hardware& hardware, Stream stream) {
   const Result wrong = has_context();
   return wrong ? wrong : hardware.unusable(stream);
 }
+// The body of a function that needs a context, and may use the stream.
+template <class Body>
+int call_in(Stream stream, const char* function, Body&& body) {
+  return check::call(function, [&](auto& hardware) -> int {
+    const Result wrong = may_use(hardware, stream);
+    return wrong ? wrong : (body(hardware), 0);
+  });
+}
+// The body of a function that CUDA calls unsafe while a stream is captured.
+template <class Body>
+int call_unsafe(const char* function, Body&& body) {
+  return check::call(function, [&](auto& hardware) -> int {
+    const Result spoiled = hardware.unsafe();
+    return spoiled ? spoiled : (body(hardware), 0);
+  });
+}
 
 template <class T>
 T* pointer(Address address) {
@@ -63,26 +79,18 @@ void check::set_current_device(int device) {
 extern "C" {
 
 Result cuInit(unsigned) {
-  return check::call("cuInit", [&](check::Hardware&) -> int { return 0; });
+  return check::call("cuInit", [](auto&) {});
 }
-Result cuDriverGetVersion(int* version) {
-  *version = 13000;
-  return 0;
-}
+Result cuDriverGetVersion(int* version) { return check::give(version, 13000); }
 Result cuGetErrorName(Result, const char** name) {
-  *name = "CUDA_ERROR_OF_THE_DOUBLE";
-  return 0;
+  return check::give(name, "CUDA_ERROR_OF_THE_DOUBLE");
 }
 Result cuGetErrorString(Result, const char** text) {
-  *text = "as the test asked";
-  return 0;
+  return check::give(text, "as the test asked");
 }
-Result cuDeviceGetCount(int* count) {
-  *count = check::kDevices;
-  return 0;
-}
+Result cuDeviceGetCount(int* count) { return check::give(count, check::kDevices); }
 Result cuDeviceGet(cuda::Device* device, int ordinal) {
-  return check::call("cuDeviceGet", [&](check::Hardware&) -> int {
+  return check::call("cuDeviceGet", [&](auto&) -> int {
     if (ordinal < 0 || ordinal >= check::kDevices) return kInvalidValue;
     *device = ordinal;
     return 0;
@@ -111,18 +119,14 @@ Result cuDeviceGetUuid_v2(cuda::Uuid* uuid, cuda::Device device) {
 }
 
 Result cuDevicePrimaryCtxRetain(cuda::Context* context, cuda::Device device) {
-  return check::call("cuDevicePrimaryCtxRetain", [&](check::Hardware& hardware) -> int {
+  return check::call("cuDevicePrimaryCtxRetain", [&](auto& hardware) {
     contexts[device].device = device;
     *context = &contexts[device];
     ++hardware.alive;
-    return 0;
   });
 }
 Result cuDevicePrimaryCtxRelease_v2(cuda::Device) {
-  return check::call("cuDevicePrimaryCtxRelease_v2", [&](check::Hardware& hardware) -> int {
-    --hardware.alive;
-    return 0;
-  });
+  return check::call("cuDevicePrimaryCtxRelease_v2", [&](auto& hardware) { --hardware.alive; });
 }
 Result cuCtxPushCurrent_v2(cuda::Context context) {
   current.push_back(context);
@@ -135,8 +139,7 @@ Result cuCtxPopCurrent_v2(cuda::Context* context) {
   return 0;
 }
 Result cuCtxGetCurrent(cuda::Context* context) {
-  *context = current.empty() ? nullptr : current.back();
-  return 0;
+  return check::give(context, current.empty() ? nullptr : current.back());
 }
 Result cuCtxSetCurrent(cuda::Context context) {
   if (context) {
@@ -158,20 +161,17 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
-  return check::call("cuStreamCreateWithPriority", [&](check::Hardware& hardware) -> int {
+  return check::call("cuStreamCreateWithPriority", [&](auto& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
     *stream = hardware.add_stream(current.back()->device, flags != cuda::kStreamNonBlocking);
     return 0;
   });
 }
 Result cuStreamDestroy_v2(Stream stream) {
-  return check::call("cuStreamDestroy_v2", [&](check::Hardware& hardware) -> int {
-    hardware.remove_stream(stream);
-    return 0;
-  });
+  return check::call("cuStreamDestroy_v2", [&](auto& hardware) { hardware.remove_stream(stream); });
 }
 Result cuStreamIsCapturing(Stream stream, int* status) {
-  return check::call("cuStreamIsCapturing", [&](check::Hardware& hardware) -> int {
+  return check::call("cuStreamIsCapturing", [&](auto& hardware) -> int {
     hardware.must_live(stream);
     if (hardware.captured_beside(stream)) return check::kCaptureImplicit;
     *status = hardware.stream_of(stream)->capturing;
@@ -179,15 +179,13 @@ Result cuStreamIsCapturing(Stream stream, int* status) {
   });
 }
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
-  return check::call("cuStreamWaitEvent", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = may_use(hardware, stream)) return wrong;
+  return call_in(stream, "cuStreamWaitEvent", [&](auto& hardware) {
     hardware.push(stream, [passed = event->passed] { return *passed; }, [] {});
-    return 0;
   });
 }
 
 Result cuEventCreate(Event* event, unsigned) {
-  return check::call("cuEventCreate", [&](check::Hardware& hardware) -> int {
+  return check::call("cuEventCreate", [&](auto& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
     ++hardware.alive;
     *event = new CUevent_st;
@@ -195,65 +193,52 @@ Result cuEventCreate(Event* event, unsigned) {
   });
 }
 Result cuEventDestroy_v2(Event event) {
-  return check::call("cuEventDestroy_v2", [&](check::Hardware& hardware) -> int {
+  return check::call("cuEventDestroy_v2", [&](auto& hardware) {
     --hardware.alive;
     delete event;  // streams and hosts that wait have its point
-    return 0;
   });
 }
 Result cuEventRecord(Event event, Stream stream) {
-  return check::call("cuEventRecord", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = may_use(hardware, stream)) return wrong;
+  return call_in(stream, "cuEventRecord", [&](auto& hardware) {
     event->passed = std::make_shared<bool>(false);
     hardware.push(stream, [passed = event->passed] { *passed = true; });
-    return 0;
   });
 }
 Result cuEventQuery(Event event) {
-  return check::call("cuEventQuery", [&](check::Hardware& hardware) -> int {
+  return check::call("cuEventQuery", [&](auto& hardware) -> int {
     if (Result spoiled = hardware.unsafe()) return spoiled;
     return *event->passed ? 0 : cuda::kNotReady;
   });
 }
 Result cuEventSynchronize(Event event) {
-  return check::call("cuEventSynchronize", [&](check::Hardware& hardware) -> int {
-    if (Result spoiled = hardware.unsafe()) return spoiled;
+  return call_unsafe("cuEventSynchronize", [&](auto& hardware) {
     hardware.wait([passed = event->passed] { return *passed; });
-    return 0;
   });
 }
 
 Result cuMemPoolCreate(cuda::Pool* pool, const cuda::PoolProperties*) {
-  return check::call("cuMemPoolCreate", [&](check::Hardware& hardware) -> int {
-    if (Result spoiled = hardware.unsafe()) return spoiled;
+  return call_unsafe("cuMemPoolCreate", [&](auto& hardware) {
     ++hardware.alive;
     *pool = reinterpret_cast<cuda::Pool>(pool);  // never looked at
-    return 0;
   });
 }
 Result cuMemPoolDestroy(cuda::Pool) {
-  return check::call("cuMemPoolDestroy", [&](check::Hardware& hardware) -> int {
-    if (Result spoiled = hardware.unsafe()) return spoiled;
-    --hardware.alive;
-    return 0;
-  });
+  return call_unsafe("cuMemPoolDestroy", [&](auto& hardware) { --hardware.alive; });
 }
 Result cuMemPoolSetAttribute(cuda::Pool, int, void*) { return 0; }
 // Stream-ordered: what is read before the stream has come here is poison.
 Result cuMemAllocFromPoolAsync(Address* address, size_t bytes, cuda::Pool, Stream stream) {
-  return check::call("cuMemAllocFromPoolAsync", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = may_use(hardware, stream)) return wrong;
+  return call_in(stream, "cuMemAllocFromPoolAsync", [&](auto& hardware) {
     void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(memory, 0xb5, bytes);
     ++hardware.alive;
     *address = reinterpret_cast<Address>(memory);
     hardware.devices_of_memory[*address] = {current.back()->device, bytes};
     hardware.push(stream, [] {});
-    return 0;
   });
 }
 Result cuPointerGetAttribute(void* value, int attribute, Address address) {
-  return check::call("cuPointerGetAttribute", [&](check::Hardware& hardware) -> int {
+  return check::call("cuPointerGetAttribute", [&](auto& hardware) -> int {
     const std::optional<int> device = hardware.device_of(address);
     if (attribute != cuda::kPointerOrdinal || !device) return kInvalidValue;
     *static_cast<int*>(value) = *device;
@@ -261,7 +246,7 @@ Result cuPointerGetAttribute(void* value, int attribute, Address address) {
   });
 }
 Result cuMemFreeAsync(Address address, Stream stream) {
-  return check::call("cuMemFreeAsync", [&](check::Hardware& hardware) -> int {
+  return check::call("cuMemFreeAsync", [&](auto& hardware) -> int {
     if (Result wrong = may_use(hardware, stream)) return wrong;
     if (hardware.stream_of(stream)->capturing != 0) return check::kCaptureUnsupported;
     --hardware.alive;
@@ -271,15 +256,13 @@ Result cuMemFreeAsync(Address address, Stream stream) {
   });
 }
 Result cuMemcpyAsync(Address target, Address source, size_t bytes, Stream stream) {
-  return check::call("cuMemcpyAsync", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = may_use(hardware, stream)) return wrong;
+  return call_in(stream, "cuMemcpyAsync", [&](auto& hardware) {
     hardware.push(stream,
                   [=] { std::memmove(pointer<void>(target), pointer<void>(source), bytes); });
-    return 0;
   });
 }
 Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
-  return check::call("cuMemHostAlloc", [&](check::Hardware& hardware) -> int {
+  return check::call("cuMemHostAlloc", [&](auto& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
     if (Result spoiled = hardware.unsafe()) return spoiled;
     ++hardware.alive;
@@ -289,17 +272,15 @@ Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   });
 }
 Result cuMemFreeHost(void* memory) {
-  return check::call("cuMemFreeHost", [&](check::Hardware& hardware) -> int {
-    if (Result spoiled = hardware.unsafe()) return spoiled;
+  return call_unsafe("cuMemFreeHost", [&](auto& hardware) {
     --hardware.alive;
     hardware.pinned.erase(reinterpret_cast<Address>(memory));
     std::free(memory);
-    return 0;
   });
 }
 
 Result cuModuleLoadData(cuda::Module* module, const void* given) {
-  return check::call("cuModuleLoadData", [&](check::Hardware& hardware) -> int {
+  return check::call("cuModuleLoadData", [&](auto& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
     if (Result spoiled = hardware.unsafe()) return spoiled;
     if (std::memcmp(given, image.data(), 4) != 0) return kInvalidImage;
@@ -313,10 +294,7 @@ Result cuModuleLoadData(cuda::Module* module, const void* given) {
   });
 }
 Result cuModuleUnload(cuda::Module) {
-  return check::call("cuModuleUnload", [&](check::Hardware& hardware) -> int {
-    --hardware.alive;
-    return 0;
-  });
+  return check::call("cuModuleUnload", [&](auto& hardware) { --hardware.alive; });
 }
 Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* name) {
   for (uintptr_t i = 0; i < std::size(kKernels); ++i) {
@@ -329,7 +307,7 @@ Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* n
 Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsigned, unsigned,
                       unsigned, unsigned, unsigned, Stream stream, void** parameters,
                       void** extra) {
-  return check::call("cuLaunchKernel", [&](check::Hardware& hardware) -> int {
+  return check::call("cuLaunchKernel", [&](auto& hardware) -> int {
     if (Result wrong = may_use(hardware, stream)) return wrong;
     if (reinterpret_cast<uintptr_t>(function) > std::size(kKernels)) {
       return check::launch_nccl(hardware, function, stream, parameters, extra);
@@ -343,24 +321,17 @@ Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsign
 // ---- NVRTC: nothing is compiled; the driver above knows the kernels
 
 using Program = void*;
-int nvrtcVersion(int* major, int* minor) {
-  *major = 13, *minor = 0;
-  return 0;
-}
+int nvrtcVersion(int* major, int* minor) { return check::give(major, 13), check::give(minor, 0); }
 const char* nvrtcGetErrorString(int) { return "as the test asked"; }
 int nvrtcCreateProgram(Program* program, const char*, const char*, int, const char* const*,
                        const char* const*) {
-  *program = nullptr;
-  return 0;
+  return check::give(program, nullptr);
 }
 int nvrtcDestroyProgram(Program*) { return 0; }
 int nvrtcCompileProgram(Program, int, const char* const*) {
-  return check::call("nvrtcCompileProgram", [&](check::Hardware&) -> int { return 0; });
+  return check::call("nvrtcCompileProgram", [](auto&) {});
 }
-int nvrtcGetCUBINSize(Program, size_t* bytes) {
-  *bytes = image.size();
-  return 0;
-}
+int nvrtcGetCUBINSize(Program, size_t* bytes) { return check::give(bytes, image.size()); }
 int nvrtcGetCUBIN(Program, char* out) {
   image.copy(out, image.size());
   return 0;

@@ -50,7 +50,7 @@ int locked(Body&& body) {
 extern "C" {
 
 Result cuMemCreate(Handle* handle, size_t bytes, const Properties* properties, unsigned long long) {
-  return check::call("cuMemCreate", [&](Hardware&) -> int {
+  return check::call("cuMemCreate", [&](auto&) -> int {
     const int device = properties->location_type == kOfDevice ? properties->location : -1;
     Allocation* const made = check::allocate(bytes, device);
     *handle = handle_of(made);
@@ -61,8 +61,7 @@ Result cuMemRelease(Handle handle) {
   return locked([&] { return check::release(allocation_of(handle)), 0; });
 }
 Result cuMemGetAllocationGranularity(size_t* bytes, const Properties*, int) {
-  *bytes = kGranularity;
-  return 0;
+  return check::give(bytes, kGranularity);
 }
 Result cuMemGetAllocationPropertiesFromHandle(Properties* properties, Handle handle) {
   *properties = {};
@@ -73,8 +72,7 @@ Result cuMemGetAllocationPropertiesFromHandle(Properties* properties, Handle han
   return 0;
 }
 Result cuMemAddressReserve(Address* start, size_t bytes, size_t, Address, unsigned long long) {
-  *start = check::reserve(bytes);
-  return 0;
+  return check::give(start, check::reserve(bytes));
 }
 Result cuMemAddressFree(Address start, size_t bytes) {
   check::unreserve(start, bytes);
@@ -88,7 +86,7 @@ Result cuMemUnmap(Address start, size_t) {
 }
 Result cuMemSetAccess(Address, size_t, const void*, size_t) { return 0; }
 Result cuMemRetainAllocationHandle(Handle* handle, void* address) {
-  return check::call("cuMemRetainAllocationHandle", [&](Hardware&) -> int {
+  return check::call("cuMemRetainAllocationHandle", [&](auto&) -> int {
     const auto found = check::mapping_of(reinterpret_cast<Address>(address));
     if (!found) return kInvalidValue;
     ++found->allocation->references;
@@ -120,7 +118,7 @@ Result cuMemImportFromShareableHandle(Handle* handle, void* file, int) {
 }
 
 Result cuMemAlloc_v2(Address* address, size_t bytes) {
-  return check::call("cuMemAlloc_v2", [&](Hardware&) -> int {
+  return check::call("cuMemAlloc_v2", [&](auto&) -> int {
     const size_t rounded = whole(bytes);
     Allocation* const made = check::allocate(rounded, check::current_device().value_or(0));
     if (!made) return cuda::kOutOfMemory;

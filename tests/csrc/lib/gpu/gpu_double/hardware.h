@@ -14,6 +14,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include "kernels/gpu_chunk.h"
 #include "lib/gpu/cuda.h"
@@ -125,7 +126,18 @@ int call(const char* function, Body&& body) {
   Hardware& hardware = Hardware::instance();
   auto lock = hardware.lock();
   const int injected = hardware.next_result(function);
-  return injected != 0 ? injected : body(hardware);
+  if (injected != 0) return injected;
+  if constexpr (std::is_void_v<decltype(body(hardware))>) {
+    return body(hardware), 0;
+  } else {
+    return body(hardware);
+  }
+}
+
+// The result of a function that succeeds and tells one thing.
+template <class T>
+int give(T* to, std::type_identity_t<T> value) {
+  return *to = value, 0;
 }
 
 constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_...

@@ -63,38 +63,21 @@ void convert(const MoveChunk& chunk) {
   }
 }
 
-template <class From>
-void convert_from(const MoveChunk& chunk) {
-  switch (static_cast<DType>(chunk.to)) {
-    case DType::kUInt8: return convert<From, Plain<uint8_t>>(chunk);
-    case DType::kInt8: return convert<From, Plain<int8_t>>(chunk);
-    case DType::kUInt16: return convert<From, Plain<uint16_t>>(chunk);
-    case DType::kInt16: return convert<From, Plain<int16_t>>(chunk);
-    case DType::kUInt32: return convert<From, Plain<uint32_t>>(chunk);
-    case DType::kInt32: return convert<From, Plain<int32_t>>(chunk);
-    case DType::kUInt64: return convert<From, Plain<uint64_t>>(chunk);
-    case DType::kInt64: return convert<From, Plain<int64_t>>(chunk);
-    case DType::kFloat16: return convert<From, Half>(chunk);
-    case DType::kBFloat16: return convert<From, Brain>(chunk);
-    case DType::kFloat32: return convert<From, Plain<float>>(chunk);
-    default: return convert<From, Plain<double>>(chunk);
-  }
-}
-
-void convert_any(const MoveChunk& chunk) {
-  switch (static_cast<DType>(chunk.from)) {
-    case DType::kUInt8: return convert_from<Plain<uint8_t>>(chunk);
-    case DType::kInt8: return convert_from<Plain<int8_t>>(chunk);
-    case DType::kUInt16: return convert_from<Plain<uint16_t>>(chunk);
-    case DType::kInt16: return convert_from<Plain<int16_t>>(chunk);
-    case DType::kUInt32: return convert_from<Plain<uint32_t>>(chunk);
-    case DType::kInt32: return convert_from<Plain<int32_t>>(chunk);
-    case DType::kUInt64: return convert_from<Plain<uint64_t>>(chunk);
-    case DType::kInt64: return convert_from<Plain<int64_t>>(chunk);
-    case DType::kFloat16: return convert_from<Half>(chunk);
-    case DType::kBFloat16: return convert_from<Brain>(chunk);
-    case DType::kFloat32: return convert_from<Plain<float>>(chunk);
-    default: return convert_from<Plain<double>>(chunk);
+template <class Body>
+void with_format(int type, Body&& body) {
+  switch (static_cast<DType>(type)) {
+    case DType::kUInt8: return body(Plain<uint8_t>());
+    case DType::kInt8: return body(Plain<int8_t>());
+    case DType::kUInt16: return body(Plain<uint16_t>());
+    case DType::kInt16: return body(Plain<int16_t>());
+    case DType::kUInt32: return body(Plain<uint32_t>());
+    case DType::kInt32: return body(Plain<int32_t>());
+    case DType::kUInt64: return body(Plain<uint64_t>());
+    case DType::kInt64: return body(Plain<int64_t>());
+    case DType::kFloat16: return body(Half());
+    case DType::kBFloat16: return body(Brain());
+    case DType::kFloat32: return body(Plain<float>());
+    default: return body(Plain<double>());
   }
 }
 
@@ -112,7 +95,9 @@ void move_on_host(const void* chunks, unsigned count) {
         std::memcpy(target + k * size, &chunk.pattern, size);
       }
     } else {
-      convert_any(chunk);
+      with_format(chunk.from, [&](auto from) {
+        with_format(chunk.to, [&](auto to) { convert<decltype(from), decltype(to)>(chunk); });
+      });
     }
   }
 }

@@ -29,12 +29,10 @@ int nvmlInit_v2() { return 0; }
 int nvmlInit() { return 0; }
 int nvmlShutdown() { return 0; }
 int nvmlDeviceGetCount_v2(unsigned* count) {
-  *count = farandole::check::kDevices;
-  return 0;
+  return farandole::check::give(count, farandole::check::kDevices);
 }
 int nvmlDeviceGetHandleByIndex(unsigned index, Handle* handle) {
-  *handle = index + 1;
-  return 0;
+  return farandole::check::give(handle, index + 1);
 }
 int nvmlDeviceGetHandleByPciBusId(const char* text, Handle* handle) {
   unsigned bus = 0;
@@ -43,13 +41,11 @@ int nvmlDeviceGetHandleByPciBusId(const char* text, Handle* handle) {
   return 0;
 }
 int nvmlDeviceGetIndex(Handle handle, unsigned* index) {
-  *index = static_cast<unsigned>(handle - 1);
-  return 0;
+  return farandole::check::give(index, static_cast<unsigned>(handle - 1));
 }
 const char* nvmlErrorString(int) { return "an error of the GPU double"; }
 int nvmlDeviceGetNvLinkState(Handle, unsigned, int* enabled) {
-  *enabled = 1;
-  return 0;
+  return farandole::check::give(enabled, 1);
 }
 // No device of this machine, so a switch.
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle, unsigned, char* bus) {
@@ -60,13 +56,10 @@ int nvmlDeviceGetNvLinkRemotePciInfo(Handle handle, unsigned link, char* bus) {
   return nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, link, bus);
 }
 int nvmlDeviceGetNvLinkCapability(Handle, unsigned, int capability, unsigned* able) {
-  *able = capability == kPeers ? 1 : 0;
-  return 0;
+  return farandole::check::give(able, capability == kPeers ? 1 : 0);
 }
 int nvmlDeviceGetCudaComputeCapability(Handle, int* major, int* minor) {
-  *major = 9;
-  *minor = 0;
-  return 0;
+  return farandole::check::give(major, 9), farandole::check::give(minor, 0);
 }
 int nvmlDeviceGetP2PStatus(Handle, Handle, int, int* status) {
   *status = 0;  // it works

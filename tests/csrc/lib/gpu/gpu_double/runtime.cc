@@ -89,19 +89,13 @@ bool is_pageable(const void* memory) {
 extern "C" {
 
 // ---- devices
-Result cudaGetDevice(int* out) {
-  *out = device();
-  return 0;
-}
+Result cudaGetDevice(int* out) { return check::give(out, device()); }
 Result cudaSetDevice(int chosen) {
   if (chosen < 0 || chosen >= check::kDevices) return noted(kInvalidValue);
   check::set_current_device(chosen);
   return 0;
 }
-Result cudaGetDeviceCount(int* count) {
-  *count = check::kDevices;
-  return 0;
-}
+Result cudaGetDeviceCount(int* count) { return check::give(count, check::kDevices); }
 Result cudaDeviceGetAttribute(int* value, int attribute, int of) {
   return noted(cuDeviceGetAttribute(value, attribute, of));
 }
@@ -124,16 +118,10 @@ Result cudaGetDeviceProperties(void* properties, int) {
 Result cudaGetDeviceProperties_v2(void* properties, int of) {
   return cudaGetDeviceProperties(properties, of);
 }
-Result cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 1;
-  return 0;
-}
+Result cudaDeviceCanAccessPeer(int* can, int, int) { return check::give(can, 1); }
 Result cudaDeviceEnablePeerAccess(int, unsigned) { return 0; }
 Result cudaDeviceSetLimit(int, size_t) { return 0; }
-Result cudaDriverGetVersion(int* version) {
-  *version = 13000;
-  return 0;
-}
+Result cudaDriverGetVersion(int* version) { return check::give(version, 13000); }
 Result cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 Result cudaGetLastError() { return std::exchange(last, 0); }
 const char* cudaGetErrorString(Result result) {
@@ -187,8 +175,7 @@ Result cudaStreamGetCaptureInfo(Stream stream, int* status, unsigned long long* 
   return cudaStreamIsCapturing(stream, status);
 }
 Result cudaStreamGetId(Stream stream, unsigned long long* id) {
-  *id = reinterpret_cast<unsigned long long>(stream);
-  return 0;
+  return check::give(id, reinterpret_cast<unsigned long long>(stream));
 }
 Result cudaEventCreateWithFlags(Event* event, unsigned flags) {
   device();
@@ -228,8 +215,7 @@ Result cudaHostUnregister(void* memory) {
   return 0;
 }
 Result cudaHostGetDevicePointer(void** out, void* memory, unsigned) {
-  *out = memory;
-  return 0;
+  return check::give(out, memory);
 }
 // Pageable memory is read before the call returns.
 Result cudaMemcpyAsync(void* target, const void* source, size_t bytes, int, Stream stream) {
