@@ -129,6 +129,7 @@ def test_sparse_after_dense(dense: bool) -> None:
         optimizer.zero_grad()
         push(p, own[hvd.rank()], by[hvd.rank()], sparse)
         assert p.grad is not None
+        assert p.grad.is_sparse or not sparse
         check(p, wanted(hvd.Average, own, by), p.grad.is_sparse)
         optimizer.step()
 
