@@ -48,46 +48,50 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture
-def fork_ranks(tmp_path: Path) -> Iterator[Callable[..., ForkJob]]:
-    """fork_ranks(source, ranks, env=None) -> ForkJob: that Python text on ranks without MPI."""
-    with contextlib.ExitStack() as stack:
-
-        def start(source: str, ranks: int, env: dict[str, str] | None = None) -> ForkJob:
-            return stack.enter_context(ForkJob(_program(tmp_path, source), ranks, env))
-
-        yield start
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Ends what a test leaves open."""
+    with contextlib.ExitStack() as found:
+        yield found
 
 
 @pytest.fixture
-def mpi_ranks(tmp_path: Path) -> Iterator[Callable[..., MpiJob]]:
+def fork_ranks(tmp_path: Path, stack: contextlib.ExitStack) -> Callable[..., ForkJob]:
+    """fork_ranks(source, ranks, env=None) -> ForkJob: that Python text on ranks without MPI."""
+
+    def start(source: str, ranks: int, env: dict[str, str] | None = None) -> ForkJob:
+        return stack.enter_context(ForkJob(_program(tmp_path, source), ranks, env))
+
+    return start
+
+
+@pytest.fixture
+def mpi_ranks(tmp_path: Path, stack: contextlib.ExitStack) -> Callable[..., MpiJob]:
     """mpi_ranks(source, ranks, env=None, mpi_args=()) -> MpiJob: that text under mpirun."""
-    with contextlib.ExitStack() as stack:
 
-        def start(
-            source: str,
-            ranks: int,
-            env: dict[str, str] | None = None,
-            mpi_args: tuple[str, ...] = (),
-        ) -> MpiJob:
-            return stack.enter_context(MpiJob(_program(tmp_path, source), ranks, env, mpi_args))
+    def start(
+        source: str,
+        ranks: int,
+        env: dict[str, str] | None = None,
+        mpi_args: tuple[str, ...] = (),
+    ) -> MpiJob:
+        return stack.enter_context(MpiJob(_program(tmp_path, source), ranks, env, mpi_args))
 
-        yield start
+    return start
 
 
 @pytest.fixture
 def elastic_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., SupervisedJob]]:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack
+) -> Callable[..., SupervisedJob]:
     """elastic_ranks(source, ranks, *options, **env) -> SupervisedJob: that text under `farandole
     run --elastic`, in a folder of its own; ranks 0: as many as the options say."""
     monkeypatch.chdir(tmp_path)
-    with contextlib.ExitStack() as stack:
 
-        def start(source: str, ranks: int, *options: str, **env: str) -> SupervisedJob:
-            words = ["-np", str(ranks), *options] if ranks else options
-            return stack.enter_context(SupervisedJob(words, _program(tmp_path, source), env))
+    def start(source: str, ranks: int, *options: str, **env: str) -> SupervisedJob:
+        words = ["-np", str(ranks), *options] if ranks else options
+        return stack.enter_context(SupervisedJob(words, _program(tmp_path, source), env))
 
-        yield start
+    return start
 
 
 def _program(folder: Path, source: str) -> list[str]:

@@ -5,16 +5,16 @@ It inherits the launcher's variables, and would meet MPI a second time as the sa
 """
 
 import re
-import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
+from harness.commands import mpi_version
 from harness.mpirun import find_mpirun
 from harness.process import ended
 
-OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+OPEN_MPI = "Open MPI" in mpi_version()
 once = pytest.mark.skipif(not OPEN_MPI, reason="Hydra takes each of its ranks into MPI once")
 
 HEAD = """

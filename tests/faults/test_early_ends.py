@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
+from harness.commands import mpi_version
+from harness.mpirun import MPI_ENVIRONMENT
 from harness.process import PATIENCE, Process
 
-OPEN_MPI_5 = "Open MPI) 5" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+OPEN_MPI_5 = "Open MPI) 5" in mpi_version()
 PATIENT = {"FARANDOLE_INIT_TIMEOUT": "600"}  # longer than a test may take
 ENDED = r"PeerError: init\(\): ranks? [\d, ]*1\b[\d, ]* ended before coming to the rendezvous"
 

@@ -4,7 +4,6 @@ or as no rank: ranks are told of it in time, and strangers gain nothing."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,15 +18,8 @@ from farandole.launch.result_server import ResultServer
 from farandole.start import agent_client, sockets
 from farandole.start.connection import open_connection
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
+from harness.commands import needs_root
 from harness.process import PATIENCE
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
 
 
 @pytest.fixture
@@ -74,7 +66,7 @@ def told(process: subprocess.Popen[str]) -> str:
     return process.stdout.read()
 
 
-@as_root
+@needs_root
 def test_another_user_listens_in_the_place_of_the_agent(
     stack: ExitStack, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +77,7 @@ def test_another_user_listens_in_the_place_of_the_agent(
     assert told(stranger) == "0\n", "it is told nothing"
 
 
-@as_root
+@needs_root
 def test_another_user_calls(stack: ExitStack, place: str) -> None:
     door = stack.enter_context(ResultServer(1, b"work", True))
     assert door.address == place
@@ -96,7 +88,7 @@ def test_another_user_calls(stack: ExitStack, place: str) -> None:
         assert rank.receive(PATIENCE) == b"work"
 
 
-@as_root
+@needs_root
 def test_another_user_at_the_rendezvous(stack: ExitStack, place: str) -> None:
     """At both ends."""
     meeting = stack.enter_context(RendezvousServer(1))

@@ -6,14 +6,13 @@ Under the fork launcher (no MPI): survivors live on to write.
 
 import json
 import re
-import sys
 
 import pytest
 
 from farandole.observe import flight
 from farandole.observe.flight import calls_of
 from farandole.tools import cli
-from harness.process import ended
+from harness.commands import farandole
 
 ALLREDUCE = r"\(allreduce at program.py:\d+\)"  # its call has this line
 
@@ -34,11 +33,6 @@ try:
 except fd.FarandoleError as error:
     print(type(error).__name__, flush=True)
 """
-
-
-def run_command(*arguments):
-    result = ended([sys.executable, "-m", "farandole", *map(str, arguments)])
-    return result.returncode, result.stdout, result.stderr
 
 
 def explained(folder, capsys):
@@ -104,8 +98,8 @@ def test_messages_that_never_meet_are_explained(fork_ranks, tmp_path, capsys):
     )
     job = fork_ranks(source, 3)
     job.wait_for_output("up")
-    code, out, err = run_command("dump", job.ranks[1].pid, "--into", tmp_path)
-    assert code == 0, out + err
+    code, text = farandole("dump", job.ranks[1].pid, "--into", tmp_path)
+    assert code == 0, text
     pages = flight.read_dumps(tmp_path)
     ends = [calls_of(page)[-1] for page in pages]
     assert [(end.op, end.peer, end.tag, end.state) for end in ends] == [
@@ -136,8 +130,8 @@ threading.Event().wait()
     job.wait_for_output("up")
     folder = tmp_path / "dumps"
     pid = job.ranks[1].pid
-    code, out, err = run_command("dump", pid, "--into", folder)
-    assert code == 0, err
+    code, out = farandole("dump", pid, "--into", folder)
+    assert code == 0, out
     assert out.splitlines() == [f"{folder}/flight-rank-{rank}.json  running" for rank in (0, 1)]
     text = explained(folder, capsys)
     assert re.search(rf"First: rank 0 waits \S+ s for 'evaluation' {ALLREDUCE}", text)
@@ -210,8 +204,8 @@ threading.Event().wait()
 
 def dumped(job, folder, capsys):
     job.wait_for_output("up")
-    code, _, err = run_command("dump", job.ranks[0].pid, "--into", folder)
-    assert code == 0, err
+    code, text = farandole("dump", job.ranks[0].pid, "--into", folder)
+    assert code == 0, text
     return explained(folder, capsys)
 
 

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps, live memory and process names that another user has made, read by an administrator."""
+"""Dumps, live memory, names and tuning files of another user, read by an administrator."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.process import SLOWNESS
+from harness.commands import farandole, needs_root
+from harness.fork import ForkJob
+from harness.process import SLOWNESS, ended
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+STRANGER = 65534
 PR_SET_NAME = 15
 MOST_MEMORY = 4 << 30  # bytes: a reader of small files needs less
 
@@ -30,7 +35,7 @@ def limited() -> None:
 def explain(folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "farandole", "explain", str(folder)]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each reserves address space
-    ended = subprocess.run(
+    done = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -38,10 +43,10 @@ def explain(folder: Path) -> tuple[int, str]:
         env=environment,
         preexec_fn=limited,
     )
-    text = ended.stdout + ended.stderr
+    text = done.stdout + done.stderr
     assert "Traceback" not in text
     assert "\x1b" not in text
-    return ended.returncode, text
+    return done.returncode, text
 
 
 def dump(**changes: Any) -> dict[str, Any]:
@@ -87,18 +92,30 @@ def test_a_hostile_dump_costs_its_reader_little(tmp_path: Path, changes: Any, sa
     assert says in explain(tmp_path)[1]
 
 
-def test_a_dump_of_many_brackets(tmp_path: Path) -> None:
-    (tmp_path / "flight-rank-0.json").write_text("[" * 200_000)
+def nested(path: Path) -> None:
+    path.write_text(json.dumps(dump(open="here")).replace('"here"', "[" * 600 + "]" * 600))
+
+
+def hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 10 << 30)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "many brackets": (lambda path: path.write_text("[" * 200_000), "is not a complete dump"),
+    "nested lists": (nested, ""),
+    "a pipe": (os.mkfifo, "is not a regular file"),
+    "a hole": (hole, "at most 16777216 are read"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_no_dump(tmp_path: Path, kind: str) -> None:
+    make, says = FILES[kind]
+    make(tmp_path / "flight-rank-0.json")
     code, text = explain(tmp_path)
     assert code == 1
-    assert "is not a complete dump" in text
-
-
-def test_a_dump_of_nested_lists(tmp_path: Path) -> None:
-    nested = "[" * 600 + "]" * 600
-    text = json.dumps(dump(open="here")).replace('"here"', nested)
-    (tmp_path / "flight-rank-0.json").write_text(text)
-    assert explain(tmp_path)[0] == 1
+    assert says in text
 
 
 def test_a_link_to_another_dump_is_not_followed(tmp_path: Path) -> None:
@@ -140,11 +157,101 @@ def test_no_terminal_obeys_a_process_name(name: bytes) -> None:
             signal.pause()
     try:
         assert os.read(read, 1) == b"x"
-        command = [sys.executable, "-m", "farandole", "dump", str(child)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOWNESS)
-        assert "owned" in ended.stderr  # the name has come this far
-        assert "Traceback" not in ended.stderr
-        assert not {"\x1b", "\x07"} & set(ended.stderr)
+        _, text = farandole("dump", child)
+        assert "owned" in text  # the name has come this far
+        assert "Traceback" not in text
+        assert not {"\x1b", "\x07"} & set(text)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+# ---- jobs of the fork launcher
+
+# Rank 0's page begins at the first whole page; its identity is a stamp, then rank, size, world.
+HOSTILE = f"""
+import mmap, os, signal, struct
+import farandole as fd
+
+fd.init()
+fd.shutdown()
+for name in [name for name in os.environ if name.startswith("FARANDOLE_")]:
+    del os.environ[name]  # a world of one
+os.setuid({STRANGER})  # after all is imported: this user may not read Python's files
+fd.init()
+names = {{n: os.readlink(f"/proc/self/fd/{{n}}") for n in map(int, os.listdir("/proc/self/fd"))
+         if os.path.islink(f"/proc/self/fd/{{n}}")}}
+memory = next(n for n, name in names.items() if name.startswith("/memfd:farandole-flight"))
+with mmap.mmap(memory, 0) as page:
+    rank, size = struct.unpack_from("<ii", page, 4096 + 8)
+    assert (rank, size) == (0, 1), (rank, size)
+    struct.pack_into("<i", page, 4096 + 8, 1 << 30)
+print("altered", flush=True)
+signal.pause()
+"""
+
+NAMES = """
+import os, threading
+import numpy as np
+import farandole as fd
+
+fd.init()
+evil = chr(27) + "]0;evil" + chr(7) + "\\u202e"
+fd.allreduce(np.ones(3), name="x" + evil)
+if fd.rank() == 0:
+    waiting = fd.allreduce_async(np.ones(3), name="w" + evil)
+else:
+    try:
+        fd.allreduce(np.ones(3), name="m" + evil, timeout=0.2)
+    except fd.StallError as error:
+        print(repr(str(error)).replace(chr(92), "/"), flush=True)
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+@needs_root
+def test_flight_memory_of_another_user_harms_no_reader(
+    fork_ranks: Callable[..., ForkJob], tmp_path: Path
+) -> None:
+    job = fork_ranks(HOSTILE, 1, {"FARANDOLE_FLIGHT_DIR": ""})
+    job.wait_for_output("altered")
+    pid = job.ranks[0].pid
+    _, text = farandole("dump", "--into", tmp_path / "none")
+    assert str(pid) not in re.findall(r"\d+", text)  # root looks at its own jobs only
+    code, text = farandole("dump", pid, "--into", tmp_path / "dumps")  # asked for by number
+    assert code in (0, 1), text  # no signal
+
+
+def test_no_terminal_obeys_names(fork_ranks: Callable[..., ForkJob], tmp_path: Path) -> None:
+    """And only this user may read the dumps."""
+    job = fork_ranks(NAMES, 2)
+    job.wait_for_output("up")
+    folder = tmp_path / "dumps"
+    code, text = farandole("dump", job.ranks[0].pid, "--into", folder)
+    assert code == 0, text
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600] * 2
+    assert "evil" in (folder / "flight-rank-1.json").read_text()  # the names have come this far
+    texts = [text, farandole("explain", folder)[1]]
+    assert "evil" in texts[1]
+    for each in texts:
+        assert not set("\x1b\x07\u202e") & set(each)
+    assert "/x1b]0;evil" in job.output().replace("\\", "/")
+    assert "\x1b]0;" not in job.output()
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["another user's", "for all to write", "a pipe"])
+def test_a_tuning_file_of_others_is_refused(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "tuning.conf"
+    if how == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("FARANDOLE_BLOCK_BYTES = 65536\n")
+        path.chmod(0o666 if how == "for all to write" else 0o644)
+    if how == "another user's":
+        os.chown(path, STRANGER, -1)
+    program = "import farandole as fd; fd.init(); print('read')"
+    result = ended([sys.executable, "-c", program], FARANDOLE_TUNING=str(path))
+    assert "read" not in result.stdout
+    assert f"tuning file {path}" in result.stderr

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands import needs_root
 from harness.fork import ForkJob
 from harness.process import ended
 
@@ -29,7 +29,6 @@ except fd.LibraryError as error:
 assert fd.allreduce(np.ones(2))[0] == 1
 print("fine")
 """
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def alone(source: str, *before: str, **variables: str) -> str:
@@ -55,7 +54,7 @@ def test_few_files(files: int) -> None:
 USER = 20_011  # who has no process: the limit counts those of a user, and root has none
 
 
-@as_root
+@needs_root
 @pytest.mark.parametrize("threads", [1, 2, 64])
 def test_few_threads(threads: int) -> None:
     out = alone(
@@ -72,7 +71,7 @@ def test_few_threads(threads: int) -> None:
         assert "pids.max" in out
 
 
-@as_root
+@needs_root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_no_proc() -> None:
     shell = ("unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "sh")
@@ -141,7 +140,7 @@ except Exception as error:
         assert re.search("LibraryError|PeerError|OSError|ConnectionError", job.ranks[rank].output)
 
 
-@as_root
+@needs_root
 def test_a_tiny_dev_shm_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         f"{HEAD}fd.init()\nassert fd.allreduce(np.ones(10**6), op=fd.Sum)[7] == fd.size()\n"

@@ -3,13 +3,12 @@
 
 import re
 import signal
-import subprocess
 
 import pytest
 
-from harness.mpirun import find_mpirun
+from harness.commands import mpi_version
 
-OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+OPEN_MPI = "Open MPI" in mpi_version()
 in_session = pytest.mark.skipif(not OPEN_MPI, reason="Hydra's ranks are in sessions of their own")
 
 # Ranks with MPI, but not yet with farandole.

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.process import ended
+from harness.commands import farandole, needs_root
 
 STRANGER = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 
 PROGRAM = """
 import os, pathlib
@@ -28,11 +27,6 @@ folder.rename("gone")
 pathlib.Path("results").rename(folder)
 print("exchanged", flush=True)
 """
-
-
-def farandole(*words: object, cwd: Path, **env: str) -> tuple[int, str]:
-    done = ended([sys.executable, "-m", "farandole", *map(str, words)], cwd=cwd, **env)
-    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_folder_that_is_exchanged_while_the_job_runs(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 containers that do not share it."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch.place import free_port
+from harness.commands import needs_root
 from harness.process import Process
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+pytestmark = needs_root
 
 # Calls each of these sockets until its backlog is full, and stays.
 CROWD = """
@@ -101,9 +102,7 @@ fd.shutdown()
 @pytest.fixture
 def places() -> list[dict[str, str]]:
     """torchrun's variables for two ranks."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": str(port)}
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": str(free_port())}
     return [{"RANK": str(rank), **job} for rank in range(2)]
 
 

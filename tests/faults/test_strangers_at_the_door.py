@@ -32,12 +32,6 @@ from harness.mpirun import mpirun
 from harness.process import PATIENCE
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
-
-
 class Marker:
     """What a stranger wants unpickled: it leaves a file."""
 

@@ -44,8 +44,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (2,),
-        "arguments bench torch_complex torch_distributed_ddp torch_restart torch_timeout "
-        "torch_wrappers",
+        "arguments bench torch_complex torch_distributed_ddp torch_restart torch_wrappers",
         "one rank is wrong, one hears of it",
     ),
     (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,22 @@ def network() -> nn.Sequential:
     return layers.to(torch.float64)
 
 
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    """What tests train with that have no other wish."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def pair(
+    make: Callable[[Any], torch.optim.Optimizer] = momentum,
+    model: Callable[[], nn.Module] = network,
+    **options: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """A model that all ranks train and its optimizer, and both again for this rank alone."""
+    own, reference = model(), model()
+    optimizer = hvd.DistributedOptimizer(make(own.parameters()), own.named_parameters(), **options)
+    return own, optimizer, reference, make(reference.parameters())
+
+
 def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
     """Mean over the batch."""
     return nn.functional.mse_loss(model(data[0]), data[1])
@@ -89,13 +105,15 @@ def train(
     alone: bool = False,
     part: int = 0,
     clip: float = 0.0,
+    passes: int = 1,
 ) -> None:
     """On this rank's batches; `alone`: on all ranks' in one. `clip`: gradients to this norm."""
     for step in steps:
         optimizer.zero_grad()
-        data = joined(step, part) if alone else batch(hvd.rank(), step, part)
-        loss: Any = loss_of(model, data)
-        loss.backward()
+        for each in range(part, part + passes):
+            data = joined(step, each) if alone else batch(hvd.rank(), step, each)
+            loss: Any = loss_of(model, data)
+            loss.backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -104,10 +122,12 @@ def train(
 def train_both(
     model: nn.Module, optimizer: Any, reference: nn.Module, plain: Any, steps: range, **how: Any
 ) -> None:
-    """All ranks train the model, and this one alone the reference; both learn the same."""
-    train(model, optimizer, steps, **how)
-    train(reference, plain, steps, alone=True, **how)
-    assert_same(model, reference)
+    """All ranks train the model, and this one alone the reference; they are the same after each
+    step."""
+    for step in steps:
+        train(model, optimizer, range(step, step + 1), **how)
+        train(reference, plain, range(step, step + 1), alone=True, **how)
+        assert_same(model, reference)
 
 
 def assert_same(model: nn.Module, reference: nn.Module) -> None:

@@ -8,13 +8,15 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness.mpirun import MPI_ENVIRONMENT, mpirun
+from harness.mpirun import MPI_ENVIRONMENT, MpiJob, mpirun
 from harness.process import PATIENCE, Process
 
+Start = Callable[..., MpiJob]
 FARANDOLE = str(Path(sys.executable).with_name("farandole"))
 
 # The shape of scripts for torchrun: without RANK it is one process, and trains alone. Each rank has
@@ -107,10 +109,9 @@ def test_a_script_that_names_no_farandole_is_left_alone(script: str) -> None:
     assert sorted(out.split("\n")) == ["", "moved by 0.000.", "moved by 2.000."]
 
 
-def test_a_child_of_a_rank_gets_no_place(tmp_path: Path) -> None:
+def test_a_child_of_a_rank_gets_no_place(mpi_ranks: Start) -> None:
     """With RANK it would pass for another process than its parent's child, and enter MPI."""
-    path = tmp_path / "child.py"
-    path.write_text(
+    source = (
         "import subprocess, sys\n"
         "import farandole\n"
         "farandole.init()\n"
@@ -119,14 +120,13 @@ def test_a_child_of_a_rank_gets_no_place(tmp_path: Path) -> None:
         "result = subprocess.run(child, capture_output=True, text=True)\n"
         "print(result.stdout, result.stderr, flush=True)\n"
     )
-    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    out = mpi_ranks(source, 2).finish().check().out
     assert len(re.findall(r"ShutdownError: process \d+ is a child of rank", out)) == 2, out
     assert len(re.findall(r"^None", out, re.MULTILINE)) == 2, out
 
 
-def test_the_import_may_come_after_init(tmp_path: Path) -> None:
-    path = tmp_path / "late.py"
-    path.write_text(
+def test_the_import_may_come_after_init(mpi_ranks: Start) -> None:
+    source = (
         "import os, subprocess, sys\n"
         "import farandole\n"
         "farandole.init()\n"
@@ -136,7 +136,7 @@ def test_the_import_may_come_after_init(tmp_path: Path) -> None:
         "child = [sys.executable, '-c', 'import farandole; farandole.init()']\n"
         "print(subprocess.run(child, capture_output=True, text=True).stderr, flush=True)\n"
     )
-    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    out = mpi_ranks(source, 2).finish().check().out
     assert len(re.findall(r"ShutdownError: process \d+ is a child of rank", out)) == 2, out
 
 
@@ -152,10 +152,9 @@ for _ in range(3):
 """
 
 
-def test_who_meets_nobody_says_so_once(tmp_path: Path) -> None:
-    path = tmp_path / "alone.py"
-    path.write_text(TRAINS.format(module="import farandole.torch"))
-    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+def test_who_meets_nobody_says_so_once(mpi_ranks: Start) -> None:
+    source = TRAINS.format(module="import farandole.torch")
+    out = mpi_ranks(source, 2).finish().check().out
     said = f"has made an optimizer step {ALONE}"
     for rank in range(2):
         assert len(re.findall(rf"rank {rank} of the 2 of .*, {said}", out)) == 1, out
@@ -205,10 +204,8 @@ QUIET = (
 
 
 @pytest.mark.parametrize("program", QUIET)
-def test_who_meets_the_others_says_nothing(tmp_path: Path, program: str) -> None:
-    path = tmp_path / "quiet.py"
-    path.write_text(program)
-    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+def test_who_meets_the_others_says_nothing(mpi_ranks: Start, program: str) -> None:
+    out = mpi_ranks(program, 2).finish().check().out
     assert ALONE not in out
     assert UNUSED not in out
 
@@ -223,12 +220,10 @@ def test_who_meets_the_others_says_nothing(tmp_path: Path, program: str) -> None
     ],
 )
 def test_a_rank_that_makes_no_call_says_so_at_its_end(
-    tmp_path: Path, program: str, times: int
+    mpi_ranks: Start, program: str, times: int
 ) -> None:
     """Its script may have forgotten the optimizer."""
-    path = tmp_path / "forgot.py"
-    path.write_text(f"import farandole\n{program}")
-    out = mpirun([sys.executable, str(path)], 2, PATIENCE).out
+    out = mpi_ranks(f"import farandole\n{program}", 2).finish().out
     assert out.count(UNUSED) == times, out
     assert times == 0 or f"rank 1 of 2 {UNUSED}. If it" in out
     assert times == 0 or "Remedy: wrap the optimizer in DistributedOptimizer" in out

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from farandole.launch.place import free_port
 from harness.launchers import install
 from harness.mpirun import MPI_ENVIRONMENT, mpirun
 from harness.process import PATIENCE, Process
@@ -149,10 +149,7 @@ def test_no_import_is_needed(launcher: str, backend: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("url", ["store:{0}/met", "tcp://localhost:{1}"])
 def test_a_store_and_no_launcher(program: str, url: str, tmp_path: Path) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    place = url.format(tmp_path, port)
+    place = url.format(tmp_path, free_port())
     command = [sys.executable, program, place]
     results = run([[*command, str(rank), "2"] for rank in range(2)])
     out = "".join(out for _, out in results)

@@ -4,12 +4,12 @@
 import contextlib
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from farandole.launch.place import free_port
 from farandole.start import torchrun
 from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
 from harness.process import Process
@@ -74,12 +74,6 @@ def check_all_met(result, size, attempt=0):
     for rank in range(size):
         line = f"attempt {attempt} rank {rank} of {size} has {total}."
         assert result.out.count(line) == 2, result.out
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def test_jobs_at_once(start):

@@ -23,7 +23,7 @@ pretend()
 _OF_TORCH = (
     *("torch_adasum", "torch_amp", "torch_arrivals", "torch_changes", "torch_functions"),
     *("torch_gradients", "torch_ops", "torch_optimizer", "torch_sparse", "torch_sync_batch_norm"),
-    *("torch_scenarios", "torch_timeout", "torch_wrapping"),
+    *("torch_scenarios", "torch_wrapping"),
 )
 _LEFT_OUT = ("test_cost_of_hooks",)  # of the CPU's path
 
@@ -33,7 +33,7 @@ def threads() -> None:
     torch.set_num_threads(1)
 
 
-globals().update(borrow(["prepared", *_OF_TORCH], "on_double", _LEFT_OUT, fixtures=["momentum"]))
+globals().update(borrow(["prepared", *_OF_TORCH], "on_double", _LEFT_OUT, fixtures=["trained"]))
 test_adasum_of_tensors = load("adasum", "on_double").test_torch
 
 

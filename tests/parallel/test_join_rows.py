@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and results while some ranks have joined: every member keeps its place."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -55,13 +57,24 @@ def test_parts_of_joined_ranks_are_dropped(active: list[int], width: int) -> Non
     np.testing.assert_array_equal(total, whole[2 * own : 2 * own + 2])
 
 
+OPS = {
+    "Average": lambda xs: sum(xs) / fd.size(),
+    "Sum": sum,
+    "Min": min,
+    "Max": max,
+    "Product": math.prod,
+}
+
+
+@pytest.mark.parametrize("name", [None, "reduced"])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("width", WIDTHS)
 @in_turns
-def test_joined_ranks_count_in_an_average_only(active: list[int], width: int) -> None:
-    mean = fd.allreduce(np.full(width, fd.rank() + 1.0), name="mean")
-    np.testing.assert_allclose(mean, sum(rank + 1.0 for rank in active) / fd.size())
-    product = fd.allreduce(np.full(width, fd.rank() + 2.0), op=fd.Product, name="one")
-    assert (product == np.prod([rank + 2.0 for rank in active])).all()
+def test_joined_ranks_count_in_an_average_only(
+    active: list[int], width: int, op: str, name: str | None
+) -> None:
+    found = fd.allreduce(np.full(width, fd.rank() + 2.0), op=getattr(fd, op), name=name)
+    np.testing.assert_allclose(found, OPS[op]([rank + 2.0 for rank in active]))
 
 
 @pytest.mark.parametrize("name", [None, "objects"])

@@ -3,8 +3,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 import farandole as fd
+import farandole.torch as hvd
 from harness.ranks import restarted
 
 
@@ -36,3 +38,14 @@ def test_what_is_finite_or_has_no_nan_passes():
     assert np.all(fd.allreduce(big, name="bits", op=fd.Max) == -1)
     x = np.full(4, np.nan if fd.rank() else 1.0)
     assert np.all(fd.broadcast(x, root_rank=0, name="receives only") == 1.0)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_nan_in_a_gradient_is_named_before_it_spreads():
+    p = torch.nn.Parameter(torch.zeros(3000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("weight", p)])
+    with pytest.raises(ValueError, match="weight': the input of rank 1 holds NaN"):
+        (p * (np.nan if fd.rank() == 1 else 1.0)).sum().backward()
+    optimizer.zero_grad()
+    assert not p.isnan().any()
+    assert fd.allreduce(np.ones(1), op=fd.Sum) == fd.size()

@@ -156,21 +156,6 @@ def test_errors_and_after() -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_name_in_flight() -> None:
-    for _ in range(2):
-        fd.allreduce_(np.ones(3), name="busy")
-    fd.barrier()
-    if fd.rank() == 0:
-        handle = fd.allreduce_async_(np.ones(3), op=fd.Average, name="busy")
-        with pytest.raises(ValueError, match="busy"):
-            fd.allreduce_async_(np.ones(3), op=fd.Average, name="busy")
-    fd.barrier()
-    if fd.rank() != 0:
-        handle = fd.allreduce_async_(np.ones(3), op=fd.Average, name="busy")
-    assert handle.wait().tolist() == [1.0] * 3
-
-
-@pytest.mark.ranks(2, 3)
 def test_a_process_set_that_comes_again() -> None:
     process_set = fd.ProcessSet([0])
     for _ in range(2):
@@ -217,19 +202,6 @@ def test_a_second_thread() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="give it a name"):
         pool.submit(fd.allreduce_, np.ones(3)).result()
     fd.allreduce_(np.ones(3))
-
-
-@pytest.mark.parametrize("name", [None, "sent"])
-@pytest.mark.parametrize("root", [0, -1])
-def test_broadcasts(root: int, name: str | None) -> None:
-    root %= fd.size()
-    for turn in range(TURNS):
-        x = torch.full((3,), mine(turn))
-        wanted = [1.0 + root + 10 * turn] * 3
-        assert hvd.broadcast_async(x, root, name).wait().tolist() == wanted
-        assert x.tolist() == [mine(turn)] * 3
-        fd.broadcast_(x, root, name=name)
-        assert x.tolist() == wanted
 
 
 @pytest.mark.parametrize("wrong", [False, 0.0, np.False_])

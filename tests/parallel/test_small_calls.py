@@ -94,15 +94,18 @@ def test_the_bits_are_those_of_the_coordinator(dtype: str, op: int) -> None:
         assert torch.equal(here, there)
 
 
-def test_broadcasts_and_barriers() -> None:
-    root = fd.size() - 1
+@pytest.mark.parametrize("name", [None, "small.broadcast"])
+@pytest.mark.parametrize("root", [0, -1])
+def test_broadcasts_and_barriers(root: int, name: str | None) -> None:
+    root %= fd.size()
     for turn in range(TURNS):
         x = np.full(5, mine(turn))
-        y = fd.broadcast(x, root, name="small.broadcast")
-        assert (y == 1.0 + root + 10 * turn).all()
+        wanted = [1.0 + root + 10 * turn] * 5
+        assert hvd.broadcast_async(torch.from_numpy(x), root, name).wait().tolist() == wanted
+        assert fd.broadcast(x, root, name=name).tolist() == wanted
         assert (x == mine(turn)).all()
-        fd.broadcast_(x, 0, name="small.broadcast_")
-        assert (x == 1.0 + 10 * turn).all()
+        fd.broadcast_(x, root, name=name)
+        assert x.tolist() == wanted
         fd.barrier()
 
 

@@ -130,13 +130,18 @@ def test_what_makes_no_sense_is_refused() -> None:
     optimizer.synchronize()  # nothing to do
 
 
-def test_a_grad_scaler_is_refused_on_all_ranks() -> None:
-    """It would skip the steps of a rank that has found infinities, while the others wait."""
+def scaled() -> tuple[nn.Parameter, Any, Any]:
+    """A parameter, its optimizer and a GradScaler."""
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("this torch has no GradScaler for CPUs")
-    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
     p = nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
+    return p, optimizer, torch.amp.GradScaler("cpu", init_scale=8.0)
+
+
+def test_a_grad_scaler_is_refused_on_all_ranks() -> None:
+    """It would skip the steps of a rank that has found infinities, while the others wait."""
+    p, optimizer, scaler = scaled()
     if hvd.size() > 1:
         scaler.scale((p * (1.0 if hvd.rank() else float("inf"))).sum()).backward()
         with pytest.raises(NotImplementedError, match="bfloat16"):
@@ -150,11 +155,7 @@ def test_a_grad_scaler_is_refused_on_all_ranks() -> None:
 @pytest.mark.ranks(2, 3)
 def test_a_grad_scaler_on_one_rank_is_refused_on_all() -> None:
     """The others have made their own step, so they leave the job."""
-    if not hasattr(torch.amp, "GradScaler"):
-        pytest.skip("this torch has no GradScaler for CPUs")
-    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
-    p = nn.Parameter(torch.zeros(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
+    p, optimizer, scaler = scaled()
     if hvd.rank() == 0:
         scaler.scale((p * 3).sum()).backward()
         with pytest.raises(NotImplementedError, match="bfloat16"):

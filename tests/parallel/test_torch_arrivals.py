@@ -92,14 +92,17 @@ def test_a_second_reduction_that_can_not_be_told_from_the_first(op: Any, end: st
     assert len(set(map(tuple, hvd.allgather_object(first)))) == 1
 
 
-def test_set_to_none_false_keeps_the_tensor() -> None:
-    (p,), optimizer = toys()
-    flat = torch.zeros(8)
-    p.grad = flat[2:6]
+@BOTH
+def test_set_to_none_false_keeps_the_tensor(op: Any) -> None:
+    """Also where gradients are views of one buffer."""
+    ps, optimizer = toys(3, op=op)
+    flat = torch.zeros(16)
+    for i, p in enumerate(ps):
+        p.grad = flat[2 + 4 * i : 6 + 4 * i]
     for k in range(3):
         optimizer.zero_grad(set_to_none=False)
-        push(p, k)
-        assert flat.tolist() == [0.0] * 2 + [total(hvd.Average, [k])] * 4 + [0.0] * 2
+        push_each(*((p, k) for p in ps))
+        assert flat.tolist() == [0.0] * 2 + [total(op, [k])] * 12 + [0.0] * 2
         optimizer.step()
 
 

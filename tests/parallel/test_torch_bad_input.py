@@ -13,9 +13,8 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from farandole.calls import part
 from harness.in_flight import late
-from harness.toys import grad_is, push, push_each, total, toys, value
+from harness.toys import grad_is, push_each, total, toys, value
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -27,21 +26,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 every_option = pytest.mark.parametrize("options", OPTIONS)
 
 
-def error_of(act: Callable[[], object]) -> Exception | None:
-    """The error that it raises, which has to be typed."""
+def failed(act: Callable[[], object]) -> bool:
+    """True if it raises a typed error; it does so on all ranks or on none."""
+    own = None
     try:
         act()
     except TYPED as error:
-        return error
-    return None
-
-
-def failed(act: Callable[[], object]) -> bool:
-    """True if it fails; it does so on all ranks or on none."""
-    error = error_of(act)
-    errors = MPI.COMM_WORLD.allgather(None if error is None else f"{type(error).__name__}: {error}")
+        own = f"{type(error).__name__}: {error}"
+    errors = MPI.COMM_WORLD.allgather(own)
     assert len({found is None for found in errors}) == 1, errors
-    return error is not None
+    return own is not None
+
+
+def restart() -> None:
+    """Whoever is still in the job leaves it, and all meet again."""
+    hvd.shutdown()
+    MPI.COMM_WORLD.Barrier()
+    hvd.init()
+    trains(*toys(2))
 
 
 def trains(ps: list[nn.Parameter], optimizer: Any) -> None:
@@ -307,110 +309,3 @@ def test_a_call_in_a_hook(call: str, everywhere: bool, options: str) -> None:
 
     if failed(train):
         restart()
-
-
-# ---- exceptions of the user's code, on one rank, after the pass has sent something
-
-
-def fail(*_: object) -> Any:
-    raise ArithmeticError("the user's")
-
-
-def restart() -> None:
-    """Whoever is still in the job leaves it, and all meet again."""
-    hvd.shutdown()
-    MPI.COMM_WORLD.Barrier()
-    hvd.init()
-    trains(*toys(2))
-
-
-class Backward(torch.autograd.Function):
-    """Whose backward pass fails."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(_: Any, _g: Tensor) -> Any:
-        fail()
-
-
-def through(x: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, fail):
-        return x.pow(2)
-
-
-def hooked(x: Tensor, register: str) -> Tensor:
-    getattr(x, register)(fail)
-    return x
-
-
-def nested(x: Tensor) -> Tensor:
-    def inner(_: Tensor) -> None:
-        with torch.enable_grad():
-            Backward.apply(x.detach().requires_grad_()).sum().backward()
-
-    x.register_hook(inner)
-    return x
-
-
-MOMENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "a function": Backward.apply,
-    "a saved tensor": through,
-    "a hook of a tensor": lambda q: hooked(q * 2, "register_hook"),
-    "a hook of a node": lambda q: hooked_node(q * 2),
-    "a hook of the parameter": lambda q: hooked(q, "register_hook"),
-    "a hook after ours": lambda q: hooked(q, "register_post_accumulate_grad_hook"),
-    "a pass within": nested,
-}
-
-
-def hooked_node(x: Tensor) -> Tensor:
-    assert x.grad_fn is not None
-    x.grad_fn.register_prehook(fail)
-    return x
-
-
-@every_option
-@pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_an_exception_in_a_pass(moment: str, goes_on: bool, options: str) -> None:
-    """`goes_on`: the rank catches it, and makes its next pass, in vain."""
-    (p, q), _ = toys(2, **OPTIONS[options])
-    MPI.COMM_WORLD.Barrier()
-    if late():
-        loss: Any = MOMENTS[moment](q).sum() + p.sum() * 3  # what was made last comes first
-        with pytest.raises(ArithmeticError, match="the user's"):
-            loss.backward()
-        if goes_on:
-            with pytest.raises(hvd.HorovodInternalError):
-                push(p)
-    else:
-        with pytest.raises(hvd.PeerError, match=f"rank {hvd.size() - 1} left"):
-            push_each((p, 0), (q, 1))
-    MPI.COMM_WORLD.Barrier()  # no call of farandole: the peers have heard without
-    assert part.has_ended() == late()
-    restart()
-
-
-@pytest.mark.parametrize("moment", ["step_pre_hook", "step_post_hook", "closure"])
-def test_an_exception_in_a_step(moment: str) -> None:
-    """After a closure that failed the optimizer has not stepped: the rank may go on."""
-    (p, q), optimizer = toys(2)
-    push_each((p, 0), (q, 1))
-    if late() and moment != "closure":
-        getattr(optimizer, f"register_{moment}")(fail)
-    if late():
-        with pytest.raises(ArithmeticError):
-            optimizer.step(*([fail] if moment == "closure" else []))
-    elif moment != "closure":
-        optimizer.step()
-    if moment == "closure":
-        trains([p, q], optimizer)
-        return
-    assert isinstance(
-        error_of(lambda: push_each((p, 0), (q, 1))),
-        hvd.ShutdownError if late() else hvd.PeerError,
-    )
-    restart()

@@ -203,22 +203,6 @@ def test_shared_loss_between_steps() -> None:
         grad_is(q, total(hvd.Average, [k, k + 1]))
 
 
-def test_gan() -> None:
-    """As in the well-known example: models are zeroed, not optimizers; two passes for one step."""
-    (g,), optimizer_g = toys()
-    (d,), optimizer_d = toys()
-    for k in range(3):
-        d.grad = None
-        push(d, k)
-        push(d, k + 1)
-        optimizer_d.step()
-        grad_is(d, total(hvd.Average, [k, k + 1]))
-        g.grad = None
-        ((g + d) * value(hvd.rank(), k)).sum().backward()
-        optimizer_g.step()
-        grad_is(g, total(hvd.Average, [k]))
-
-
 def test_process_sets() -> None:
     ranks = [r for r in range(hvd.size()) if r % 2 == 0]
     evens = hvd.add_process_set(ranks) if len(ranks) < hvd.size() else hvd.global_process_set

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,17 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farandole.torch as hvd
-from harness.toys import assert_same, batch, grad_is, joined, loss_of, network, push, total, toys
+from harness.toys import assert_same, batch, grad_is, joined, loss_of, pair, push, total, toys
 
 together = pytest.mark.ranks(2, 3, 4)
-
-
-def both(model: Callable[[], nn.Module] = network) -> tuple[nn.Module, Any, nn.Module, Any]:
-    """A model that all ranks train, and one that this rank trains on the joined batch."""
-    own, reference = model(), model()
-    sgd = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(sgd, own.named_parameters())
-    return own, optimizer, reference, torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
 
 
 def grads_are_same(model: nn.Module, reference: nn.Module) -> None:
@@ -36,7 +27,7 @@ def grads_are_same(model: nn.Module, reference: nn.Module) -> None:
 
 @pytest.mark.parametrize("foreach", [True, False])
 def test_clipped_logged_and_changed(foreach: bool) -> None:
-    model, optimizer, reference, plain = both()
+    model, optimizer, reference, plain = pair()
     for step in range(4):
         norms = []
         for net, data in (model, batch(hvd.rank(), step)), (reference, joined(step)):
@@ -138,7 +129,7 @@ def _again(call: Any) -> Any:
 @pytest.mark.parametrize("several", [False, True])
 def test_reentrant_checkpoints_are_one_pass(head: bool, depth: int, several: bool) -> None:
     """`several`: of two optimizers, one begins within a nested pass."""
-    model, optimizer, reference, plain = both(lambda: Segments(head, depth))
+    model, optimizer, reference, plain = pair(model=lambda: Segments(head, depth))
     if several:
         inner: Any = torch.optim.SGD(list(model.layers[0].parameters()), lr=0.0)  # type: ignore[index,union-attr]
         inner = hvd.DistributedOptimizer(inner)

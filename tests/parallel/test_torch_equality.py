@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import farandole.torch as hvd
 from farandole.observe import flight
+from harness.in_flight import late
 from harness.ranks import last, restarted
 from harness.toys import batch, loss_of, network, train
 
@@ -32,15 +33,63 @@ def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
     train(model, optimizer, range(number, number + 1))
 
 
-def test_no_broadcast() -> None:
+def add_rank(*ps: Tensor) -> None:
+    for p in ps:
+        p.data.add_(hvd.rank())
+
+
+def flip(p: Tensor) -> None:
+    p.data.view(torch.int32).view(-1)[3] ^= 1
+
+
+DIFFERS = r"1 of \d+ parameters \(0\.weight\) differs, on rank"
+NEVER = "were never equal: call broadcast_param"
+# Right steps before it, what then differs, on all ranks or on the last one, and the next step's
+# error. Adasum compares in step(), before it: steps alone are combined, and keep what differs.
+FAULTS: dict[str, tuple[int, Any, str]] = {
+    "no broadcast": (
+        0,
+        lambda ps, o: add_rank(*ps),
+        "after 0 steps: .*4 of 4 parameters .* differ, on rank.*broadcast_param",
+    ),
+    "a flipped bit": (
+        2,
+        lambda ps, o: late() and flip(ps[0]),
+        rf"after 2 steps: .*: {DIFFERS} LAST against rank.*equal after 1 step:",
+    ),
+    "another learning rate": (
+        0,
+        lambda ps, o: late() and o.param_groups[0].update(lr=0.4),
+        "lr of group 0 is 0.1 on .*0.4 on rank LAST",
+    ),
+    "Adasum, no broadcast": (
+        0,
+        lambda ps, o: add_rank(ps[0]),
+        f"after 0 steps: .*{DIFFERS}.*{NEVER}",
+    ),
+    "Adasum, a flipped bit": (
+        3,
+        lambda ps, o: late() and flip(ps[0]),
+        f"after 3 steps: .*{DIFFERS}.* LAST against .*equal after 2 steps",
+    ),
+    "Adasum, another learning rate": (
+        3,
+        lambda ps, o: late() and o.param_groups[0].update(lr=0.4),
+        "after 3 steps: lr of group 0 is 0.1 .*, 0.4 on rank LAST",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault: str) -> None:
+    steps, does, text = FAULTS[fault]
     model = network()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(hvd.rank())
-    count = len([*model.parameters()])
-    text = f"after 0 steps: .*{count} of {count} parameters .* differ, on rank.*broadcast_param"
-    with pytest.raises(hvd.MismatchError, match=text):
-        step(model, made(model))
+    optimizer = made(model, **({"op": hvd.Adasum} if fault.startswith("Adasum") else {}))
+    for number in range(steps):
+        step(model, optimizer, number)
+    does([*model.parameters()], optimizer)
+    with pytest.raises(hvd.MismatchError, match=text.replace("LAST", str(last()))):
+        step(model, optimizer, steps)
 
 
 def test_another_seed() -> None:
@@ -60,45 +109,6 @@ def test_another_seed() -> None:
         step(model, optimizer, number)
     hidden = hvd.allgather_object(nn.functional.dropout(torch.ones(64)).tolist())
     assert len(set(map(tuple, hidden))) == hvd.size()
-
-
-def test_a_flipped_bit() -> None:
-    model = network()
-    optimizer = made(model)
-    for number in range(2):
-        step(model, optimizer, number)
-    name, p = next(iter(model.named_parameters()))
-    if hvd.rank() == last():
-        p.data.view(torch.int32).view(-1)[3] ^= 1
-    text = rf"after 2 steps: .*: 1 of \d+ parameters \({name}\) differs.*equal after 1 step:"
-    with pytest.raises(hvd.MismatchError, match=text) as raised:
-        step(model, optimizer, 2)
-    assert f"on rank {last()} against rank" in str(raised.value)
-
-
-@pytest.mark.parametrize("fault", ["no broadcast", "a flipped bit", "another learning rate"])
-def test_adasum(fault: str) -> None:
-    """Compared in step(), before it: steps alone are combined, and keep what differs."""
-    model, odd = network(), hvd.rank() == last()
-    if fault == "no broadcast":
-        with torch.no_grad():
-            next(model.parameters()).add_(hvd.rank())
-    optimizer = made(model, op=hvd.Adasum)
-    for number in range(0 if fault == "no broadcast" else 3):
-        step(model, optimizer, number)
-    name, p = next(iter(model.named_parameters()))
-    if fault == "a flipped bit" and odd:
-        p.data.view(torch.int32).view(-1)[3] ^= 1
-    if fault == "another learning rate" and odd:
-        optimizer.param_groups[0]["lr"] = 0.4
-    differs = rf"1 of \d+ parameters \({name}\) differs, on rank"
-    text = {
-        "no broadcast": f"after 0 steps: .*{differs}.*were never equal: call broadcast_p",
-        "a flipped bit": f"after 3 steps: .*{differs}.* {last()} against .*equal after 2 steps",
-        "another learning rate": f"after 3 steps: lr of group 0 is 0.1 .*, 0.4 on rank {last()}",
-    }
-    with pytest.raises(hvd.MismatchError, match=text[fault]):
-        step(model, optimizer, 3)
 
 
 def test_adasums_state_is_each_ranks_own() -> None:
@@ -139,13 +149,6 @@ def test_a_frozen_layer_of_adasum_is_compared() -> None:
         frozen.data += 1
     with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(0\.weight\) differs"):
         step(model, optimizer, 1)
-
-
-def test_another_learning_rate() -> None:
-    model = network()
-    optimizer = made(model, 0.4 if hvd.rank() == last() else 0.1)
-    with pytest.raises(hvd.MismatchError, match=f"lr of group 0 is 0.1 on .*0.4 on rank {last()}"):
-        step(model, optimizer)
 
 
 def test_a_scheduler_that_steps_on_one_rank() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -202,41 +201,6 @@ def test_different_optimizers_are_an_error_on_all_ranks() -> None:
     with pytest.raises(ValueError, match=r"different parameters: .* are \[1\] on rank 0"):
         hvd.broadcast_optimizer_state(torch.optim.SGD(ps, lr=0.1), root_rank=0)
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-
-
-def test_resume_from_a_checkpoint_that_only_the_root_has() -> None:
-    def build() -> tuple[nn.Module, Any]:
-        torch.manual_seed(3)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
-
-    def step(model: nn.Module, optimizer: Any, k: int) -> None:
-        optimizer.zero_grad()
-        model(torch.full((2, 3), 1.0 + k + hvd.rank())).square().mean().backward()
-        optimizer.step()
-
-    model, optimizer = build()
-    for k in range(2):
-        step(model, optimizer, k)
-    checkpoint = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
-    for k in range(2, 4):
-        step(model, optimizer, k)
-
-    resumed, other = build()
-    with torch.no_grad():
-        resumed.weight.add_(hvd.rank())  # type: ignore[operator,union-attr]
-    if hvd.rank() == 0:
-        checkpoint.seek(0)
-        loaded = torch.load(checkpoint)
-        resumed.load_state_dict(loaded["model"])
-        other.load_state_dict(loaded["optimizer"])
-    hvd.broadcast_parameters(resumed.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(other, root_rank=0)
-    for k in range(2, 4):
-        step(resumed, other, k)
-    torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.ranks(3, 4)

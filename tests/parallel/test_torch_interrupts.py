@@ -157,23 +157,92 @@ def fail(*_: object) -> Any:
     raise ArithmeticError("the user's")
 
 
+class Backward(torch.autograd.Function):
+    """Whose backward pass fails."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_: Any, _g: Tensor) -> Any:
+        fail()
+
+
+def through(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, fail):
+        return x.pow(2)
+
+
+def hooked(x: Tensor, register: str) -> Tensor:
+    getattr(x, register)(fail)
+    return x
+
+
+def nested(x: Tensor) -> Tensor:
+    def inner(_: Tensor) -> None:
+        with torch.enable_grad():
+            Backward.apply(x.detach().requires_grad_()).sum().backward()
+
+    x.register_hook(inner)
+    return x
+
+
+MOMENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a function": Backward.apply,
+    "a saved tensor": through,
+    "a hook of a tensor": lambda q: hooked(q * 2, "register_hook"),
+    "a hook of a node": lambda q: hooked_node(q * 2),
+    "a hook of the parameter": lambda q: hooked(q, "register_hook"),
+    "a hook after ours": lambda q: hooked(q, "register_post_accumulate_grad_hook"),
+    "a pass within": nested,
+}
+
+
+def hooked_node(x: Tensor) -> Tensor:
+    assert x.grad_fn is not None
+    x.grad_fn.register_prehook(fail)
+    return x
+
+
+ENDED, UNDER_WAY = "an exception has ended its backward pass", "gradients are still being reduced"
+# What the rank does then, in vain, and the cause that all read.
+THEN: dict[str, tuple[Callable[[Any, Any], object] | None, str]] = {
+    "nothing": (None, ENDED),
+    "a pass": (lambda p, _: push(p), UNDER_WAY),
+    "zero_grad": (lambda _, optimizer: optimizer.zero_grad(), UNDER_WAY),
+    "step": (lambda _, optimizer: optimizer.step(), ENDED),
+}
+MOMENTS_AND_THEN = [(moment, then) for moment in MOMENTS for then in ("nothing", "a pass")]
+MOMENTS_AND_THEN += [("a hook of a tensor", then) for then in ("zero_grad", "step")]
+
+
+@pytest.mark.parametrize("options", ["plain", "views"])
+@pytest.mark.parametrize(("moment", "then"), MOMENTS_AND_THEN)
+def test_a_pass_that_fails_after_it_has_sent(moment: str, then: str, options: str) -> None:
+    (p, q), optimizer = made(2, **OPTIONS[options])
+    act, cause = THEN[then]
+    if late():
+        loss: Any = MOMENTS[moment](q).sum() + p.sum() * 3  # what was made last comes first
+        with pytest.raises(ArithmeticError, match="the user's"):
+            loss.backward()
+        if act:
+            with pytest.raises(hvd.FarandoleError, match=cause):
+                act(p, optimizer)
+            with pytest.raises(hvd.ShutdownError):
+                push(p)
+    else:
+        with pytest.raises(hvd.PeerError, match=rf"rank {hvd.size() - 1} left: .*{cause}"):
+            push_each((p, 0), (q, 1))
+    MPI.COMM_WORLD.Barrier()  # without `act` no call of farandole: the peers have heard
+    assert part.has_ended() == late()
+    check_ended(lambda: hvd.allreduce(torch.ones(1)), cause)
+
+
 def failing(p: Tensor, q: Tensor) -> None:
     """A pass that ends after p's gradient has arrived."""
-    hidden = q * 2
-    hidden.register_hook(fail)
     with pytest.raises(ArithmeticError):
-        (p.sum() * 3 + hidden.sum()).backward()
-
-
-def test_a_pass_that_fails_after_it_has_sent() -> None:
-    (p, q), optimizer = made(2)
-    if late():
-        failing(p, q)
-        with pytest.raises(hvd.FarandoleError, match="an exception has ended its backward pass"):
-            optimizer.step()
-        with pytest.raises(hvd.ShutdownError):
-            push(p)
-    check_ended(lambda: push_each((p, 0), (q, 0)), "an exception has ended its backward pass")
+        (hooked(q * 2, "register_hook").sum() + p.sum() * 3).backward()
 
 
 def test_a_gradient_of_another_form_meets_autograd_s_error() -> None:
@@ -199,35 +268,27 @@ def test_a_pass_that_fails_behind_a_reentrant_checkpoint() -> None:
         middle.register_hook(fail)
         with pytest.raises(ArithmeticError):
             loss.backward()
-        with pytest.raises(hvd.FarandoleError, match="an exception has ended its backward pass"):
+        with pytest.raises(hvd.FarandoleError, match=ENDED):
             optimizer.step()
-    check_ended(loss.backward, "an exception has ended its backward pass")
+    check_ended(loss.backward, ENDED)
 
 
-def test_a_pass_that_fails_is_told_while_its_rank_goes_on() -> None:
-    """It makes no further call."""
-    (p, q), _ = made(2)
-    if late():
-        failing(p, q)
-        MPI.COMM_WORLD.Barrier()  # no call of farandole
-    else:
-        with pytest.raises(hvd.PeerError, match="an exception has ended its backward pass"):
-            push_each((p, 0), (q, 0))
-        MPI.COMM_WORLD.Barrier()
-
-
-def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["step", "step_pre_hook", "step_post_hook"])
+def test_an_exception_in_a_step(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (p,), optimizer = made()
     push(p)
     MPI.COMM_WORLD.Barrier()
     if late():
         with monkeypatch.context() as patched:
-            patched.setattr(torch.optim.SGD, "step", fail)
+            if moment == "step":
+                patched.setattr(torch.optim.SGD, "step", fail)
+            else:
+                getattr(optimizer, f"register_{moment}")(fail)
             with pytest.raises(ArithmeticError):
                 optimizer.step()
         with pytest.raises(hvd.ShutdownError, match="ArithmeticError: the user's"):
             optimizer.step()
-    check_ended(lambda: hvd.allreduce(torch.ones(1)), "ArithmeticError: the user's")
+    check_ended(lambda: push(p), "ArithmeticError: the user's")
 
 
 class Fails:
@@ -252,30 +313,20 @@ def test_a_result_that_can_not_be_restored() -> None:
     check_ended(hvd.barrier, "ArithmeticError: the user's")
 
 
-@pytest.mark.parametrize("next_", ["zero_grad", "pass"])
-def test_gradients_under_way_are_left(next_: str) -> None:
-    (p, q), optimizer = made(2)
-    if late():
-        failing(p, q)
-        with pytest.raises(hvd.FarandoleError, match="gradients are still being reduced"):
-            optimizer.zero_grad() if next_ == "zero_grad" else push(p)
-    MPI.COMM_WORLD.Barrier()
-    check_ended(lambda: push_each((p, 0), (q, 0)), "gradients are still being reduced")
-
-
 def test_what_ends_nothing() -> None:
     """Exceptions before anything is sent, wrong arguments, and limits of waits."""
     (p, q), optimizer = made(2)
+    push_each((p, 0), (q, 1))
+    if late():
+        with pytest.raises(ArithmeticError):
+            optimizer.step(fail)
+    optimizer.zero_grad()
     with optimizer.no_sync():
         failing(p, q)
     optimizer.zero_grad()
     if late():
-        hidden = p * 2
-        hidden.register_hook(fail)
         with pytest.raises(ArithmeticError):  # no gradient has arrived
-            hidden.sum().backward()
-        with pytest.raises(ArithmeticError):
-            optimizer.step(fail)
+            hooked(p * 2, "register_hook").sum().backward()
     with pytest.raises((ValueError, hvd.MismatchError)):
         hvd.allreduce(torch.ones(3 if late() else 4), name="shapes")
     if not late():

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.toys import (
-    assert_same,
-    batch,
-    joined,
-    loss_of,
-    network,
-    push,
-    total,
-    toys,
-    train,
-)
+from harness.toys import assert_same, batch, joined, loss_of, pair, push, total, toys, train
 
 pytestmark = pytest.mark.ranks(2, 3)
 COMPILED = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler on itself
@@ -44,9 +34,7 @@ def test_a_kept_gradient_stays_what_it_was(op: Any, views: bool) -> None:
 
 
 def test_many_threads_look_at_gradients() -> None:
-    model, reference = network(), network()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    model, optimizer, reference, plain = pair()
 
     def norm(p: nn.Parameter) -> Tensor:
         assert p.grad is not None
@@ -67,19 +55,14 @@ def test_many_threads_look_at_gradients() -> None:
 
 
 def test_each_thread_trains_a_model_of_its_own() -> None:
-    models = [network(), network()]
-    optimizers = [
-        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05)) for model in models
-    ]
+    pairs = [pair() for _ in range(2)]
 
     def run(number: int) -> None:
-        train(models[number], optimizers[number], range(40), part=number)
+        train(*pairs[number][:2], range(40), part=number)
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(run, range(2)))
-    for number, model in enumerate(models):
-        reference = network()
-        plain = torch.optim.SGD(reference.parameters(), lr=0.05)
+    for number, (model, _, reference, plain) in enumerate(pairs):
         train(reference, plain, range(40), alone=True, part=number)
         assert_same(model, reference)
 
@@ -101,9 +84,7 @@ def test_compiled_autograd() -> None:
 
 @COMPILED
 def test_a_step_that_is_compiled() -> None:
-    model, reference = network(), network()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
+    model, optimizer, reference, plain = pair()
 
     @torch.compile(backend="eager")
     def one_step(data: tuple[Tensor, Tensor]) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,3 +131,30 @@ def test_sparse_allreduce() -> None:
     assert result.is_coalesced()
     with pytest.raises(ValueError, match="sparse COO"):
         hvd.sparse_allreduce_async(x.to_dense(), "dense", hvd.Sum)
+
+
+WAITING: dict[str, Callable[..., Any]] = {
+    "allreduce": hvd.allreduce,
+    "allgather": hvd.allgather,
+    "broadcast": partial(hvd.broadcast, root_rank=0),
+    "reducescatter": hvd.reducescatter,
+    "alltoall": hvd.alltoall,
+    "allgather_object": hvd.allgather_object,
+}
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("call", WAITING)
+def test_every_call_that_waits_takes_a_timeout(call: str) -> None:
+    """The call stays under way: the ranks that come late complete it."""
+    x = torch.full((hvd.size(), 3), 1.0 + hvd.rank())
+    run = partial(WAITING[call], x, name=f"late {call}")
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.StallError, match=f"late {call}"):
+            run(timeout=0.05)
+        for peer in range(1, hvd.size()):
+            hvd.send(torch.ones(1), peer)
+    else:
+        hvd.recv(torch.empty(1), 0)
+        run()
+    hvd.allreduce(torch.ones(1), name="go on")

@@ -12,34 +12,9 @@ from torch import Tensor, nn
 
 import farandole.torch as hvd
 from harness.ranks import last
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import assert_same, batch, joined, loss_of, network, pair, train_both
 
 STEPS = 4
-
-
-def train_both(
-    make: Callable[[Any], torch.optim.Optimizer], passes: int = 1, **options: Any
-) -> None:
-    """Trains on this rank's data and, alone, on everybody's; compares after each step."""
-    model, reference = network(), network()
-    if callable(options.get("groups")):
-        options["groups"] = options["groups"](list(model.parameters()))
-    optimizer = hvd.DistributedOptimizer(
-        make(model.parameters()),
-        model.named_parameters(),
-        backward_passes_per_step=passes,
-        **options,
-    )
-    plain = make(reference.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        for part in range(passes):
-            loss_of(model, batch(hvd.rank(), step, part)).backward()
-            loss_of(reference, joined(step, part)).backward()
-        optimizer.step()
-        plain.step()
-        assert_same(model, reference)
 
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -54,41 +29,44 @@ MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_equals_joined_batch(kind: str) -> None:
-    if kind == "adamw fused" and torch.__version__ < "2.4":
+class Halves:
+    """Sends half of a matrix's values, exactly."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return (tensor / 2, tensor.shape) if tensor.dim() == 2 else (tensor, None)
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        assert ctx in (None, tensor.shape)
+        return tensor if ctx is None else tensor * 2
+
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in MAKERS},
+    "accumulation": {"backward_passes_per_step": 3},
+    **{f"{count} groups": {"groups": count} for count in (1, 2, 4, 9)},
+    "groups by hand": {},
+    "predivided": {"gradient_predivide_factor": 2.0},
+    "predivided groups": {"gradient_predivide_factor": 2.0, "groups": 2},
+    "own compression": {"compression": Halves},
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_equals_joined_batch(scenario: str) -> None:
+    if scenario == "adamw fused" and torch.__version__ < "2.4":
         pytest.skip("torch before 2.4 has no fused AdamW on CPUs")
-    train_both(MAKERS[kind])
-
-
-def test_accumulation() -> None:
-    train_both(MAKERS["momentum"], passes=3)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4, 9, lambda ps: [[ps[0], ps[3]], [ps[1]]]])
-def test_groups(groups: Any) -> None:
-    train_both(MAKERS["momentum"], groups=groups)
-
-
-def test_predivide() -> None:
-    train_both(MAKERS["momentum"], gradient_predivide_factor=2.0)
-    train_both(MAKERS["momentum"], gradient_predivide_factor=2.0, groups=2)
-
-
-def test_own_compression_for_some_parameters() -> None:
-    class Halves:
-        """Sends half of a matrix's values, exactly."""
-
-        @staticmethod
-        def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-            return (tensor / 2, tensor.shape) if tensor.dim() == 2 else (tensor, None)
-
-        @staticmethod
-        def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-            assert ctx in (None, tensor.shape)
-            return tensor if ctx is None else tensor * 2
-
-    train_both(MAKERS["momentum"], compression=Halves)
+    make, options = MAKERS.get(scenario, MAKERS["momentum"]), dict(SCENARIOS[scenario])
+    model, reference = network(), network()
+    if scenario == "groups by hand":
+        ps = list(model.parameters())
+        options = {"groups": [[ps[0], ps[3]], [ps[1]]]}
+    optimizer = hvd.DistributedOptimizer(
+        make(model.parameters()), model.named_parameters(), **options
+    )
+    plain, passes = make(reference.parameters()), options.get("backward_passes_per_step", 1)
+    train_both(model, optimizer, reference, plain, range(STEPS), passes=passes)
 
 
 def test_an_error_of_any_class_in_compression_is_everyones() -> None:
@@ -115,15 +93,11 @@ def test_an_error_of_any_class_in_compression_is_everyones() -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_short_floats(name: str) -> None:
-    model, reference = network().float(), network().float()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), compression=getattr(hvd.Compression, name)
+    model, optimizer, reference, plain = pair(
+        MAKERS["sgd"], lambda: network().float(), compression=getattr(hvd.Compression, name)
     )
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    own = [t.float() for t in batch(hvd.rank(), 0)]
-    loss_of(model, (own[0], own[1])).backward()
-    everything = [t.float() for t in joined(0)]
-    loss_of(reference, (everything[0], everything[1])).backward()
+    for net, (x, y) in (model, batch(hvd.rank(), 0)), (reference, joined(0)):
+        loss_of(net, (x.float(), y.float())).backward()
     optimizer.step()
     plain.step()
     tolerance = {"fp16": 2e-3, "bf16": 1e-2}[name]
@@ -166,44 +140,20 @@ def test_channels_last_gradients() -> None:
         torch.testing.assert_close(p.grad, mean)
 
 
-def test_sparse_gradients() -> None:
-    layer = nn.Embedding(6, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SparseAdam(list(layer.parameters())), sparse_as_dense=True
-    )
-    rank = hvd.rank()
-    layer(torch.tensor([rank, rank, 5])).sum().backward()
-    optimizer.step()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.is_sparse
-    expected = torch.zeros(6, 2)
-    for r in range(hvd.size()):
-        expected[r] += 2.0 / hvd.size()
-        expected[5] += 1.0 / hvd.size()
-    torch.testing.assert_close(layer.weight.grad.to_dense(), expected)
-
-
 def test_closure() -> None:
-    model, reference = network(), network()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    model, optimizer, reference, plain = pair(MAKERS["sgd"])
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(hvd.rank(), 0))
-        loss.backward()
-        return loss
+    def closure_of(net: Any, stepper: Any, data: tuple[Tensor, Tensor]) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            stepper.zero_grad()
+            loss = loss_of(net, data)
+            loss.backward()
+            return loss
 
-    def plain_closure() -> Tensor:
-        plain.zero_grad()
-        loss = loss_of(reference, joined(0))
-        loss.backward()
-        return loss
+        return closure
 
-    for _ in range(2):
-        assert optimizer.step(closure).item() > 0
-        plain.step(plain_closure)
+    own = closure_of(model, optimizer, batch(hvd.rank(), 0))
+    for step in (optimizer.step, optimizer.step, lambda given: optimizer.step(closure=given)):
+        assert step(own).item() > 0
+        plain.step(closure_of(reference, plain, joined(0)))
         assert_same(model, reference)
-    optimizer.step(closure=closure)
-    plain.step(plain_closure)
-    assert_same(model, reference)

@@ -227,17 +227,6 @@ def test_added_to_a_second_optimizer() -> None:
     grad_is(p, total(hvd.Average, [1]))
 
 
-def test_an_optimizer_that_replaces_one_in_use() -> None:
-    """As where a cell of a notebook runs again: the old one lives until the new one is there."""
-    p = nn.Parameter(torch.zeros(4))
-    for k in range(3):
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
-        push(p, k)
-        optimizer.step()
-        grad_is(p, total(hvd.Average, [k]))
-        optimizer.zero_grad()
-
-
 # ---- autograd
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops as people write them who have not read our docs."""
+"""Gradients that share memory or require gradients, and join() at the end of epochs: what the
+random loops of tests/strangers leave out."""
 
 from __future__ import annotations
 
@@ -9,71 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import (
-    assert_same,
-    batch,
-    grad_is,
-    joined,
-    loss_of,
-    network,
-    push,
-    total,
-    toys,
-    value,
-)
+from harness.toys import batch, grad_is, loss_of, pair, push, total, toys, value
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
-BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
 several = pytest.mark.ranks(2, 4)
-
-
-def pair(**options: Any) -> tuple[nn.Module, Any, nn.Module, Any]:
-    """A model with its distributed optimizer, and both again for one process."""
-    model, reference = network(), network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
-    return model, hvd.DistributedOptimizer(optimizer, **options), reference, plain
-
-
-# ---- autograd.grad
-
-
-def test_autograd_grad_leaves_gradients_alone() -> None:
-    (p,), optimizer = toys()
-    push(p)
-    optimizer.step()
-    loss = (p * p * (1.0 + hvd.rank())).sum()
-    (g,) = torch.autograd.grad(loss, [p])
-    grad_is(p, total(hvd.Average, [0]))
-    assert torch.equal(g, 2.0 * p.detach() * (1.0 + hvd.rank()))
-    optimizer.zero_grad()
-    push(p)
-    torch.autograd.grad((p * 3.0).sum(), [p])
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]))
-
-
-def test_second_order_optimizer_trains() -> None:
-    """A gradient penalty through autograd.grad, then backward()."""
-    model, optimizer, reference, plain = pair()
-
-    def penalised(net: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        loss = loss_of(net, data)
-        slopes = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
-        return loss + 0.1 * sum(slope.square().sum() for slope in slopes)
-
-    for step in range(3):
-        optimizer.zero_grad()
-        penalised(model, batch(hvd.rank(), step)).backward()
-        optimizer.step()
-        losses = [penalised(reference, batch(rank, step)) for rank in range(hvd.size())]
-        plain.zero_grad()
-        (sum(losses) / hvd.size()).backward()  # type: ignore[union-attr]
-        plain.step()
-    assert_same(model, reference)
 
 
 # ---- memory that is shared
@@ -103,20 +46,6 @@ def test_the_gradient_given_to_backward_is_left_alone() -> None:
         optimizer.step()
         assert p.grad.tolist() == [1.0 + (hvd.size() - 1) / 2] * 16
         assert given.tolist() == [[1.0 + hvd.rank()] * 4] * 4
-
-
-@BOTH
-def test_gradients_that_are_views_of_one_buffer(op: Any) -> None:
-    ps, optimizer = toys(4, op=op)
-    flat = torch.zeros(16)
-    for i, p in enumerate(ps):
-        p.grad = flat[4 * i : 4 * i + 4]
-    for k in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        sum((p * total(hvd.Sum, [k], [hvd.rank()])).sum() for p in ps).backward()  # type: ignore[union-attr]
-        optimizer.step()
-        assert flat.tolist() == [total(op, [k])] * 16
-        flat.zero_()
 
 
 @several
@@ -154,26 +83,6 @@ def test_gradients_that_require_gradients() -> None:
         loss.backward(create_graph=True)
         grad_is(p, total(hvd.Average, [k]))
         grad_is(q, total(hvd.Average, [k]))
-
-
-# ---- torch's recipes
-
-
-def test_horovods_recipe_for_two_losses() -> None:
-    model, optimizer, reference, plain = pair()
-    for step in range(3):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        for part in range(2):
-            loss_of(model, batch(hvd.rank(), step, part)).backward()
-            loss_of(reference, joined(step, part)).backward()
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        plain.step()
-    assert_same(model, reference)
 
 
 # ---- join at the end of every epoch

@@ -21,6 +21,12 @@ def batch(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (x * (1 + rank) + 10 * rank).to(dtype)
 
 
+def part(rank: int) -> slice:
+    """A rank's rows of the joined batch."""
+    begin = sum(r + 2 for r in range(rank))
+    return slice(begin, begin + rank + 2)
+
+
 CASES = [((3,), torch.float64), ((3, 5), torch.float32), ((3, 4, 4), torch.float64)]
 PLAIN = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}
 
@@ -38,9 +44,7 @@ def test_equals_the_joined_batch(
             plain.bias.copy_(torch.tensor([1.0, 0.0, -1.0]))
     layer = hvd.SyncBatchNorm(3, momentum=momentum, affine=affine).to(dtype)
     layer.load_state_dict(plain.state_dict())
-    rows = [rank + 2 for rank in range(hvd.size())]
-    begin = sum(rows[: hvd.rank()])
-    mine = slice(begin, begin + rows[hvd.rank()])
+    mine = part(hvd.rank())
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {}
     for step in range(2):
         joined = torch.cat([batch(r, shape, dtype) + step for r in range(hvd.size())])
@@ -88,8 +92,7 @@ def test_two_layers_and_a_process_set() -> None:
     if some.included():
         joined = torch.cat([batch(r, (2,), torch.float64) for r in ranks])
         own = batch(hvd.rank(), (2,), torch.float64)
-        begin = sum(r + 2 for r in range(hvd.rank()))
-        torch.testing.assert_close(model(own), reference(joined)[begin : begin + len(own)])
+        torch.testing.assert_close(model(own), reference(joined)[part(hvd.rank())])
     if some is not hvd.global_process_set:
         hvd.remove_process_set(some)
 
@@ -128,13 +131,10 @@ def train(model: nn.Module, step: int = 0) -> Tensor:
 
 def as_joined(synced: nn.Module, plain: nn.Module, step: int = 0) -> None:
     """A step of `synced` gives what `plain` makes of the joined batch."""
-    rows = [rank + 2 for rank in range(hvd.size())]
-    begin = sum(rows[: hvd.rank()])
     joined = torch.cat([batch(r, (3,), torch.float64) for r in range(hvd.size())]) + step
     expected = plain(joined)
     expected.pow(3).sum().backward()
-    mine = train(synced, step)
-    torch.testing.assert_close(mine, expected.detach()[begin : begin + len(mine)])
+    torch.testing.assert_close(train(synced, step), expected.detach()[part(hvd.rank())])
     for p, q in zip(synced.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(hvd.allreduce(p.grad, op=hvd.Sum), q.grad)
 

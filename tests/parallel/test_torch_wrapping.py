@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import batch, loss_of, network, train_both
+from harness.toys import batch, loss_of, momentum, network, train_both
 
 STEPS = 4
 
 
 @pytest.fixture
-def momentum() -> tuple[nn.Module, Any]:
+def trained() -> tuple[nn.Module, Any]:
     model = network()
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, momentum(model.parameters())
 
 
-def test_same_object_state_and_class(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
+def test_same_object_state_and_class(trained: tuple[nn.Module, Any]) -> None:
+    model, optimizer = trained
     loss_of(model, batch(0, 0)).backward()  # the same data on all ranks, before wrapping
     optimizer.step()
     state, groups = optimizer.state, optimizer.param_groups
@@ -41,8 +41,8 @@ def test_same_object_state_and_class(momentum: tuple[nn.Module, Any]) -> None:
     torch.testing.assert_close(wrapped.state_dict(), plain)
 
 
-def test_copies_of_a_model_reduce_nothing(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
+def test_copies_of_a_model_reduce_nothing(trained: tuple[nn.Module, Any]) -> None:
+    model, optimizer = trained
     wrapped = hvd.DistributedOptimizer(optimizer)
     loss_of(model, batch(hvd.rank(), 0)).backward()
     wrapped.step()
@@ -55,10 +55,10 @@ def test_copies_of_a_model_reduce_nothing(momentum: tuple[nn.Module, Any]) -> No
 
 
 @pytest.mark.parametrize("wrap_first", [True, False])
-def test_schedulers(momentum: tuple[nn.Module, Any], wrap_first: bool) -> None:
-    model, optimizer = momentum
+def test_schedulers(trained: tuple[nn.Module, Any], wrap_first: bool) -> None:
+    model, optimizer = trained
     reference = network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    plain = momentum(reference.parameters())
     if wrap_first:
         optimizer = hvd.DistributedOptimizer(optimizer)
     schedulers = [
@@ -72,8 +72,8 @@ def test_schedulers(momentum: tuple[nn.Module, Any], wrap_first: bool) -> None:
         assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 0.1
 
 
-def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
+def test_step_hooks_run_once(trained: tuple[nn.Module, Any]) -> None:
+    model, optimizer = trained
     wrapped = hvd.DistributedOptimizer(optimizer)
     calls = []
     wrapped.register_step_post_hook(lambda *_: calls.append(1))
@@ -81,14 +81,3 @@ def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
     loss_of(model, batch(hvd.rank(), 0)).backward()
     wrapped.step()
     assert calls == [1]
-
-
-def test_init_again(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    reference = network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer)
-    for step in range(2):
-        train_both(model, optimizer, reference, plain, range(step, step + 1))
-        hvd.shutdown()
-        hvd.init()
