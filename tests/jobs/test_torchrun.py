@@ -4,6 +4,7 @@
 import contextlib
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
