@@ -3,9 +3,9 @@
 //
 // adapters/jax/program.py describes the call in attributes: "call" (numbers in the order of enum Head), "dtypes" (a
 // farandole dtype for each tensor), "members" (ranks of the set when the program was compiled), "factors" and "name".
-// The handler blocks one of XLA's threads. A token gives the collectives of a program one order on all ranks, so
-// blocked ranks wait for the same call. On a GPU the handler returns once the call is launched, and XLA's stream waits
-// for the results.
+// The handler blocks one of XLA's threads. This cannot deadlock: a token keeps a program's collectives in the same
+// order on all ranks, so blocked ranks wait for the same call. On a GPU the handler returns once the call is launched,
+// and XLA's stream waits for the results.
 #include "api/api.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
@@ -16,7 +16,8 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-// Seconds in one wait. A signal ends a wait early. Python handles it only after XLA's program, so the call waits again.
+// Seconds in one wait. A signal ends a wait early, but Python runs its signal handler only after XLA's program has
+// ended, so the call waits again.
 constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
@@ -50,7 +51,8 @@ template <class T>
 std::span<const T> numbers(const xla::Attributes& all, std::string_view name, size_t least) {
   constexpr xla::DataType kType = std::is_same_v<T, double> ? xla::kFloat64 : xla::kInt32;
   const auto* array = static_cast<const xla::Array*>(attribute(all, name, xla::kArrayAttribute));
-  if (array->type != kType || array->count < least) unreadable("in " + std::string(name));
+  if (array->type != kType || array->count < least)
+    unreadable("wrong type or too few numbers in " + std::string(name));
   return {static_cast<const T*>(array->values), array->count};
 }
 
@@ -109,8 +111,8 @@ class XlaCall {
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Makes the call. Returns or throws its failure when the core no longer uses the buffers. On a GPU, XLA's stream
-  // waits for that instead.
+  // Makes the call; throws if it fails. On a CPU, first waits until the core no longer uses the buffers. On a GPU,
+  // XLA's stream waits for that instead.
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;

@@ -50,7 +50,8 @@ class Engine {
   // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
   uint64_t log_position() const { return log_position_; }
   std::optional<Stuck> oldest_bucket() const;  // nullopt: no bucket is under way on this rank
-  // The call for which the main thread last started to wait without a limit. The wait may be over.
+  // The handle for which the main thread waits without a limit, or last did. Of several handles in one wait: the first
+  // that was unfinished when the wait began.
   std::atomic<Handle> main_waits_for{0};
 
  private:

@@ -37,7 +37,7 @@ class Coordinator {
   void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or cannot go on: the job fails with this failure.
   void lose(Rank rank, Failure failure);
-  // Call after publishing an Abort: no entry may follow.
+  // Call this after replacing a published entry by an Abort. Has the effect of an Abort that the coordinator wrote.
   void stop_deciding() { broken_ = true; }
   // Checks for stalls. Call it when next_tick() has come.
   void tick(int64_t now_ns);
@@ -50,7 +50,8 @@ class Coordinator {
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
   // Returns the messages to users about stalls since the previous call.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // Returns the last rank to be ready for each call that all have reported since the previous take_late_ranks().
+  // Replaces the content of `into`: for each call completed since the previous take_late_ranks(), the rank that
+  // reported it last. Calls completed by receive_all() may be missing.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.

@@ -17,7 +17,7 @@ struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
   uint64_t sequence = 0;  // unnamed calls: index in this set, from 0
-  Rank poster = -1;       // >= 0: a send or receive of this rank; `sequence` is its Post::number
+  Rank poster = -1;       // >= 0: rank that posted this send or receive as Post::number `sequence`
   bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
 };
@@ -25,7 +25,7 @@ struct CallKey {
 // The terms of a call. A group is a call of several tensors, which are reduced together or not at all.
 struct Request {
   SetId set = kWorldSet;
-  std::string name;  // empty: unnamed; then all calls with these terms share the request
+  std::string name;  // empty: unnamed; unnamed calls with equal requests share one id
   Signature signature;
   std::vector<Signature> more = {};  // a group's other tensors
   bool no_tensors = false;           // an empty group; its signature is a barrier's
@@ -47,13 +47,14 @@ inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.more == b.more && a.no_tensors == b.no_tensors &&
          a.alone == b.alone;
 }
-// True if a call adds or removes a set, and only the ranks in its shape make the call, not the whole world. Two sets
-// that were added in this way may have equal members. Such a set has the call's name, which nobody may use again.
+// True if a call adds or removes a set, and is made only by the ranks that its signature's shape lists, not by the
+// whole world. Two sets that were added in this way may have equal members. Such a set has the call's name, which
+// nobody may use again.
 inline bool by_members(const Request& request) {
   return request.signature.traits().changes_sets && request.alone;
 }
-// True if the call succeeds without ranks that have left: it adds or removes a set, and has a name. (Unnamed calls do
-// not: when a rank leaves, joins end early, and ranks may then count unnamed calls differently.)
+// True if the call succeeds without ranks that have left: it adds or removes a set, and has a name. (Unnamed calls
+// fail: when a rank leaves, joins end early, so ranks may no longer agree on the numbers of their unnamed calls.)
 inline bool spares_the_left(const Request& request) {
   return request.signature.traits().changes_sets && !request.name.empty();
 }
