@@ -35,7 +35,9 @@ class ProcessSet:
             if self.ranks and not 0 <= self.ranks[0] <= self.ranks[-1] < 2**31:
                 raise ValueError(f"process set: ranks must be from 0 to size() - 1, not {ranks}")
             if not self.ranks or len(set(ranks)) < len(ranks):
-                raise ValueError(f"process set: pass one or more different ranks, not {ranks}")
+                raise ValueError(
+                    f"process set: pass at least one rank, and none twice, not {ranks}"
+                )
 
     def size(self) -> int | None:
         """Number of members; None before registration."""

@@ -21,10 +21,12 @@ __all__ = ["Futures", "GroupWork", "name_in_callback"]
 
 _NONE = timedelta(0)  # in c10d: use the group's time-out
 
-# A C++ caller that takes a work as an argument, as DDP's reducer does in join(), keeps only the C++
-# half of it, and waits forever, or finds no future, once the Python half is freed. Before torch
-# 2.10 (seen in 2.1 to 2.6), callers that start a call themselves do so too. So farandole keeps
-# works that nobody has waited for, and, of works that have ended, those with small results.
+# C++ code that is handed a work, such as DDP's reducer in join(), keeps only the work's C++ half.
+# Once the Python half has been freed, that code waits forever or finds no future. Before torch 2.10
+# (seen in 2.1 to 2.6), C++ code that starts a call itself also keeps only the work's C++ half. So
+# _kept keeps these works alive, the newest _MOST_KEPT of them:
+# - before torch 2.10, every work until Python waits for it or gets its future;
+# - with any torch, works that have ended, if their results are small.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
 _SMALL = 1024  # bytes of a result
@@ -68,8 +70,9 @@ _callback = _Callback()
 def name_in_callback() -> str | None:
     """The name of the next collective if a future's callback makes it; else None.
 
-    Ranks run callbacks at different times, so such a call has no place in the order of calls. It is
-    matched by the call whose future runs the callback.
+    Ranks run callbacks at different times, so such a call has no place in the order of calls. Ranks
+    match it by a name instead, which identifies the call whose future runs the callback, the
+    callback, and the collective's number within the callback.
     """
     if not _callback.place:
         return None
@@ -82,7 +85,8 @@ class _Future(Future[Any]):
     Callbacks are matched by their number, so ranks add them in the same order."""
 
     def __init__(self, place: str, devices: list[Any]) -> None:
-        """`place`: names the future, equal on all ranks; "": it has no equal on other ranks."""
+        """`place` is the future's name, the same on all ranks; "" if other ranks have no
+        counterpart, as for the future of a message."""
         super().__init__(devices=devices)
         self._place = place
         self._devices = devices

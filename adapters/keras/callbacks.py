@@ -58,7 +58,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._watch()
 
     def _watch(self) -> None:
-        own_step = type(self.model).train_step is not keras.Model.train_step  # may reduce
+        # A user's own train_step may reduce the gradients itself, without a DistributedOptimizer.
+        own_step = type(self.model).train_step is not keras.Model.train_step
         if self._watched or own_step or not self._set.included() or self._set.size() == 1:
             return
         self._watched = True
@@ -66,8 +67,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if alone:
             warn(
                 f"fit() trains on this rank's gradients alone: {', '.join(alone)} did not reduce "
-                "them. Pass hvd.DistributedOptimizer(optimizer) to model.compile(); if you made it "
-                "after an earlier fit(), compile the model again",
+                "them. Pass hvd.DistributedOptimizer(optimizer) to model.compile(); if you wrapped "
+                "the optimizer after an earlier fit(), call model.compile() again",
                 UserWarning,
             )
 

@@ -6,11 +6,11 @@ Messages to a ShardServer, sent as (kind, number) on tag REQUEST:
 
 | kind | sender | meaning of number | receiver's action |
 |---|---|---|---|
-| PUSH | worker | rows in the BODY that was posted before | updates the rows |
-| PULL | worker | rows in the BODY that was posted before | sends a REPLY |
+| PUSH | worker | number of rows that the preceding BODY lists | updates the rows |
+| PULL | worker | number of rows that the preceding BODY lists | sends a REPLY |
 | TICK | worker | its new clock | stores the clock |
 | DONE | worker | ignored | stores that the worker has left |
-| HEARTBEAT | idle server | ignored | none: the receive does not count as a stall |
+| HEARTBEAT | idle server | ignored | none; its arrival keeps the receive from counting as a stall |
 | FAILED | server | first rank whose part is lost | fails this rank's later calls |
 | LOST | server | first rank whose part is lost | as FAILED and DONE |
 """
@@ -36,7 +36,7 @@ from farandole.messages import recv, recv_async, send, send_async
 Array = np.ndarray[Any, np.dtype[Any]]
 Update = Callable[[Array, Array], Array]
 PUSH, PULL, TICK, DONE, LOST, HEARTBEAT, FAILED = range(7)  # kinds of messages
-NAME = "parameter server"  # of its calls and messages, in reports
+NAME = "parameter server"  # name of its calls and messages in errors and traces
 _GOODBYE_SECONDS = 1.0
 _LEFT = float("inf")  # clock of a worker that has left
 REQUEST, BODY, REPLY, TAGS = range(4)  # offsets from a server's first tag, and their number
@@ -71,7 +71,10 @@ class TableSettings(NamedTuple):
 
 
 class Shard:
-    """One rank's rows, r with r % n == rank at index r // n, and all clocks. For any thread."""
+    """One rank's rows, and the clocks of all workers. For any thread.
+
+    Row r of the table is at index r // n on rank r % n, where n is the number of ranks.
+    """
 
     def __init__(self, values: Array, update: Update, ranks: int, staleness: int | None) -> None:
         """`values` holds the rows' first values, and becomes the table."""

@@ -31,22 +31,23 @@ _PAUSE = 0.02  # seconds between two attempts to connect
 _DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT is invalid, which the core reports later
 GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
 REMEDY = (
-    "every rank must call init() equally often and with the same arguments; a rank may also be "
-    "stopped, or have ended before; FARANDOLE_INIT_TIMEOUT sets how long the others wait"
+    "every rank must call init() the same number of times and with the same arguments; a rank that "
+    "does not come may also be stopped, or have ended earlier; FARANDOLE_INIT_TIMEOUT sets how "
+    "long the others wait"
 )
 
 
 class Rejoin(Enum):
     """Announces whether a leaving rank takes part in the next init()."""
 
-    NOW = "a"  # at once, as elastic training restarts
+    NOW = "a"  # at once, because elastic training is restarting
     MAYBE = "p"  # if its program calls init() again
     NEVER = "n"  # its process ends
 
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Message from a rank that leaves to the others."""
+    """Message that a leaving rank sends to all others."""
 
     rejoin: Rejoin
     cause: str = ""  # why it leaves; "" if it has finished normally
