@@ -137,5 +137,5 @@ def test_an_adapter_that_cannot_be_imported_is_named(
 ) -> None:
     (tmp_path / "farandole_frozen.py").write_text("import a_module_that_is_not_there\n")
     kinds._adapters.cache_clear()
-    with pytest.raises(TypeError, match=r"adapter for frozen, farandole_frozen, .*not_there"):
+    with pytest.raises(TypeError, match=r"adapter for frozen, farandole_frozen: .*not_there"):
         fd.allreduce(frozen(mine()), name="broken")
