@@ -337,12 +337,13 @@ def _leave(
     """Leaves the job: the common path of shutdown() and the end of the process. Idempotent."""
     global _job, _goodbyes
     with _lock:
-        job, _job = _job, None
+        job, broken = _job, False
         if job is None:
             return
-        broken = bool(lib.farandole_broken()) or part.has_ended()
         interrupt: BaseException | None = None
-        try:
+        try:  # Ctrl-C at any point from here on leaves the job, too
+            _job = None
+            broken = bool(lib.farandole_broken()) or part.has_ended()
             requests.leave()
             failure = _leave_core(cause, limit)
         except BaseException as reason:  # Ctrl-C or the limit: stop waiting

@@ -85,6 +85,8 @@ def test_grad_scaler(explicit: str, fused: bool) -> None:
 @pytest.mark.skipif(len(FUSED) == 1, reason="this torch has no fused SGD")
 def test_a_step_before_the_reduction_is_an_error() -> None:
     """A fused optimizer steps even if the scaler has found an overflow, and looks itself."""
+    if hvd.size() == 1:
+        pytest.skip("one rank reduces nothing")
     p, optimizer = toy(fused=True)
     scaler = scaler_of(init_scale=4.0)
     with optimizer.no_sync():
