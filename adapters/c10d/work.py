@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -58,39 +59,46 @@ def _unwrap(value: Any) -> Any:
 class _Callback(threading.local):
     """The callback that runs on this thread."""
 
-    place = ""  # "": none runs
-    calls = 0  # collectives that it has made
+    future: _Future | None = None  # its own, which has its place; None: none runs
+    calls: Counter[int]  # collectives that it has made, by the group's process set
 
 
 _callback = _Callback()
 
 
-def name_in_callback() -> str | None:
-    """The name of the next collective if a future's callback makes it; else None.
+def name_in_callback(group: int, ranks: list[int]) -> str | None:
+    """The name of the next collective of these `ranks` if a future's callback makes it; else None.
+    `group`: number of their process set.
 
     Ranks run callbacks at different times, so such a call has no place in the order of calls. It is
     matched by the call whose future runs the callback.
     """
-    if not _callback.place:
+    future = _callback.future
+    if future is None or not future.place:
         return None
-    _callback.calls += 1
-    return f"callback {_callback.place}, call {_callback.calls}"
+    _callback.calls[group] += 1  # a rank that is not in a group makes no calls there
+    place = future.place
+    if not future.ranks.issuperset(ranks):  # other ranks have the future of another group
+        place = place.partition(".")[2]
+    return f"callback {place}, call {_callback.calls[group]}"
 
 
 class _Future(Future[Any]):
     """A future whose callbacks, and those of the futures that then() returns, may make collectives.
     Callbacks are matched by their number, so ranks add them in the same order."""
 
-    def __init__(self, place: str, devices: list[Any]) -> None:
-        """`place`: names the future, equal on all ranks; "": it has no equal on other ranks."""
+    def __init__(self, place: str, ranks: frozenset[int], devices: list[Any]) -> None:
+        """`place`: names the future, equal on all `ranks`; "": it has no equal on other ranks. It
+        begins with the number of their process set."""
         super().__init__(devices=devices)
-        self._place = place
+        self.place = place
+        self.ranks = ranks
         self._devices = devices
         self._added = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """Returns a future of the callback's result. The callback gets this future."""
-        made = _Future(self._next_place(), self._devices)
+        made = _Future(self._next_place(), self.ranks, self._devices)
 
         def call(_: Any) -> None:
             try:
@@ -105,20 +113,20 @@ class _Future(Future[Any]):
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Runs the callback with this future once it is complete."""
-        made = _Future(self._next_place(), self._devices)
+        made = _Future(self._next_place(), self.ranks, self._devices)
         super().add_done_callback(lambda _: made._run(callback, self))
 
     def _next_place(self) -> str:
         self._added += 1
-        return self._place and f"{self._place}.{self._added}"
+        return self.place and f"{self.place}.{self._added}"
 
     def _run(self, callback: Callable[[Any], Any], given: Any) -> Any:
-        before = _callback.place, _callback.calls
-        _callback.place, _callback.calls = self._place, 0
+        before = _callback.future, getattr(_callback, "calls", Counter())
+        _callback.future, _callback.calls = self, Counter()
         try:
             return callback(given)
         finally:
-            _callback.place, _callback.calls = before
+            _callback.future, _callback.calls = before
 
 
 class Futures:
@@ -194,12 +202,15 @@ class GroupWork(Work):
         futures: Futures | None,
         devices: list[Any],
         place: tuple[object, ...] = (),
+        ranks: Iterable[int] = (),
     ) -> None:
         """`results` are complete once the handle is done; `devices` lists the GPUs they are on.
         `futures`: completes the work's future in order; None: the future has its own thread.
-        `place`: names the call, equal on all ranks."""
+        `place`: number of the group's process set, and the call's name there, equal on all
+        `ranks` of the group."""
         super().__init__()
         self._place = place
+        self._ranks = ranks
         self._handle = handle
         self._results = results
         self._futures = futures
@@ -273,7 +284,9 @@ class GroupWork(Work):
         with self._making:
             if self._future is not None:
                 return self._future
-            self._future = future = _Future(".".join(map(str, self._place)), self._devices)
+            self._future = future = _Future(
+                ".".join(map(str, self._place)), frozenset(self._ranks), self._devices
+            )
         if self._handle.poll():
             complete(future, self, self.outcome())
         elif self._futures is None or not self._futures.add(self, future):
