@@ -103,7 +103,7 @@ class _Future(Future[Any]):
         def call(_: Any) -> None:
             try:
                 value = made._run(callback, self)
-            except Exception as reason:
+            except BaseException as reason:  # such as SystemExit: else `made` never completes
                 value = _Failed(reason)
                 made._set_unwrap_func(_unwrap)
             made.set_result(value)
