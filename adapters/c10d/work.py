@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -28,14 +29,20 @@ _NONE = timedelta(0)  # in c10d: use the group's time-out
 # works that nobody has waited for, and, of works that have ended, those with small results.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
-_SMALL = 1024  # bytes of a result
+_SMALL = 1024  # bytes of a result's storage
 _kept: dict[int, GroupWork] = {}
 
 
 def _keep(work: GroupWork) -> None:
     _kept[id(work)] = work
-    while len(_kept) > _MOST_KEPT:
-        _kept.pop(next(iter(list(_kept))), None)
+    if len(_kept) > _MOST_KEPT:
+        with suppress(RuntimeError):  # another thread has changed it, and drops one itself
+            _kept.pop(next(iter(_kept)), None)
+
+
+def _is_small(x: Tensor) -> bool:
+    # Not x.nbytes: a view keeps all of its storage alive.
+    return x.layout is torch.strided and x.untyped_storage().nbytes() <= _SMALL
 
 
 class _Failed:
@@ -233,7 +240,7 @@ class GroupWork(Work):
         finally:
             if self._handle.numbers is None:  # it has ended; after a time-out it has not
                 memory_in_use.remove(self)
-                if all(x.layout is torch.strided and x.nbytes <= _SMALL for x in self._results):
+                if all(map(_is_small, self._results)):
                     _keep(self)
 
     @property
