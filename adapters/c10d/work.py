@@ -152,10 +152,11 @@ class Futures:
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
         """Completes `future` when `work` is done or has failed. Returns False after close()."""
+        pair = work, future  # made first: it may start the garbage collector, which calls close()
         with self._count:
             if self._closed:
                 return False
-            self._pending.put((work, future))
+            self._pending.put(pair)
         self._start_thread()
         return True
 
