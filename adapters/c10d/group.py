@@ -78,7 +78,7 @@ class FarandoleGroup(ProcessGroup):
         """
         stay_outside()
         number = self._number_of_set(kind)
-        name = name_in_callback()
+        name = name_in_callback(number, self.ranks)
         if name is None:
             self._calls += 1
             key, x, y, given = key_of(kind, args, kwargs)
@@ -131,7 +131,7 @@ class FarandoleGroup(ProcessGroup):
         seconds = seconds if seconds > 0 else self._timeout.total_seconds()
         results = [] if y is None else [y]
         handle = OneHandle(number, results, self._text(kind), seconds)
-        work = GroupWork(handle, results, self._futures, [], self._place())
+        work = GroupWork(handle, results, self._futures, [], self._place(), self.ranks)
         # Recorded even if the caller waits, because that wait may time out.
         memory_in_use.add(work, *self._uses(kind, x, y, options))
         return work
@@ -172,8 +172,10 @@ class FarandoleGroup(ProcessGroup):
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
         # A callback's call may end before calls that were made earlier.
-        futures, place = (None, (name,)) if name else (self._futures, self._place())
-        work = GroupWork(handle, list(plan.results), futures, sorted(devices, key=str), place)
+        named = None, (self._set.process_set_id, name)
+        futures, place = named if name else (self._futures, self._place())
+        results, gpus = list(plan.results), sorted(devices, key=str)
+        work = GroupWork(handle, results, futures, gpus, place, self.ranks)
         memory_in_use.add(work, plan.inputs, plan.writes())
         return work, call, (inputs or [NOTHING])[0]
 

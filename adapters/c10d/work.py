@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -29,14 +31,20 @@ _NONE = timedelta(0)  # in c10d: use the group's time-out
 # - with any torch, works that have ended, if their results are small.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
-_SMALL = 1024  # bytes of a result
+_SMALL = 1024  # bytes of a result's storage
 _kept: dict[int, GroupWork] = {}
 
 
 def _keep(work: GroupWork) -> None:
     _kept[id(work)] = work
-    while len(_kept) > _MOST_KEPT:
-        _kept.pop(next(iter(list(_kept))), None)
+    if len(_kept) > _MOST_KEPT:
+        with suppress(RuntimeError):  # another thread has changed it, and drops one itself
+            _kept.pop(next(iter(_kept)), None)
+
+
+def _is_small(x: Tensor) -> bool:
+    # Not x.nbytes: a view keeps all of its storage alive.
+    return x.layout is torch.strided and x.untyped_storage().nbytes() <= _SMALL
 
 
 class _Failed:
@@ -60,46 +68,52 @@ def _unwrap(value: Any) -> Any:
 class _Callback(threading.local):
     """The callback that runs on this thread."""
 
-    place = ""  # "": none runs
-    calls = 0  # collectives that it has made
+    future: _Future | None = None  # its own, which has its place; None: none runs
+    calls: Counter[int]  # collectives that it has made, by the group's process set
 
 
 _callback = _Callback()
 
 
-def name_in_callback() -> str | None:
-    """The name of the next collective if a future's callback makes it; else None.
+def name_in_callback(group: int, ranks: list[int]) -> str | None:
+    """The name of the next collective of these `ranks` if a future's callback makes it; else None.
+    `group`: number of their process set.
 
     Ranks run callbacks at different times, so such a call has no place in the order of calls. Ranks
     match it by a name instead, which identifies the call whose future runs the callback, the
     callback, and the collective's number within the callback.
     """
-    if not _callback.place:
+    future = _callback.future
+    if future is None or not future.place:
         return None
-    _callback.calls += 1
-    return f"callback {_callback.place}, call {_callback.calls}"
+    _callback.calls[group] += 1  # a rank that is not in a group makes no calls there
+    place = future.place
+    if not future.ranks.issuperset(ranks):  # other ranks have the future of another group
+        place = place.partition(".")[2]
+    return f"callback {place}, call {_callback.calls[group]}"
 
 
 class _Future(Future[Any]):
     """A future whose callbacks, and those of the futures that then() returns, may make collectives.
     Callbacks are matched by their number, so ranks add them in the same order."""
 
-    def __init__(self, place: str, devices: list[Any]) -> None:
-        """`place` is the future's name, the same on all ranks; "" if other ranks have no
-        counterpart, as for the future of a message."""
+    def __init__(self, place: str, ranks: frozenset[int], devices: list[Any]) -> None:
+        """`place` is the future's name, the same on all `ranks`, after the number of their process
+        set; "" if other ranks have no counterpart, as for the future of a message."""
         super().__init__(devices=devices)
-        self._place = place
+        self.place = place
+        self.ranks = ranks
         self._devices = devices
         self._added = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """Returns a future of the callback's result. The callback gets this future."""
-        made = _Future(self._next_place(), self._devices)
+        made = _Future(self._next_place(), self.ranks, self._devices)
 
         def call(_: Any) -> None:
             try:
                 value = made._run(callback, self)
-            except Exception as reason:
+            except BaseException as reason:  # such as SystemExit: else `made` never completes
                 value = _Failed(reason)
                 made._set_unwrap_func(_unwrap)
             made.set_result(value)
@@ -109,20 +123,21 @@ class _Future(Future[Any]):
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Runs the callback with this future once it is complete."""
-        made = _Future(self._next_place(), self._devices)
+        made = _Future(self._next_place(), self.ranks, self._devices)
         super().add_done_callback(lambda _: made._run(callback, self))
 
     def _next_place(self) -> str:
         self._added += 1
-        return self._place and f"{self._place}.{self._added}"
+        return self.place and f"{self.place}.{self._added}"
 
     def _run(self, callback: Callable[[Any], Any], given: Any) -> Any:
-        before = _callback.place, _callback.calls
-        _callback.place, _callback.calls = self._place, 0
+        calls: Counter[int] = getattr(_callback, "calls", Counter())
+        before = _callback.future, calls
+        _callback.future, _callback.calls = self, Counter()
         try:
             return callback(given)
         finally:
-            _callback.place, _callback.calls = before
+            _callback.future, _callback.calls = before
 
 
 class Futures:
@@ -141,10 +156,11 @@ class Futures:
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
         """Completes `future` when `work` is done or has failed. Returns False after close()."""
+        pair = work, future  # made first: it may start the garbage collector, which calls close()
         with self._count:
             if self._closed:
                 return False
-            self._pending.put((work, future))
+            self._pending.put(pair)
         self._start_thread()
         return True
 
@@ -198,12 +214,15 @@ class GroupWork(Work):
         futures: Futures | None,
         devices: list[Any],
         place: tuple[object, ...] = (),
+        ranks: Iterable[int] = (),
     ) -> None:
         """`results` are complete once the handle is done; `devices` lists the GPUs they are on.
         `futures`: completes the work's future in order; None: the future has its own thread.
-        `place`: names the call, equal on all ranks."""
+        `place`: number of the group's process set, and the call's name there, equal on all
+        `ranks` of the group."""
         super().__init__()
         self._place = place
+        self._ranks = ranks
         self._handle = handle
         self._results = results
         self._futures = futures
@@ -226,7 +245,7 @@ class GroupWork(Work):
         finally:
             if self._handle.numbers is None:  # it has ended; after a time-out it has not
                 memory_in_use.remove(self)
-                if all(x.layout is torch.strided and x.nbytes <= _SMALL for x in self._results):
+                if all(map(_is_small, self._results)):
                     _keep(self)
 
     @property
@@ -277,7 +296,9 @@ class GroupWork(Work):
         with self._making:
             if self._future is not None:
                 return self._future
-            self._future = future = _Future(".".join(map(str, self._place)), self._devices)
+            self._future = future = _Future(
+                ".".join(map(str, self._place)), frozenset(self._ranks), self._devices
+            )
         if self._handle.poll():
             complete(future, self, self.outcome())
         elif self._futures is None or not self._futures.add(self, future):

@@ -108,6 +108,17 @@ def test_a_second_wait_after_the_result_could_not_be_made() -> None:
     assert run("can be made").wait().sum() == SIZE * everyones()
 
 
+def test_freed_storage_is_an_error_on_all_ranks() -> None:
+    for calls_before in range(3):
+        x = torch.full((SIZE,), mine())
+        if calls_before:
+            hvd.allreduce(x, name="freed", op=hvd.Sum)
+        if late():
+            x.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=rf"ranks? [\d, ]*\b{fd.size() - 1}\b|freed|storage"):
+            hvd.allreduce(x, name="freed", op=hvd.Sum)
+
+
 def test_nothing_stays_lent() -> None:
     for _ in range(50):
         for name, call in CALLS.items():

@@ -190,7 +190,43 @@ Ask form_set(const std::string& name) {
   return form;
 }
 
+Ask wrong_dtype(Floats& data, std::string name) {
+  Ask ask = allreduce(data, std::move(name));
+  ask.dtype = FARANDOLE_BOOL;  // no sum of those
+  return ask;
+}
+
 }  // namespace
+
+// The refusing rank may be first or last, and tries again before its peers have heard of it.
+TEST(a_refused_call_may_be_tried_again_at_once) {
+  run_jobs({2, 3, 4}, [](TestRank& self) {
+    for (int round = 0; round < 4; ++round) {
+      const bool refuses_first = round % 2 == 0;
+      const bool bad = self.rank == 1;
+      Floats data = values_of(self.rank, 300);
+      if (!bad && refuses_first) self.bootstrap.await(round, 1);
+      if (bad && !refuses_first) self.bootstrap.await(round, static_cast<uint32_t>(self.size) - 1);
+      if (bad) {
+        CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
+        Handle retry = self.submit(allreduce(data, "again"));
+        if (refuses_first) {  // the retry can't be done yet
+          CHECK_THROWS(self.submit(allreduce(data, "again")), ErrorCode::kInvalidArgument);
+          self.bootstrap.tell(round);
+        }
+        self.finish(retry);
+      } else {
+        Handle first = self.submit(allreduce(data, "again"));
+        if (!refuses_first) self.bootstrap.tell(round);
+        const Failure failure = self.wait({first});
+        CHECK_EQ(failure.code, ErrorCode::kWrongType);
+        CHECK(contains(failure.text, "rank 1"));
+        self.run(allreduce(data, "again"));
+      }
+      CHECK(data == sum_over(self.size, data.size()));
+    }
+  });
+}
 
 // Rank 1 has got it, rank 2 has not. The memory of the next set is the next set's.
 TEST(a_set_whose_memory_reaches_some_members_only_spoils_no_other) {
