@@ -69,7 +69,9 @@ class _Callback(threading.local):
     """The callback that runs on this thread."""
 
     future: _Future | None = None  # its own, which has its place; None: none runs
-    calls: Counter[int]  # collectives that it has made, by the group's process set
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()  # collectives that it has made, by process set
 
 
 _callback = _Callback()
@@ -131,8 +133,7 @@ class _Future(Future[Any]):
         return self.place and f"{self.place}.{self._added}"
 
     def _run(self, callback: Callable[[Any], Any], given: Any) -> Any:
-        calls: Counter[int] = getattr(_callback, "calls", Counter())
-        before = _callback.future, calls
+        before = _callback.future, _callback.calls
         _callback.future, _callback.calls = self, Counter()
         try:
             return callback(given)
