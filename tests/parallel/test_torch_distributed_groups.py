@@ -156,6 +156,25 @@ def test_calls_of_callbacks_are_matched_by_their_future() -> None:
     assert [x.tolist() for x in found] == [[k * (10 * n) ** 2 * n] * 4 for k in (1, 100)]
 
 
+def test_callbacks_may_call_groups_that_other_ranks_are_not_in() -> None:
+    """Sums of each rank's own group, in its callback of all leaders, and of all ranks."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    own = [dist.new_group([r]) for r in range(n)][rank]
+    leader = dist.new_group([0])
+    x = torch.ones(2)
+
+    def call(_: Any) -> torch.Tensor:
+        if rank == 0:
+            dist.all_reduce(x, group=leader)
+        dist.all_reduce(x)
+        return x
+
+    for group in (own, None):
+        future = dist.all_reduce(x, group=group, async_op=True).get_future()
+        assert future.then(call).wait() is x
+    assert x.tolist() == [n**3] * 2
+
+
 def test_any_thread_may_call() -> None:
     found = []
 
