@@ -147,7 +147,7 @@ WAITING: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("call", WAITING)
 def test_every_call_that_waits_takes_a_timeout(call: str) -> None:
     """The call stays under way: the ranks that come late complete it."""
-    if call == "allgather_object" and hvd.cross_size() > 1:
+    if call == "allgather_object" and hvd.local_size() < hvd.size():
         pytest.skip("between hosts it makes two calls, and the second one needs a repeated call")
     x = torch.full((hvd.size(), 3), 1.0 + hvd.rank())
     run = partial(WAITING[call], x, name=f"late {call}")
