@@ -96,7 +96,7 @@ def test_a_dtype_or_shape_that_one_rank_can_not_send():
 
 def test_what_can_not_be_done_within_jit():
     x = jnp.ones(4)
-    with pytest.raises(ValueError, match="timeout is 3 within jit or on a GPU"):
+    with pytest.raises(ValueError, match="timeout is 3, but within jit or on a GPU"):
         run(lambda x: hvd.allreduce(x, timeout=3), x)
     with pytest.raises(ValueError, match="Adasum"):
         run(lambda x: hvd.allreduce(x, op=hvd.Adasum), x)
