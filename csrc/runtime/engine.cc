@@ -230,7 +230,7 @@ void Engine::act_on(Failure found) {
   // a peer that saw it before the report would blame the network.
   calls_.break_down(found);
   attempt("telling the other ranks", [&] {
-    calls_.report(Leave{true, found.text});
+    calls_.report(Leave{true, found.text, false});
     say();
   });
   release(found);

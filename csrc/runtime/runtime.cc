@@ -148,21 +148,21 @@ void Runtime::open_engine(int cores) {
       spin(Spin::Who::kCaller), spin(Spin::Who::kBackground), config_.priority == "realtime"});
 }
 
-void Runtime::say_leave(bool failed, const std::string& why) {
+void Runtime::say_leave(Leave leave) {
   Deadline limit = Deadline::in(kFarewell);
-  if (!failed) {
+  if (!leave.failed) {
     const double patience = config_.shutdown_timeout;
     limit = patience == 0 ? Deadline::never() : Deadline::in(nanoseconds(patience));
   }
-  if (!calls_->job.leave(failed, limit)) return;
+  if (!calls_->job.leave(leave.failed, limit)) return;
   calls_->close();
-  calls_->report(Leave{failed, why});
+  calls_->report(std::move(leave));
   driver_->after_submit();
 }
 
 std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
   JobState& job = calls_->job;
-  say_leave(failed, why);
+  say_leave({failed, why, false});
   const Deadline limit = job.limit();
   auto over = [&] { return job.over() || limit.expired(); };
   if (!failed) watch_->recorder().left();
@@ -171,7 +171,7 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
   if (!failed && !job.over()) {
     std::ostringstream after;
     after << "FARANDOLE_SHUTDOWN_TIMEOUT is " << config_.shutdown_timeout << " s";
-    say_leave(true, after.str());
+    say_leave({true, after.str(), true});
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }

@@ -62,7 +62,7 @@ class Runtime {
  private:
   void open_leader();
   void open_engine(int cores);
-  void say_leave(bool failed, const std::string& why);
+  void say_leave(Leave leave);
   Failure fault_of(PreparedSubmission& prepared);
 
   Config config_;

@@ -329,7 +329,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
 }
 
 void Coordinator::leave(Rank from, const Leave& leave) {
-  if (leave.failed && shared_.sets.has_left(from)) {
+  if (leave.failed && leave.waited) {
     return lose(from, blame_stayers(shared_.sets.staying(), from, leave));
   }
   if (leave.failed) {

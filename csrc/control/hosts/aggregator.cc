@@ -62,6 +62,7 @@ void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now
     stop_expediting(who);
     if (!holds(call)) return record_ready(who, id);
     const Key key{call->set, id, 0};
+    if (is_late(key, who)) return record_ready(who, id);
     Held& held = hear(key, who, now_ns);
     held.plain.insert(held.plain.end(), who.begin(), who.end());
     release_if_whole(key, held);
@@ -80,8 +81,9 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
   } else {
     urgent_ = true;
   }
-  if (holds(call)) {
-    const Key key{call->set, call->named ? ready->id : 0, ready->sequence};
+  const bool held_back = holds(call);
+  const Key key = held_back ? Key{call->set, call->named ? ready->id : 0, ready->sequence} : Key{};
+  if (held_back && !is_late(key, who)) {
     Held& held = hear(key, who, now_ns);
     const bool first = held.report.empty();
     if (ready->plain() && (first || std::ranges::equal(held.report, bytes))) {
@@ -131,7 +133,39 @@ void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
 
 // True if reports of the call wait here for those of the other members below.
 bool Aggregator::holds(const KnownCall* call) const {
-  return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
+  if (!call || call->gone || leaving_) return false;
+  const SetBelow& set = sets_.at(call->set);
+  return !set.straight && !set.failed;
+}
+
+// True if reports of this call no longer wait for each other. Counts this one.
+bool Aggregator::is_late(const Key& key, const std::vector<Rank>& ranks) {
+  const auto call = late_.find(key);
+  if (call == late_.end()) return false;
+  call->second -= static_cast<int>(ranks.size());
+  if (call->second <= 0) late_.erase(call);
+  return true;
+}
+
+// Reads how a call has ended: its next reports mean the next call. A Fail has no id, so it counts for the whole set.
+void Aggregator::read_end(const Entry& entry) {
+  if (auto* fail = std::get_if<Fail>(&entry)) {
+    if (auto set = sets_.find(fail->key.set); set != sets_.end()) set->second.failed = true;
+    std::erase_if(late_, [&](const auto& call) { return call.first.set == fail->key.set; });
+  } else if (auto* run = std::get_if<Run>(&entry)) {
+    if (auto set = sets_.find(run->set); set != sets_.end()) set->second.failed = false;
+    for (const Item& item : run->items) end_late(run->set, item.id, item.sequence);
+    if (!late_.empty()) run->plain.for_each([&](uint32_t id) { end_late(run->set, id, 0); });
+  } else if (auto* result = std::get_if<Result>(&entry)) {
+    if (auto set = sets_.find(result->set); set != sets_.end()) set->second.failed = false;
+    end_late(result->set, result->id, result->sequence);
+  }
+}
+
+void Aggregator::end_late(SetId set, uint32_t id, uint64_t sequence) {
+  if (late_.empty()) return;
+  const bool named = ids_.at(id).named;
+  late_.erase(Key{set, named ? id : 0, named ? 0 : sequence});
 }
 
 Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns) {
@@ -160,8 +194,14 @@ void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole
   record_ready(ranks, key.id);
 }
 
+// Releases the reports of a call that other members below have not reported yet.
+void Aggregator::release_early(const Key& key, const Held& held) {
+  release(key, held, nullptr);
+  late_[key] = static_cast<int>(sets_.at(key.set).ranks.size()) - held.heard;
+}
+
 void Aggregator::release_all() {
-  for (auto& [key, held] : std::exchange(held_, {})) release(key, held, nullptr);
+  for (auto& [key, held] : std::exchange(held_, {})) release_early(key, held);
 }
 
 // Records that a call is ready. Such records may be reordered, but other records stay behind them.
@@ -229,13 +269,14 @@ void Aggregator::read(const Entry& entry) {
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;
   }
+  read_end(entry);
   if (std::holds_alternative<CloseSet>(entry)) release_all();
 }
 
 void Aggregator::tick(int64_t now_ns) {
   std::erase_if(held_, [&](const auto& entry) {
     if (now_ns < entry.second.since_ns + kPatienceNs) return false;
-    release(entry.first, entry.second, nullptr);
+    release_early(entry.first, entry.second);
     return true;
   });
 }

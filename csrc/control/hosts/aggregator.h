@@ -25,7 +25,7 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 class Aggregator {
  public:
   // Longest time for which reports of a call wait here for other ranks' reports. Separate reports cost the root more,
-  // and their only use is to name missing ranks.
+  // and their only use is to name missing ranks. Reports of ranks that are later than that go up at once.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
@@ -65,6 +65,8 @@ class Aggregator {
   struct SetBelow {
     std::vector<Rank> ranks;  // members below, ascending
     bool straight = false;    // forward reports at once: a member has joined, or the set is closed
+    bool failed =
+        false;  // the same: since its last result a call has failed, so ranks are at different calls
   };
   // `gone` ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
   struct KnownCall {
@@ -88,10 +90,14 @@ class Aggregator {
   const KnownCall* known(uint32_t id) const;
   const std::vector<Rank>& members_of(Sender& sender, const KnownCall* known);
   bool holds(const KnownCall* known) const;
+  bool is_late(const Key& key, const std::vector<Rank>& ranks);
+  void read_end(const Entry& entry);
+  void end_late(SetId set, uint32_t id, uint64_t sequence);
   void stop_expediting(const std::vector<Rank>& ranks);
   Held& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
   void release_if_whole(const Key& key, const Held& held);
   void release(const Key& key, const Held& held, const SetBelow* whole);
+  void release_early(const Key& key, const Held& held);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
   void record_ready(const std::vector<Rank>& ranks, uint32_t id);
@@ -106,6 +112,8 @@ class Aggregator {
   KnownById ids_;
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Held> held_;
+  // Calls whose first reports have gone up without the others: number of ranks that have yet to report.
+  std::map<Key, int> late_;
   ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
 

@@ -132,7 +132,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Forgot> || std::is_same_v<T, Forget>) {
     v(x.id);
   } else if constexpr (std::is_same_v<T, Leave>) {
-    v(x.failed), v(x.text);
+    v(x.failed), v(x.text), v(x.waited);
   } else if constexpr (std::is_same_v<T, StackReport>) {
     v(x.stopped), v(x.text), v(x.blocked), visit(v, x.call), v(x.direct_ago_ns);
   } else if constexpr (std::is_same_v<T, Inquire>) {

@@ -127,8 +127,9 @@ struct Forgot {  // this rank has read Forget, and no longer uses the id for the
   uint32_t id = 0;
 };
 struct Leave {
-  bool failed = false;
-  std::string text;
+  bool failed = false;  // may follow a Leave that did not fail
+  std::string text;     // why it has failed
+  bool waited = false;  // it failed because the other ranks have not left in time
 };
 struct StackReport {     // answers CollectStacks with a few lines about this process
   bool stopped = false;  // the process is stopped, and its leader answers for it

@@ -186,7 +186,7 @@ class Job {
           case '+': submit(r, tensor(name)); break;
           case '!': report(r, Refuse{{kWorldSet, name, 0}, kBad}); break;
           case '.': report(r, Join{kWorldSet}); break;
-          case '/': report(r, Leave{false, ""}); break;
+          case '/': report(r, Leave{false, "", false}); break;
           default: check::fail(word);
         }
       }

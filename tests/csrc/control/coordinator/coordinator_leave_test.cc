@@ -43,14 +43,26 @@ TEST(what_a_rank_refused_before_it_left_is_told) {
 TEST(a_rank_that_leaves_in_failure_aborts_the_job) {
   Job job(3);
   job.submit_all(tensor("x"));
-  job.report(1, Leave{true, "ValueError: no data"});
+  job.report(1, Leave{true, "ValueError: no data", false});
   const Log log = job.publish();
   CHECK_EQ(kinds(log), "abort");
   CHECK(only<Abort>(log).failure.code == ErrorCode::kPeer);
   contains(only<Abort>(log).failure.text, "rank 1 left: ValueError: no data");
   CHECK_EQ(kinds(job.play("0+x 0.")), "");  // late, and of no consequence
-  for (Rank r : {0, 2}) job.report(r, Leave{true, "because of rank 1"});
+  for (Rank r : {0, 2}) job.report(r, Leave{true, "because of rank 1", false});
   CHECK_EQ(kinds(job.publish()), "stop");
+}
+
+TEST(a_rank_that_has_left_tells_why_it_fails) {
+  for (bool waited : {true, false}) {
+    Job job(3);
+    CHECK_EQ(kinds(job.play("1/")), "");
+    job.report(1, Leave{true, "a reason", waited});
+    const Failure failure = only<Abort>(job.publish()).failure;
+    CHECK(failure.code == (waited ? ErrorCode::kStall : ErrorCode::kPeer));
+    contains(failure.text, waited ? "waited for ranks 0, 2 to leave, then gave up: a reason"
+                                  : "rank 1 left: a reason");
+  }
 }
 
 TEST(a_lost_rank_aborts_the_job_once) {

@@ -107,7 +107,7 @@ TEST(a_rank_that_leaves_fails_its_messages_alone) {
   send(job, 0, 0, {.peer = 2});
   send(job, 2, 0, {.peer = 1});
   receive(job, 3, 0, {.peer = 1});
-  job.report(2, Leave{false, ""});
+  job.report(2, Leave{false, "", false});
   const auto fails = all<Fail>(job.publish());
   CHECK_EQ(fails.size(), 2);
   for (const Fail& fail : fails) CHECK(fail.key.poster == 0 || fail.key.poster == 2);

@@ -113,7 +113,7 @@ TEST(a_rank_that_comes_too_late_with_other_members_fails_at_once) {
 namespace {
 
 void leave(Job& job, const std::vector<Rank>& ranks) {
-  for (Rank r : ranks) job.report(r, Leave{false, ""});
+  for (Rank r : ranks) job.report(r, Leave{false, "", false});
 }
 
 // Ranks 1 and 3, which are no members, leave before `step` of a set's life.

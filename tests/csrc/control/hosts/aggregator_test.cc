@@ -150,7 +150,7 @@ TEST(a_report_that_is_not_ready_sends_what_waits) {
   CHECK_EQ(leader.take(20), 2);
   leader.ready(3, 30);
   CHECK_EQ(leader.take(30), 0);
-  leader.report(3, Leave{true, "gone"}, 40);
+  leader.report(3, Leave{true, "gone", false}, 40);
   CHECK_EQ(leader.take(40), 2);
 }
 
@@ -212,6 +212,43 @@ TEST(a_payload_waits_for_the_other_ranks) {
   CHECK_EQ(leader.take(0), 0);
   CHECK_EQ(leader.next_tick(), Aggregator::kPatienceNs);
   CHECK_EQ(leader.take(Aggregator::kPatienceNs), 1);
+}
+
+// A rank that comes later than its neighbor waits for need not wait for it in turn.
+TEST(a_late_report_goes_up_at_once) {
+  const int64_t late = Aggregator::kPatienceNs + 40 * kMs;
+  Leader leader;
+  int64_t now = 0;
+  // After each of these ends, the ranks' next reports wait for each other again.
+  const std::vector<Entry> ends = {Run{kWorldSet, 0, {}, {1}}, Run{kWorldSet, 0, {{1}}},
+                                   Result{kWorldSet, 1, 0, true, {}, {}}};
+  for (bool both : {true, false}) {
+    for (const Entry& end : ends) {
+      leader.report(2, ReadyMany{{1}}, now);
+      CHECK_EQ(leader.take(now), 0);
+      now += Aggregator::kPatienceNs;
+      CHECK_EQ(leader.take(now), 1);
+      now += late;
+      if (both) {
+        leader.report(3, ReadyMany{{1}}, now);
+        CHECK_EQ(leader.take(now), 1);
+      }
+      leader.read(end);
+      now += late;
+    }
+  }
+  leader.read(Fail{{kWorldSet, "2"}, {}});  // ranks may be at different calls now
+  leader.report(3, ReadyMany{{1}}, now);
+  CHECK_EQ(leader.take(now), 1);
+  leader.read(Run{kWorldSet, 0, {}, {1}});
+  now += late;
+  leader.report(2, ReadyMany{{1, 2}}, now);
+  CHECK_EQ(leader.take(now), 0);
+  leader.report(2, Refuse{{kWorldSet, "3"}, {}}, now);  // what it has reported goes first
+  CHECK_EQ(leader.take(now), 3);
+  leader.report(3, ReadyMany{{1, 2}}, now + late);
+  CHECK_EQ(leader.take(now + late), 2);
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
 }
 
 }  // namespace

@@ -167,7 +167,7 @@ TEST(a_huge_count_is_not_believed) {
 }
 
 TEST(only_written_values_are_read) {
-  ByteString leave = encoded(Report(Leave{true, ""}));
+  ByteString leave = encoded(Report(Leave{true, "", false}));
   leave[1] = std::byte{2};  // neither true nor false
   CHECK(!decodes(leave, true));
   ByteString abort = encoded(Entry(Abort{{ErrorCode::kStall, ""}}));

@@ -183,7 +183,11 @@ void foresee_departure(Program& program) {
 
 void foresee_trouble(Program& program) {
   if (program.trouble == Trouble::kLittle) return;
-  for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
+  for (PlannedCall& call : program.calls) {
+    call.allowed |= kPeerGone;
+    // A link's two ends may hear of its end at different times: one rank gives up early what another is late for.
+    if (program.trouble == Trouble::kCut && (call.allowed & kStalled) != 0) call.allowed |= kDone;
+  }
   if (program.late()) foresee_lateness(program);
   if (program.trouble == Trouble::kHunger) foresee_hunger(program);
 }

@@ -50,7 +50,9 @@ std::string SimulatedRank::where() const {
          " of " + std::to_string(actions.size()) + ": " + doing_;
 }
 
-void SimulatedRank::fail(const std::string& text) const { check::fail(where() + ": " + text); }
+void SimulatedRank::fail(const std::string& text) const {
+  world_.give_up("rank " + std::to_string(topology.rank) + ": " + text);
+}
 
 void SimulatedRank::live() {
   world_.start(*this, config_, runtime_);
@@ -141,7 +143,9 @@ bool SimulatedRank::make(int index, State& made) {
     const bool receives = call.message() && member == call.receiver;
     const bool sized =
         receives || (!call.message() && s.traits().moves_bytes() && s.traits().rows == Rows::kNone);
-    const auto bytes = static_cast<size_t>(s.traits().ragged() ? 0 : s.elements()) * 8;
+    // The shape of a call that makes a set is a list of ranks: its product may overflow.
+    const bool fixed = sized && !s.traits().ragged();
+    const auto bytes = static_cast<size_t>(fixed ? s.elements() : 0) * 8;
     made.inputs.push_back(input ? bytes_of(*input, size_of(s.dtype)) : std::vector<std::byte>());
     made.outputs.emplace_back(sized ? bytes + 1 : 0);
     made.in.push_back(input && !receives ? reinterpret_cast<uintptr_t>(made.inputs.back().data())

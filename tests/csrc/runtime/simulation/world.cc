@@ -109,10 +109,19 @@ std::vector<Rank> World::settle_on_hosts() {
 // Some ranks and links are slow, or stop for a moment.
 void World::make_faults() {
   const Rank last = program_.settings.size - 1;
-  if (random_.chance(0.3)) kernel_.slow_down(random_.between(0, last), random_.between(2, 50));
+  if (random_.chance(0.3)) {
+    const int times = random_.between(2, 50);
+    const Rank rank = random_.between(0, last);
+    tell("rank " + std::to_string(rank) + " is " + std::to_string(times) + " times slower");
+    kernel_.slow_down(rank, times);
+  }
   if (random_.chance(0.3)) {
     const auto [from, to] = two_hosts();
-    network_.slow_down(random_carried(), from, to, random_.between(100'000, 20'000'000));
+    const int64_t most_ns = random_.between(100'000, 20'000'000);
+    const Carries what = random_carried();
+    tell("the link from rank " + std::to_string(from) + "'s host to rank " + std::to_string(to) +
+         "'s takes up to " + std::to_string(most_ns) + " ns");
+    network_.slow_down(what, from, to, most_ns);
   }
   const auto plan = [this](std::function<void()> fault) {
     faults_.emplace(random_.below(kTurns), std::move(fault));

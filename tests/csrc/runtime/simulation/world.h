@@ -61,6 +61,8 @@ class World {
   void count_broken() { broke_ = true; }
   bool troubled() const { return troubled_; }
   void count_duplicate() { ++statistics_.duplicates; }
+  // Fails, and tells what each rank does now.
+  [[noreturn]] void give_up(const std::string& why) const;
 
  private:
   std::vector<Rank> settle_on_hosts();
@@ -78,7 +80,6 @@ class World {
   void tell(Rank to, Rank dead);
   bool all_done() const;
   void check_calls();
-  [[noreturn]] void give_up(const std::string& why) const;
 
   const Program& program_;
   const bool trace_;
