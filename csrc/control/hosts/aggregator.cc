@@ -60,9 +60,8 @@ void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now
     const KnownCall* call = known(id);
     const std::vector<Rank>& who = members_of(sender, call);
     stop_expediting(who);
-    if (!holds(call)) return record_ready(who, id);
-    const Key key{call->set, id, 0};
-    if (is_late(key, who)) return record_ready(who, id);
+    const Key key{call ? call->set : kWorldSet, id, 0};
+    if (!call || passes(call, key, who, now_ns)) return record_ready(who, id);
     Held& held = hear(key, who, now_ns);
     held.plain.insert(held.plain.end(), who.begin(), who.end());
     release_if_whole(key, held);
@@ -81,10 +80,9 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
   } else {
     urgent_ = true;
   }
-  const bool held_back = holds(call);
-  const Key key = held_back ? Key{call->set, call->named ? ready->id : 0, ready->sequence} : Key{};
-  if (held_back && !is_late(key, who)) {
-    Held& held = hear(key, who, now_ns);
+  const std::optional<Key> key = ready ? key_of(call, *ready) : std::nullopt;
+  if (key && !passes(call, *key, who, now_ns)) {
+    Held& held = hear(*key, who, now_ns);
     const bool first = held.report.empty();
     if (ready->plain() && (first || std::ranges::equal(held.report, bytes))) {
       held.plain.insert(held.plain.end(), who.begin(), who.end());
@@ -92,7 +90,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
     } else {
       held.others.emplace_back(who, ByteString(bytes.begin(), bytes.end()));
     }
-    return release_if_whole(key, held);
+    return release_if_whole(*key, held);
   }
   if (!free_of_order(report)) release_all();
   if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
@@ -125,6 +123,14 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
+// Returns nullopt if nothing tells which call this is: it has a name and no id.
+std::optional<Aggregator::Key> Aggregator::key_of(const KnownCall* call, const Ready& ready) const {
+  if (call) return Key{call->set, call->named ? ready.id : 0, ready.sequence};
+  const Request& request = ready.request;
+  const bool unnamed = ready.id == 0 && request.name.empty() && sets_.contains(request.set);
+  return unnamed ? std::optional(Key{request.set, 0, ready.sequence}) : std::nullopt;
+}
+
 // Call for ranks that have made a new call: their users no longer wait.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
@@ -136,6 +142,17 @@ bool Aggregator::holds(const KnownCall* call) const {
   if (!call || call->gone || leaving_) return false;
   const SetBelow& set = sets_.at(call->set);
   return !set.straight && !set.failed;
+}
+
+// True if the report goes up at once. No report of the same call may then wait for it, even if it could wait by itself:
+// ranks may report one call before and after its Define, or before and after a failure.
+bool Aggregator::passes(const KnownCall* call, const Key& key, const std::vector<Rank>& ranks,
+                        int64_t now_ns) {
+  if (is_late(key, ranks)) return true;
+  if (holds(call)) return false;
+  release_early(key, hear(key, ranks, now_ns));
+  held_.erase(key);
+  return true;
 }
 
 // True if reports of this call no longer wait for each other. Counts this one.
@@ -159,6 +176,17 @@ void Aggregator::read_end(const Entry& entry) {
   } else if (auto* result = std::get_if<Result>(&entry)) {
     if (auto set = sets_.find(result->set); set != sets_.end()) set->second.failed = false;
     end_late(result->set, result->id, result->sequence);
+  }
+}
+
+// Ranks that have read the Forget report the call without its id, so no report by the id may wait for theirs.
+void Aggregator::read_forget(uint32_t id) {
+  KnownCall& call = ids_.at(id);
+  call.gone = true;
+  const Key key{call.set, id, 0};
+  if (const auto held = held_.find(key); held != held_.end()) {
+    release(key, held->second, nullptr);
+    held_.erase(held);
   }
 }
 
@@ -197,7 +225,8 @@ void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole
 // Releases the reports of a call that other members below have not reported yet.
 void Aggregator::release_early(const Key& key, const Held& held) {
   release(key, held, nullptr);
-  late_[key] = static_cast<int>(sets_.at(key.set).ranks.size()) - held.heard;
+  const int missing = static_cast<int>(sets_.at(key.set).ranks.size()) - held.heard;
+  if (missing > 0) late_[key] = missing;
 }
 
 void Aggregator::release_all() {
@@ -259,8 +288,9 @@ void Aggregator::read(const Entry& entry) {
   asked_ = false;
   if (auto* define = std::get_if<Define>(&entry)) {
     ids_[define->id] = {define->request.set, !define->request.name.empty()};
+    late_.erase(Key{define->request.set, define->id, 0});
   }
-  if (auto* forget = std::get_if<Forget>(&entry)) ids_.at(forget->id).gone = true;
+  if (auto* forget = std::get_if<Forget>(&entry)) read_forget(forget->id);
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -90,8 +91,12 @@ class Aggregator {
   const KnownCall* known(uint32_t id) const;
   const std::vector<Rank>& members_of(Sender& sender, const KnownCall* known);
   bool holds(const KnownCall* known) const;
+  std::optional<Key> key_of(const KnownCall* call, const Ready& ready) const;
+  bool passes(const KnownCall* call, const Key& key, const std::vector<Rank>& ranks,
+              int64_t now_ns);
   bool is_late(const Key& key, const std::vector<Rank>& ranks);
   void read_end(const Entry& entry);
+  void read_forget(uint32_t id);
   void end_late(SetId set, uint32_t id, uint64_t sequence);
   void stop_expediting(const std::vector<Rank>& ranks);
   Held& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
@@ -112,7 +117,7 @@ class Aggregator {
   KnownById ids_;
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Held> held_;
-  // Calls whose first reports have gone up without the others: number of ranks that have yet to report.
+  // Calls of which a report has gone up without the others: number of ranks that have yet to report.
   std::map<Key, int> late_;
   ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record

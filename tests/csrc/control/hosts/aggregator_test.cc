@@ -12,6 +12,7 @@ namespace farandole {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
+const Contribution kPlain{true, false, 0, {}, {}};
 
 Request named(uint32_t id) {
   Request request;
@@ -249,6 +250,69 @@ TEST(a_late_report_goes_up_at_once) {
   leader.report(3, ReadyMany{{1, 2}}, now + late);
   CHECK_EQ(leader.take(now + late), 2);
   CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
+// Ranks may report one call in two ways: the first before its Define, without an id, the last after it.
+TEST(no_report_waits_for_one_that_went_up_another_way) {
+  constexpr int64_t kPause = 2 * Aggregator::kLongestGatherNs;
+  Leader leader;
+  Request request;  // no name
+  request.site = "train.py:7";
+  const uint32_t id = 2001;
+  int64_t now = 0;
+  for (uint64_t sequence : {0, 1}) {
+    leader.report(2, Ready{0, request, sequence}, now += kPause);
+    CHECK_EQ(leader.take(now), 1);
+  }
+  leader.report(3, Ready{0, request, 0}, now += kPause);
+  CHECK_EQ(leader.take(now), 1);
+  leader.read(Define{id, request});
+  leader.read(Run{kWorldSet, 0, {{id, 0}}});
+  leader.report(3, Ready{id, {}, 1, kPlain}, now += kPause);
+  CHECK_EQ(leader.take(now), 1);
+  leader.read(Run{kWorldSet, 0, {{id, 1}}});
+  // Now the rank with the id is first, and the other makes the call at another line.
+  leader.report(2, Ready{id, {}, 2, kPlain}, now += kPause);
+  CHECK_EQ(leader.take(now), 0);
+  request.site = "train.py:9";
+  leader.report(3, Ready{0, request, 2}, now);
+  CHECK_EQ(leader.take(now), 2);
+  CHECK(leader.speakers().back() == std::vector<Rank>{3});
+  leader.read(Run{kWorldSet, 0, {{id, 2}}});
+  leader.report(3, Ready{id, {}, 3, kPlain}, now += kPause);  // waits: both may report it alike
+  CHECK_EQ(leader.take(now), 0);
+  leader.report(2, Ready{id, {}, 3, kPlain}, now);
+  CHECK_EQ(leader.take(now), 1);
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
+// After a failure reports go up at once. The end of another call does not change that for a call that has begun.
+TEST(a_call_that_began_after_a_failure_goes_on_at_once) {
+  Leader leader;
+  leader.read(Fail{{kWorldSet, "9"}, {}});
+  leader.report(2, ReadyMany{{1, 2}}, 0);
+  leader.report(3, ReadyMany{{2}}, 0);
+  CHECK_EQ(leader.take(0), 3);
+  leader.read(Run{kWorldSet, 0, {}, {2}});
+  leader.report(3, ReadyMany{{1}}, 100 * kMs);
+  CHECK_EQ(leader.take(100 * kMs), 1);
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
+// Once the id is forgotten, the other ranks report the call without it.
+TEST(a_forgotten_id_waits_for_no_rank) {
+  Leader leader;
+  leader.report(2, ReadyMany{{1, 2}}, 0);
+  CHECK_EQ(leader.take(0), 0);
+  leader.read(Forget{1});
+  CHECK_EQ(leader.take(0), 1);
+  leader.report(3, ReadyMany{{2}}, 20 * kMs);
+  leader.report(3, Ready{0, named(1)}, 20 * kMs);
+  CHECK_EQ(leader.take(20 * kMs), 2);
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
+  leader.read(Define{1, named(5)});
+  leader.report(3, ReadyMany{{1}}, 40 * kMs);
+  CHECK_EQ(leader.take(40 * kMs), 0);
 }
 
 }  // namespace
