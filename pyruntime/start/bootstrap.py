@@ -229,8 +229,8 @@ class SocketBootstrap(Bootstrap):
             try:
                 task = str(launchers.launcher().rank)  # this process's, or its parent's
                 self.tasks = self._introduce(shared_host(), place[1], task)
-            except BaseException:
-                self._connection.close()
+            except BaseException as reason:
+                rendezvous.leave(self._connection, reason)
                 raise
         except (OSError, Left) as reason:
             if late or isinstance(reason, Refused):
@@ -267,12 +267,8 @@ class SocketBootstrap(Bootstrap):
         return Goodbyes(goodbye, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        """Disconnects during init()."""
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Disconnects without a goodbye; the others notice."""
-        self._connection.close()
+        """Disconnects during init(), and tells the others why."""
+        rendezvous.leave(self._connection, reason)
 
 
 def _seconds() -> float:

@@ -5,7 +5,8 @@ torch's store may hold its address, or in the launcher in tests.
 In each round every rank sends its bytes, and then receives those of all ranks, by rank. A rank that
 has waited too long sends null: the server answers all waiting ranks with the missing ones as text,
 and they give up. When a rank disconnects, the server disconnects all others, so that none waits
-forever; they may connect again, for shutdown() and init() in a living process.
+forever; they may connect again, for shutdown() and init() in a living process. Before that, it tells
+them which rank has disconnected, and why if that rank has said so.
 
 Both ends prove that they know a secret, which also tells jobs apart. It is empty if all ranks are
 on one host, where the kernel reports the other end's user.
@@ -13,6 +14,7 @@ on one host, where the kernel reports the other end's user.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -25,6 +27,7 @@ from farandole.start.server import Client, Server
 _LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to tell who is missing
 _SECONDS, _SERVER_SECONDS = 30.0, 2  # to connect; until a rank that does not read is dropped
+_MOST_TEXT = 2000  # characters of a reason
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 
 
@@ -46,8 +49,10 @@ def exchange(
     rank has left, NotAll if ranks do not come within `seconds`.
     """
     try:
-        line.send(json.dumps(data.hex()).encode())
-        answer = _answer(line, seconds, check)
+        answer = _answer(line, 0.0, check)  # the news that a rank has left
+        if answer is None:
+            line.send(json.dumps(data.hex()).encode())
+            answer = _answer(line, seconds, check)
         if answer is None:
             line.send(b"null")
             answer = _answer(line, _WHO_SECONDS, check)
@@ -56,9 +61,20 @@ def exchange(
             f"the rendezvous was closed: another rank has left, or {_SERVER} has ended; see its "
             "own output for the reason"
         ) from error
+    if isinstance(answer, dict):
+        why = answer["why"] or "see its own output for the reason"
+        raise ConnectionError(f"rank {answer['left']} has ended or left: {why}")
     if not isinstance(answer, list):
         raise NotAll(answer or _SERVER)
     return [bytes.fromhex(each) for each in answer]
+
+
+def leave(line: Connection, reason: BaseException) -> None:
+    """Tells the other ranks why this rank leaves, and disconnects."""
+    text = str(reason).removeprefix("init(): ") or type(reason).__name__
+    with contextlib.suppress(OSError):
+        line.send(json.dumps({"why": text[:_MOST_TEXT]}).encode())
+    line.close()
 
 
 def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
@@ -85,6 +101,7 @@ class RendezvousServer(Server):
         self.size = self.expected = size
         self.rounds = 0  # number of complete rounds
         self._said: dict[int, str] = {}  # data of this round, by rank
+        self._reasons: dict[Client, str] = {}  # of clients that are about to leave
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -109,6 +126,9 @@ class RendezvousServer(Server):
 
     def _received(self, client: Client, message: bytes) -> None:
         said = json.loads(message)
+        if isinstance(said, dict):
+            self._reasons[client] = str(said["why"])
+            return
         if said is None:
             if client.rank in self._said:  # else the round is already complete
                 missing = (rank for rank in range(self.size) if rank not in self._said)
@@ -130,5 +150,11 @@ class RendezvousServer(Server):
 
     def _disconnected(self, client: Client) -> None:
         self._said.clear()
+        why = self._reasons.get(client, "")
+        self._reasons.clear()
+        news = json.dumps({"left": client.rank, "why": why}).encode()
         for other in list(self._clients):
+            other.session.send(news)
+            with contextlib.suppress(OSError):
+                self._flush(other)
             self._forget(other)

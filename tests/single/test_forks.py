@@ -61,7 +61,7 @@ def two_ranks() -> Iterator[tuple[RendezvousServer, list[Connection]]]:
 def test_a_rank_that_hangs_up() -> None:
     with two_ranks() as (_, lines), child():
         lines[1].close()
-        with pytest.raises(ConnectionError, match="another rank has left"):
+        with pytest.raises(ConnectionError, match="rank 1 has ended or left: see its own"):
             exchange(lines[0], b"data", 60)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from farandole.start.rendezvous import RendezvousServer, connect, exchange
+from farandole.start.rendezvous import RendezvousServer, connect, exchange, leave
 from harness import process
 from harness.fork import ForkJob
 from harness.proc import processes_of_sessions
@@ -141,9 +141,26 @@ def test_rendezvous_refuses_a_second_rank_of_one_number() -> None:
         connect(server.address, 1) as first,
         connect(server.address, 1) as second,
     ):
-        for meeting in (first, second):
-            with pytest.raises(ConnectionError, match="another rank has left"):
+        for meeting, text in ((first, "rank 1 has ended or left"), (second, "another rank")):
+            with pytest.raises(ConnectionError, match=text):
                 exchange(meeting, b"")
+
+
+def test_rendezvous_tells_who_leaves_and_why() -> None:
+    with RendezvousServer(3) as server:
+        lines = [connect(server.address, rank) for rank in range(3)]
+        for reason, text in (
+            (ValueError("init(): no"), "rank 2 has ended or left: no"),
+            (KeyboardInterrupt(), "rank 2 has ended or left: KeyboardInterrupt"),
+        ):
+            leave(lines[2], reason)
+            for line in lines[:2]:
+                with pytest.raises(ConnectionError, match=text):
+                    exchange(line, b"data", 60)
+                line.close()
+            lines = [connect(server.address, rank) for rank in range(3)]
+        for line in lines:
+            line.close()
 
 
 def test_a_hang_is_told_with_stacks(fork_ranks: Callable[..., ForkJob]) -> None:
