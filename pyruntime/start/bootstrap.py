@@ -269,6 +269,11 @@ class SocketBootstrap(Bootstrap):
     def abandon(self, reason: BaseException) -> None:
         """Disconnects during init(), and tells the others why."""
         rendezvous.leave(self._connection, reason)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Disconnects without a goodbye; the others notice."""
+        self._connection.close()
 
 
 def _seconds() -> float:

@@ -5,8 +5,8 @@ torch's store may hold its address, or in the launcher in tests.
 In each round every rank sends its bytes, and then receives those of all ranks, by rank. A rank that
 has waited too long sends null: the server answers all waiting ranks with the missing ones as text,
 and they give up. When a rank disconnects, the server disconnects all others, so that none waits
-forever; they may connect again, for shutdown() and init() in a living process. Before that, it tells
-them which rank has disconnected, and why if that rank has said so.
+forever; they may connect again, for shutdown() and init() in a living process. First it tells them
+which rank has disconnected, and why if that rank has said so.
 
 Both ends prove that they know a secret, which also tells jobs apart. It is empty if all ranks are
 on one host, where the kernel reports the other end's user.
