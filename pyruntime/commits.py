@@ -202,8 +202,8 @@ class Writer:
         Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
         before and this is not the last commit. Also raises the errors of write_commit().
         """
-        self.ask(saved, commit, last)
         try:
+            self.ask(saved, commit, last)
             self._write()
         finally:  # also after a KeyboardInterrupt
             self._busy = False
@@ -284,9 +284,9 @@ class Writer:
     def begin(self, saved: Saved, commit: Commit) -> None:
         """Starts to write `saved`, which must not change any more, in the background. If a write is
         under way, `saved` is next. Raises the error of the last write."""
-        if not self.ask(saved, commit, last=True):
-            return
         try:
+            if not self.ask(saved, commit, last=True):
+                return
             self.join()  # the last thread, if any, has made its last attempt
             self._thread = threading.Thread(target=self._work, name="farandole.commit")
             self._thread.start()

@@ -32,6 +32,7 @@ from farandole.launch.job import is_inherited
 from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.messages import Assignment, End, WorkerState, decode, encode
+from farandole.start import system_calls
 from farandole.start.agent_client import AGENT
 from farandole.start.connection import Connection, open_connection, process_of
 from farandole.start.server import Client, Server
@@ -344,7 +345,7 @@ def kill_predecessor(folder: str, host: str) -> None:
         if int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            one = os.pidfd_open(int(process.name))
+            one = system_calls.pidfd_open(int(process.name))
             try:
                 words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
                 # Compare words in the order of programs.own(): srun's command line has them
@@ -355,7 +356,7 @@ def kill_predecessor(folder: str, host: str) -> None:
                     and os.path.realpath(words[4]) == place
                     and (not host or host in words[5:])
                 ):
-                    signal.pidfd_send_signal(one, signal.SIGKILL)
+                    system_calls.pidfd_send_signal(one, signal.SIGKILL)
                     select.select([one], [], [], _LAST_WORDS)
             finally:
                 os.close(one)

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +21,7 @@ from farandole.launch.agent import CONTACT, MODULE, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 from farandole.launch.programs import apart, own
 from farandole.membership.workers import Workers
+from farandole.start import system_calls
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before a restart
 _TRIES = 6  # quick ends with the same exit code, after which an agent counts as failing
@@ -182,10 +182,7 @@ class AgentProcesses:
 
 
 def _in_memory(data: bytes) -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        file: IO[bytes] = os.fdopen(os.memfd_create("farandole-environment"), "w+b")
-    else:  # a Python that was built for an old glibc
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the caller; it has no name
+    file = os.fdopen(system_calls.memfd_create("farandole-environment"), "w+b")
     file.write(data)
     file.seek(0)
     return file

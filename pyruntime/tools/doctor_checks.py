@@ -20,6 +20,7 @@ from farandole._library import text as c_text
 from farandole.errors import error_text
 from farandole.installed import gpu_count, int_from, mapped_files, open_library
 from farandole.installed import version as _version
+from farandole.start import system_calls
 from farandole.start.launchers import launcher
 
 _MB = 1 << 20
@@ -113,7 +114,7 @@ def _torch() -> Iterator[Finding]:
 
 def _shared_memory() -> Iterator[Finding]:
     try:
-        memory = os.memfd_create("farandole-doctor")
+        memory = system_calls.memfd_create("farandole-doctor")
         try:
             os.posix_fallocate(memory, 0, 4 * _MB)
         finally:
@@ -154,9 +155,9 @@ def _limits() -> Iterator[Finding]:
     else:
         yield ok("open files", f"at most {files}")
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(system_calls.pidfd_open(os.getpid()))
         yield ok("pidfd", "deaths of other ranks are noticed at once")
-    except (OSError, AttributeError) as reason:
+    except OSError as reason:
         text = f"not available ({error_text(reason)}): deaths are noticed by closed sockets"
         yield warning("pidfd", text, "permit pidfd_open in the sandbox; farandole works without it")
     signal = lib.farandole_stack_signal()

@@ -26,6 +26,7 @@ from farandole.launch.job import Job, parse_hostfile, parse_hosts
 from farandole.launch.supervisor import ElasticOptions, supervise
 from farandole.membership.scheduler import Policy
 from farandole.output import int_at_least
+from farandole.start import system_calls
 
 EXAMPLES = """\
 examples:
@@ -268,7 +269,7 @@ def _answer_interrupts(launcher: str) -> None:
     launcher.
     """
     try:
-        launcher_fd = os.pidfd_open(os.getpid())  # execve keeps the process id
+        launcher_fd = system_calls.pidfd_open(os.getpid())  # execve keeps the process id
     except OSError:  # an old kernel
         return
     if child := os.fork():
