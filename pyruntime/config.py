@@ -95,11 +95,12 @@ def usual_file(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def home_for_mpi() -> Iterator[None]:
-    """Sets HOME=/ for a user without a home folder, because Open MPI ends a process that has none.
-    Container runtimes do the same."""
-    missing = os.path.expanduser("~") == "~"  # noqa: PTH111
+    """Sets HOME if it is unset, because Open MPI ends a process without it. A user without a home
+    folder gets HOME=/, as in containers."""
+    missing = "HOME" not in os.environ
     if missing:
-        os.environ["HOME"] = "/"
+        home = os.path.expanduser("~")  # noqa: PTH111
+        os.environ["HOME"] = "/" if home == "~" else home
     try:
         yield
     finally:

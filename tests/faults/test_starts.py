@@ -250,6 +250,14 @@ def test_a_job_without_a_home(how: str, program: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"found [{ranks * (ranks + 1) / 2}, 3.0]"] * ranks
 
 
+def test_a_job_without_the_variable_home(program: Path, tmp_path: Path) -> None:
+    """The user has a home, as services do that start without a login."""
+    command = ["env", "-u", "HOME", "farandole", "run", "-np", "2", "python", str(program)]
+    done = ended(command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["found [3.0, 3.0]"] * 2
+
+
 SAYS = """
 from farandole.start import secret
 from farandole.tools import cli, tune
