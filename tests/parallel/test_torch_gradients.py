@@ -117,6 +117,17 @@ def test_second_derivatives() -> None:
     torch.testing.assert_close(h, torch.full_like(x, 2 * mean * factor))
 
 
+def test_second_derivatives_of_broadcast() -> None:
+    root, mean = hvd.size() - 1, (hvd.size() + 1) / 2  # mean of the losses' factors
+    x = own(0).requires_grad_()
+    y = (hvd.broadcast(x, root) ** 3).sum() * (1.0 + hvd.rank())
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    ours = float(hvd.rank() == root)
+    torch.testing.assert_close(g, ours * 3 * mean * x**2)
+    torch.testing.assert_close(h, ours * 6 * mean * x / hvd.size())  # only the root's g has a slope
+
+
 def test_gradients_of_long_chains_in_any_order() -> None:
     x = own().requires_grad_()
     ys = [hvd.allreduce(x * k, op=hvd.Sum) for k in range(5)]

@@ -155,9 +155,15 @@ def broadcast(
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         found = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
-        return found if topology.rank() == root_rank else [torch.zeros_like(x) for x in found]
+        return found if topology.rank() == root_rank else list(map(_dependent_zeros, found))
 
     return then(lambda: differentiable("broadcast", name, process_set, [tensor], run, gradient)[0])
+
+
+def _dependent_zeros(x: Tensor) -> Tensor:
+    """Zeros that depend on `x`: behind other zeros, autograd would leave out the collective of a
+    second derivative, in which the root waits for this rank."""
+    return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
 
 
 # ---- alltoall
