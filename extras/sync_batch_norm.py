@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over all ranks' batches for torch: one allreduce forward, one backward. The
-backward pass runs on autograd's threads."""
+"""Batch normalisation over all ranks' batches for torch: one allreduce forward (two in float64),
+one backward. The backward pass runs on autograd's threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """BatchNorm1d, 2d and 3d with the statistics of all ranks' batches together.
 
     Inputs are (N, C, ...); C is num_features, N may differ between ranks and may be 0. In eval
-    mode, and in a process set of one rank, this is plain batch normalisation.
+    mode, and in a process set of one rank, this is plain batch normalisation. Without running
+    statistics, eval mode uses all ranks' batches, too, so every rank must make it.
 
     `name` matches the layer across ranks and appears in errors; convert_sync_batchnorm uses the
     layer's path in the model. Layers without a name, or with equal names (copies, two models of one
@@ -219,12 +220,19 @@ class _Normalise(torch.autograd.Function):
         mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
         spread = (wide - _along(mean, x)).square().sum(others).double()
         own = mean.new_full((1,), count)  # a kernel fills it, so the host does not wait
+        call, centre = f"{name}.forward", torch.zeros_like(mean)
+        if wide.dtype is torch.float64:  # squares of a large mean would hide a small variance
+            sums = torch.cat([mean * count, own])
+            allreduce_(sums, None, call, Sum, process_set=process_set)
+            call, centre = f"{name}.variance", sums[:-1] / sums[-1].clamp(min=1)
+        mean -= centre
         sums = torch.cat([mean * count, spread + mean * mean * count, own])
-        allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
+        allreduce_(sums, None, call, Sum, process_set=process_set)
         total = sums[-1]
         divisor = total.clamp(min=1)
         mean = sums[:channels] / divisor
         variance = (sums[channels:-1] / divisor - mean * mean).clamp(min=0)
+        mean += centre
         inverse = (variance + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, inverse, divisor)
         ctx.name, ctx.process_set = name, process_set

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch normalisation over all ranks' batches: a Keras layer for the TensorFlow backend, with one
-differentiable allreduce."""
+differentiable allreduce (two in float64)."""
 
 from __future__ import annotations
 
@@ -52,13 +52,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         x = tf.convert_to_tensor(inputs)
-        wide = tf.cast(x, tf.float64)
+        wide, axes = tf.cast(x, tf.float64), list(self._reduction_axes)
         counted = tf.ones_like(wide)
         if mask is not None:
             counted *= tf.cast(tf.expand_dims(mask, -1), tf.float64)
-        parts = [counted, tf.where(counted > 0, wide, 0.0), tf.where(counted > 0, wide * wide, 0.0)]
-        own = tf.stack([tf.reduce_sum(part, list(self._reduction_axes)) for part in parts])
-        count, total, squares = tf.unstack(allreduce(own, op=Sum, process_set=self._farandole_set))
-        mean = total / tf.maximum(count, 1.0)
-        variance = tf.maximum(squares / tf.maximum(count, 1.0) - mean * mean, 0.0)
-        return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+
+        def over_ranks(*values: Any) -> list[Any]:
+            """The means of these values over all ranks' elements."""
+            parts = [counted, *(tf.where(counted > 0, value, 0.0) for value in values)]
+            own = tf.stack([tf.reduce_sum(part, axes, keepdims=True) for part in parts])
+            count, *sums = tf.unstack(allreduce(own, op=Sum, process_set=self._farandole_set))
+            return [value / tf.maximum(count, 1.0) for value in sums]
+
+        centre = tf.zeros([], tf.float64)
+        if x.dtype == tf.float64:  # squares of a large mean would hide a small variance
+            (centre,) = over_ranks(wide)
+        mean, squares = over_ranks(wide - centre, tf.square(wide - centre))
+        variance = tf.maximum(squares - mean * mean, 0.0)
+        return tuple(tf.cast(tf.squeeze(y, axes), x.dtype) for y in (mean + centre, variance))

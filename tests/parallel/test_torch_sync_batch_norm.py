@@ -67,6 +67,14 @@ def test_equals_the_joined_batch(
     torch.testing.assert_close(layer(own), plain(joined)[mine], **tolerance)
 
 
+def test_float64_with_a_large_mean() -> None:
+    plain, layer = nn.BatchNorm1d(3, eps=1e-12).double(), hvd.SyncBatchNorm(3, eps=1e-12).double()
+    batches = [1e6 + 1e-3 * batch(r, (3,), torch.float64) for r in range(hvd.size())]
+    expected, y = plain(torch.cat(batches))[part(hvd.rank())], layer(batches[hvd.rank()])
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.running_var, plain.running_var, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("others", [0, 3])
 def test_an_empty_batch(others: int, momentum: float | None) -> None:

@@ -213,14 +213,16 @@ def test_wrong_options():
         hvd.DistributedGradientTape(tape, op=hvd.Sum, gradient_predivide_factor=2.0)
 
 
-def test_sync_batch_normalisation(within):
+@pytest.mark.parametrize(("dtype", "mean", "spread"), [("f4", 1, 3), ("f8", 1e6, 1e-2)])
+def test_sync_batch_normalisation(within, dtype, mean, spread):
     """Batches of other lengths: values, statistics and gradients."""
     lengths = [2 + r for r in range(hvd.size())]
-    data = np.random.default_rng(5).normal(size=(sum(lengths), 3)).astype("f4") * 3 + 1
-    factor = np.random.default_rng(6).normal(size=data.shape).astype("f4")
+    data = np.random.default_rng(5).normal(mean, spread, (sum(lengths), 3)).astype(dtype)
+    factor = np.random.default_rng(6).normal(size=data.shape).astype(dtype)
     begin = sum(lengths[: hvd.rank()])
     own = slice(begin, begin + lengths[hvd.rank()])
-    ours, plain = hvd.SyncBatchNormalization(), keras.layers.BatchNormalization()
+    options = {"dtype": {"f4": "float32", "f8": "float64"}[dtype], "epsilon": spread**2 / 100}
+    ours, plain = hvd.SyncBatchNormalization(**options), keras.layers.BatchNormalization(**options)
     ours.build((None, 3))
     plain.build((None, 3))
 
