@@ -80,7 +80,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
   } else {
     urgent_ = true;
   }
-  const std::optional<Key> key = ready ? key_of(call, *ready) : std::nullopt;
+  const std::optional<Key> key = key_of(report, call);
   if (key && !passes(call, *key, who, now_ns)) {
     Held& held = hear(*key, who, now_ns);
     const bool first = held.report.empty();
@@ -123,12 +123,22 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
-// Returns nullopt if nothing tells which call this is: it has a name and no id.
-std::optional<Aggregator::Key> Aggregator::key_of(const KnownCall* call, const Ready& ready) const {
-  if (call) return Key{call->set, call->named ? ready.id : 0, ready.sequence};
-  const Request& request = ready.request;
-  const bool unnamed = ready.id == 0 && request.name.empty() && sets_.contains(request.set);
-  return unnamed ? std::optional(Key{request.set, 0, ready.sequence}) : std::nullopt;
+// Returns nullopt if the report is not of one call, or no rank can report that call by an id.
+std::optional<Aggregator::Key> Aggregator::key_of(const Report& report,
+                                                  const KnownCall* call) const {
+  const auto* ready = std::get_if<Ready>(&report);
+  const auto* refuse = std::get_if<Refuse>(&report);
+  if (ready && call) return Key{call->set, call->named() ? ready->id : 0, ready->sequence};
+  if (ready && ready->id == 0)
+    return find_key({ready->request.set, ready->request.name, ready->sequence});
+  return refuse ? find_key(refuse->key) : std::nullopt;
+}
+
+std::optional<Aggregator::Key> Aggregator::find_key(const CallKey& key) const {
+  if (!sets_.contains(key.set)) return std::nullopt;
+  if (!key.named()) return Key{key.set, 0, key.sequence};
+  const auto id = names_.find({key.set, key.name});
+  return id == names_.end() ? std::nullopt : std::optional(Key{key.set, id->second, 0});
 }
 
 // Call for ranks that have made a new call: their users no longer wait.
@@ -164,11 +174,12 @@ bool Aggregator::is_late(const Key& key, const std::vector<Rank>& ranks) {
   return true;
 }
 
-// Reads how a call has ended: its next reports mean the next call. A Fail has no id, so it counts for the whole set.
+// Reads how a call has ended: its next reports mean the next call.
 void Aggregator::read_end(const Entry& entry) {
   if (auto* fail = std::get_if<Fail>(&entry)) {
     if (auto set = sets_.find(fail->key.set); set != sets_.end()) set->second.failed = true;
-    std::erase_if(late_, [&](const auto& call) { return call.first.set == fail->key.set; });
+    const auto key = fail->key.posted() ? std::nullopt : find_key(fail->key);
+    if (key) late_.erase(*key);
   } else if (auto* run = std::get_if<Run>(&entry)) {
     if (auto set = sets_.find(run->set); set != sets_.end()) set->second.failed = false;
     for (const Item& item : run->items) end_late(run->set, item.id, item.sequence);
@@ -179,10 +190,20 @@ void Aggregator::read_end(const Entry& entry) {
   }
 }
 
+void Aggregator::read_define(const Define& define) {
+  const Request& request = define.request;
+  ids_[define.id] = {request.set, request.name};
+  if (!request.name.empty()) names_[{request.set, request.name}] = define.id;
+  late_.erase(Key{request.set, define.id, 0});
+}
+
 // Ranks that have read the Forget report the call without its id, so no report by the id may wait for theirs.
 void Aggregator::read_forget(uint32_t id) {
   KnownCall& call = ids_.at(id);
   call.gone = true;
+  if (const auto name = names_.find({call.set, call.name}); name != names_.end()) {
+    if (name->second == id) names_.erase(name);
+  }
   const Key key{call.set, id, 0};
   if (const auto held = held_.find(key); held != held_.end()) {
     release(key, held->second, nullptr);
@@ -192,7 +213,7 @@ void Aggregator::read_forget(uint32_t id) {
 
 void Aggregator::end_late(SetId set, uint32_t id, uint64_t sequence) {
   if (late_.empty()) return;
-  const bool named = ids_.at(id).named;
+  const bool named = ids_.at(id).named();
   late_.erase(Key{set, named ? id : 0, named ? 0 : sequence});
 }
 
@@ -286,10 +307,7 @@ ByteString Aggregator::take(int64_t now_ns) {
 
 void Aggregator::read(const Entry& entry) {
   asked_ = false;
-  if (auto* define = std::get_if<Define>(&entry)) {
-    ids_[define->id] = {define->request.set, !define->request.name.empty()};
-    late_.erase(Key{define->request.set, define->id, 0});
-  }
+  if (auto* define = std::get_if<Define>(&entry)) read_define(*define);
   if (auto* forget = std::get_if<Forget>(&entry)) read_forget(forget->id);
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));

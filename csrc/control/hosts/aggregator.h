@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,8 +73,9 @@ class Aggregator {
   // `gone` ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
   struct KnownCall {
     SetId set;
-    bool named;
+    std::string name;  // empty: unnamed
     bool gone = false;
+    bool named() const { return !name.empty(); }
   };
   using KnownById = std::map<uint32_t, KnownCall>;
 
@@ -91,11 +93,13 @@ class Aggregator {
   const KnownCall* known(uint32_t id) const;
   const std::vector<Rank>& members_of(Sender& sender, const KnownCall* known);
   bool holds(const KnownCall* known) const;
-  std::optional<Key> key_of(const KnownCall* call, const Ready& ready) const;
+  std::optional<Key> key_of(const Report& report, const KnownCall* call) const;
+  std::optional<Key> find_key(const CallKey& key) const;
   bool passes(const KnownCall* call, const Key& key, const std::vector<Rank>& ranks,
               int64_t now_ns);
   bool is_late(const Key& key, const std::vector<Rank>& ranks);
   void read_end(const Entry& entry);
+  void read_define(const Define& define);
   void read_forget(uint32_t id);
   void end_late(SetId set, uint32_t id, uint64_t sequence);
   void stop_expediting(const std::vector<Rank>& ranks);
@@ -115,6 +119,7 @@ class Aggregator {
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
+  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids of the calls that ranks can name
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Held> held_;
   // Calls of which a report has gone up without the others: number of ranks that have yet to report.

@@ -299,6 +299,34 @@ TEST(a_call_that_began_after_a_failure_goes_on_at_once) {
   CHECK_EQ(leader.next_tick(), INT64_MAX);
 }
 
+// A call that fails ends only itself, even if its set has calls of which some reports have gone up.
+TEST(a_failure_ends_no_other_call) {
+  Leader leader;
+  leader.report(2, ReadyMany{{1, 2}}, 0);
+  const int64_t now = Aggregator::kPatienceNs;
+  CHECK_EQ(leader.take(now), 2);
+  leader.read(Fail{{kWorldSet, "2"}, {}});
+  leader.read(Run{kWorldSet, 0, {}, {3}});
+  leader.report(3, ReadyMany{{1}}, 2 * now);
+  CHECK_EQ(leader.take(2 * now), 1);
+  leader.report(3, ReadyMany{{2}}, 3 * now);  // the next call of that name
+  CHECK_EQ(leader.take(3 * now), 0);
+}
+
+// A rank that means something else by a name sends no id. The others' reports by the id then wait for none.
+TEST(a_disagreement_shows_at_once) {
+  Leader leader;
+  leader.report(2, ReadyMany{{1}}, 0);
+  CHECK_EQ(leader.take(0), 0);
+  leader.report(3, Ready{0, named(1)}, 0);
+  CHECK_EQ(leader.take(0), 2);
+  leader.report(3, Refuse{{kWorldSet, "2"}, {}}, 20 * kMs);
+  CHECK_EQ(leader.take(20 * kMs), 1);
+  leader.report(2, ReadyMany{{2}}, 40 * kMs);
+  CHECK_EQ(leader.take(40 * kMs), 1);
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
 // Once the id is forgotten, the other ranks report the call without it.
 TEST(a_forgotten_id_waits_for_no_rank) {
   Leader leader;

@@ -210,6 +210,7 @@ void SimulatedRank::submit(int index, bool more, bool waits) {
 void SimulatedRank::begin(int index) {
   State& made = state(index);
   PreparedSubmission one{&made.prepared, made.in, made.out, {}, made.handles};
+  world_.makes(index);
   try {
     if (runtime_->call(one)) {
       ++direct_calls_;
@@ -229,6 +230,7 @@ void SimulatedRank::pass_batch() {
     for (int index : batch_) {
       State& made = state(index);
       all.push_back({&made.prepared, made.in, made.out, {}, made.handles});
+      world_.makes(index);
     }
     uint8_t refused = 0;
     try {
@@ -274,6 +276,8 @@ void SimulatedRank::wait(int index) {
   }
   world_.check_wait(topology.rank, begun);
   finish(index);
+  const bool worked = (state(index).outcome & (kDone | kAbsent)) != 0;
+  if (worked) world_.check_prompt(topology.rank, index, begun);
 }
 
 void SimulatedRank::wait_all() {
@@ -366,6 +370,7 @@ void SimulatedRank::join(int planned_set) {
   try {
     const CheckedCall prepared = runtime_->prepare({&raw, 1}, 1);
     PreparedSubmission one{&prepared, {&nothing, 1}, {&nothing, 1}, {}, handles};
+    world_.joins();
     runtime_->submit({&one, 1});
   } catch (const Error& error) {
     CHECK((outcome_of(error.code()) & (kPeerGone | kInvalid)) != 0);

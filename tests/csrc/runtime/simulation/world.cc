@@ -20,6 +20,8 @@ constexpr uint64_t kMostTurns = 20'000'000;
 constexpr int64_t kPatience = 4 * kSecond;
 // So long a bucket may stand still whose ranks do not answer.
 constexpr int64_t kStandstill = 4 * kSecond;
+// All ranks have made a call, so it is soon done. Hosts may batch reports for a moment, each below another.
+constexpr int64_t kPrompt = 30'000'000;
 constexpr double kShutdown = 60;
 constexpr uint8_t kWorked = kDone | kAbsent;
 
@@ -119,6 +121,7 @@ void World::make_faults() {
     const auto [from, to] = two_hosts();
     const int64_t most_ns = random_.between(100'000, 20'000'000);
     const Carries what = random_carried();
+    even_ = false;
     tell("the link from rank " + std::to_string(from) + "'s host to rank " + std::to_string(to) +
          "'s takes up to " + std::to_string(most_ns) + " ns");
     network_.slow_down(what, from, to, most_ns);
@@ -127,6 +130,7 @@ void World::make_faults() {
     faults_.emplace(random_.below(kTurns), std::move(fault));
   };
   if (program_.trouble == Trouble::kLittle && random_.chance(0.3)) {
+    even_ = false;
     plan([this, rank = random_.between(0, last)] { stop(rank, kernel_.delay(kMoment)); });
   }
   if (program_.trouble == Trouble::kHunger) network_.starve(random_.chance(0.5) ? 0.1 : 0.5);
@@ -312,6 +316,13 @@ void World::check_wait(Rank rank, int64_t begun_ns) const {
   if (took_ns > patience_ns_) {
     give_up("rank " + std::to_string(rank) + " waits for " + std::to_string(took_ns) + " ns");
   }
+}
+
+void World::check_prompt(Rank rank, int call, int64_t begun_ns) {
+  const int64_t late_ns = now_ns() - std::max({begun_ns, made_ns_[call], joined_ns_});
+  if (!even_ || troubled_ || late_ns <= kPrompt) return;
+  give_up("rank " + std::to_string(rank) + " waits " + std::to_string(late_ns) + " ns for call " +
+          std::to_string(call) + ", which all ranks had made");
 }
 
 // ---- The oracle

@@ -57,6 +57,10 @@ class World {
   void job_breaks(Rank rank);                                  // all calls end soon
   void check_in_time(int64_t begun_ns);
   void check_wait(Rank rank, int64_t begun_ns) const;  // of one call, that has just ended
+  void makes(int call) { made_ns_[call] = now_ns(); }  // a rank makes its part of it
+  void joins() { joined_ns_ = now_ns(); }
+  // Fails if a call that has worked and was waited for since then ends long after its last rank has made it.
+  void check_prompt(Rank rank, int call, int64_t begun_ns);
   // A rank has seen the job's end without being asked to leave.
   void count_broken() { broke_ = true; }
   bool troubled() const { return troubled_; }
@@ -105,6 +109,9 @@ class World {
   int64_t hurt_ns_ = 0;    // when the last fault began, or a rank went on
   int64_t patience_ns_;    // for which a call waits after that
   uint64_t rescued_ = 0;
+  bool even_ = true;                // no link is slow, and no rank stops
+  std::map<int, int64_t> made_ns_;  // when the last rank made each call
+  int64_t joined_ns_ = 0;           // when the last rank joined
 };
 
 }  // namespace farandole::simulation
