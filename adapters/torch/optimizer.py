@@ -255,7 +255,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             reducer.check_usable()
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.accumulation.complete:
+            elif not reducer.accumulation.is_complete():
                 if self.__dict__.pop("found_inf", None) is not None:  # GradScaler.step() has set it
                     self.__dict__.pop("grad_scale", None)  # else a second try would multiply it
                     raise ValueError(

@@ -291,6 +291,35 @@ def test_a_pass_in_a_hook(place: str, everywhere: bool, options: str) -> None:
 
 
 @every_option
+@pytest.mark.parametrize("early", [True, False])
+def test_an_optimizer_for_each_parameter_steps_in_its_hook(early: bool, options: str) -> None:
+    """`early`: the user's hooks run before farandole's."""
+    ps = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    optimizers: dict[Tensor, Any] = {}
+
+    def step(p: Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    def hook() -> None:
+        for p in ps:
+            p.register_post_accumulate_grad_hook(step)
+
+    if early:
+        hook()
+    for p in ps:
+        plain = torch.optim.SGD([p], lr=1.0)
+        optimizers[p] = hvd.DistributedOptimizer(plain, **OPTIONS[options])
+    if not early:
+        hook()
+    for k in range(3):
+        push_each((ps[0], k), (ps[1], k + 1))
+    for first, p in enumerate(ps):
+        expected = -sum(total(hvd.Average, [first + k]) for k in range(3))
+        assert p.tolist() == [expected] * 4
+
+
+@every_option
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("call", ["step", "synchronize", "zero_grad"])
 def test_a_call_in_a_hook(call: str, everywhere: bool, options: str) -> None:

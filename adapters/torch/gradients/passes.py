@@ -36,7 +36,7 @@ class Accumulation:
     Counting restarts at each reduction, step() and reset.
     """
 
-    __slots__ = ("complete", "counted", "holding", "reduced", "wanted")
+    __slots__ = ("complete", "counted", "holding", "reduced", "task", "wanted")
 
     def __init__(self, wanted: int) -> None:
         """`wanted`: passes outside of no_sync() per reduction; the last one reduces."""
@@ -48,6 +48,14 @@ class Accumulation:
         """Counts from 0. `reduced`: gradients were reduced since the last step() or zero_grad();
         `complete`: no gradient was accumulated after that reduction."""
         self.counted, self.reduced, self.complete = 0, reduced, complete
+        self.task = task_id()
+
+    def is_complete(self) -> bool:
+        """True if no gradient was accumulated after the last reduction. Within a backward pass only
+        a reduction in the same pass counts: the user's hooks may run before those that notice the
+        pass."""
+        self.complete = self.complete and task_id() in (-1, self.task)
+        return self.complete
 
     def begin_pass(self) -> bool:
         """Counts a pass. Returns True if it reduces."""

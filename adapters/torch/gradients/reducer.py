@@ -294,7 +294,7 @@ class Reducer:
             if self.round.inside is not no_pass and (self.round.inside() is None or task_id() < 0):
                 self.leave_if_open("an exception has ended its backward pass")
             try:
-                while not self.accumulation.complete:
+                while not self.accumulation.is_complete():
                     self.close(at_step)
                     self._finish()
             except Exception:
