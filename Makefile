@@ -96,7 +96,7 @@ check: venv programs ## half a minute: collectives on two ranks, protocol proofs
 	$(PYTEST) -q tests/csrc -k '$(subst $() , or ,$(PROTOCOLS))' -n $(JOBS)
 	$(MAKE) --no-print-directory simulate SEEDS=500
 
-test: venv programs ## the tests to run before a commit, phase by phase: about 12 minutes on 2 cores
+test: venv programs ## the tests to run before a commit, phase by phase: about 6 minutes on 2 cores
 	$(BIN)/python tools/phases.py test
 
 test-all: venv programs ## `make test` and the longer phases: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, random programs
