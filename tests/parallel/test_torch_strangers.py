@@ -67,6 +67,7 @@ def test_one_tensor_as_the_gradient_of_two_parameters() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch on what it can't collect
+@pytest.mark.filterwarnings("ignore:backward.create_graph")
 def test_gradients_that_require_gradients() -> None:
     (p, q), optimizer = toys(2)
     for k in range(3):
@@ -83,6 +84,20 @@ def test_gradients_that_require_gradients() -> None:
         loss.backward(create_graph=True)
         grad_is(p, total(hvd.Average, [k]))
         grad_is(q, total(hvd.Average, [k]))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_second_derivatives_of_reduced_gradients_are_local() -> None:
+    (p,), optimizer = toys()
+    loss = (value(hvd.rank()) * (p + 1) ** 2).sum()
+    told = hvd.size() > 1
+    warns = pytest.warns(UserWarning, match="its derivatives are this rank's")
+    with warns if told else nullcontext():
+        loss.backward(create_graph=True)
+    grad_is(p, 2 * total(hvd.Average, [0]))
+    (second,) = torch.autograd.grad(p.grad.sum(), p)
+    assert second.tolist() == [2 * value(hvd.rank())] * 4
+    optimizer.zero_grad()
 
 
 # ---- join at the end of every epoch

@@ -20,7 +20,7 @@ from torch import Tensor
 from farandole.calls import leases, part, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import ModelCheck
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, warn
 from farandole.ops import Average, Sum
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
@@ -183,6 +183,13 @@ class Reducer:
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             accumulation.reduced = not others or any(grad is not None for grad in others)
         now.closing = accumulation.begin_pass()
+        if torch.is_grad_enabled():
+            warn(
+                "backward(create_graph=True): `.grad` is the reduced gradient, but its derivatives "
+                "are this rank's. Reduce what you compute from them; with an optimizer that uses "
+                "them in step(), such as AdaHessian, the ranks' models would differ",
+                UserWarning,
+            )
         # In a mixed world optimizers are named at the end of a pass; an unnamed one sends only
         # then.
         sending = now.closing and (self.has_name or not requests.is_mixed())
