@@ -142,8 +142,10 @@ def _kind(op: Any) -> Any:
     return getattr(op, "op", op)
 
 
-def _terms(op: Any) -> dict[str, Any]:
+def _terms(op: Any, xs: Tensors) -> dict[str, Any]:
     kind = _kind(op)
+    if kind == ReduceOp.SUM and all(x.dtype is torch.bool for x in xs):
+        kind = ReduceOp.MAX  # in c10d both mean "any"; DTensor relies on it
     if kind == ReduceOp.PREMUL_SUM:
         factor = getattr(op, "factor", None)
         return {
@@ -211,7 +213,7 @@ def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Pl
             buffers[i] = _copied([buffer])[0].clone()
     finish = partial(_write, xs, buffers) if keep else _write_nothing
     outputs = buffers if keep else [None] * len(buffers)
-    return Plan(Op.ALLREDUCE, buffers, outputs, xs, finish, _terms(options.op))
+    return Plan(Op.ALLREDUCE, buffers, outputs, xs, finish, _terms(options.op, xs))
 
 
 def _write_nothing(_: Received) -> None:
@@ -260,7 +262,7 @@ def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Pl
     ]
     targets = [_apart(output_for(y), buffers) for y in ys]
     finish = partial(_write, ys, targets)
-    return Plan(Op.REDUCESCATTER, buffers, targets, ys, finish, _terms(options.op))
+    return Plan(Op.REDUCESCATTER, buffers, targets, ys, finish, _terms(options.op, ys))
 
 
 def _parted(what: str, whole: Tensor, part: Tensor, size: int) -> Tensor:

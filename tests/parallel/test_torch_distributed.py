@@ -235,6 +235,19 @@ def test_averages_and_factors() -> None:
     np.testing.assert_allclose(out, np.arange(2 * n)[2 * rank :][:2] + (n - 1) / 2, rtol=1e-15)
 
 
+def test_sums_of_bool() -> None:
+    """True if any rank has True, as with torch's backends."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for _ in range(2):  # the second call is prepared
+        x = torch.tensor([False, False, rank == n - 1, True])
+        dist.all_reduce(x)
+        assert x.tolist() == [False, False, True, True]
+    own = torch.arange(2 * n) == 2 * rank + 1
+    out = torch.zeros(2, dtype=torch.bool)
+    dist.reduce_scatter_tensor(out, own)
+    assert out.tolist() == [False, True]
+
+
 REDUCTIONS: list[tuple[Any, Any]] = [
     (ReduceOp.SUM, lambda xs: sum(xs)),
     (ReduceOp.AVG, lambda xs: sum(xs) / len(xs)),
