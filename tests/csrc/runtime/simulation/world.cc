@@ -20,8 +20,8 @@ constexpr uint64_t kMostTurns = 20'000'000;
 constexpr int64_t kPatience = 4 * kSecond;
 // So long a bucket may stand still whose ranks do not answer.
 constexpr int64_t kStandstill = 4 * kSecond;
-// All ranks have made a call, so it is soon done. Hosts may batch reports for a moment, each below another.
-constexpr int64_t kPrompt = 30'000'000;
+// So long a call takes that all ranks have made, apart from the batches of hosts.
+constexpr int64_t kPrompt = 25'000'000;
 constexpr double kShutdown = 60;
 constexpr uint8_t kWorked = kDone | kAbsent;
 
@@ -50,6 +50,19 @@ Config config_of(const Coordinator::Settings& settings) {
   return config;
 }
 
+// The most that hosts' batches wait on their way to rank 0, if no user waits there.
+int64_t batches_ns(const std::vector<Rank>& node, int fan_out) {
+  const std::vector<Rank> above = HostTree::above(node, fan_out);
+  const auto up = [&](Rank r) { return above[static_cast<size_t>(r)]; };
+  int64_t most = 0;
+  for (Rank leader : node) {
+    int64_t levels = 0;
+    for (Rank r = leader; up(r) >= 0; r = up(r)) ++levels;
+    most = std::max(most, levels * Aggregator::kLongestGatherNs);
+  }
+  return most;
+}
+
 }  // namespace
 
 void Statistics::add(const Statistics& other) {
@@ -71,6 +84,7 @@ World::World(const Program& program, uint64_t seed, bool trace)
       random_(seed ^ 0xfa57),
       node_(settle_on_hosts()),
       fan_out_(random_.between(1, 4)),
+      prompt_ns_(kPrompt + batches_ns(node_, fan_out_)),
       network_(kernel_, node_),
       syncs_(node_.size(), -1),
       patience_ns_(kPatience + kStandstill),
@@ -320,7 +334,7 @@ void World::check_wait(Rank rank, int64_t begun_ns) const {
 
 void World::check_prompt(Rank rank, int call, int64_t begun_ns) {
   const int64_t late_ns = now_ns() - std::max({begun_ns, made_ns_[call], joined_ns_});
-  if (!even_ || troubled_ || late_ns <= kPrompt) return;
+  if (!even_ || troubled_ || late_ns <= prompt_ns_) return;
   give_up("rank " + std::to_string(rank) + " waits " + std::to_string(late_ns) + " ns for call " +
           std::to_string(call) + ", which all ranks had made");
 }

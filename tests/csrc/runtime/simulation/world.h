@@ -92,6 +92,7 @@ class World {
   check::Random random_;
   const std::vector<Rank> node_;
   const int fan_out_;
+  const int64_t prompt_ns_;  // for which a call may last that all ranks have made
   Network network_;
   std::vector<PeerInfo> peer_infos_;
   std::map<Rank, Config> configs_;
