@@ -59,7 +59,8 @@ class Connection:
             raise Refused(f"{reason}: perhaps it has a different secret, or none") from reason
 
     def send(self, message: bytes) -> None:
-        """Sends a message. Closes the connection and raises OSError if that fails.
+        """Sends a message. Raises OSError if that fails, and closes the connection. But if the
+        server has hung up, receive() still returns what it has sent before.
 
         A signal handler may call it during another call, which then sends both messages.
         """
@@ -71,6 +72,8 @@ class Connection:
                     self._session.send(self._waiting.popleft())
                     while outgoing:  # the limit is for each piece: a long message may take longer
                         del outgoing[: self._socket.send(outgoing[:_CHUNK])]
+            except ConnectionError:  # the server has hung up
+                raise
             except OSError:
                 self.close()
                 raise

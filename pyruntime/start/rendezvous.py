@@ -49,12 +49,10 @@ def exchange(
     rank has left, NotAll if ranks do not come within `seconds`.
     """
     try:
-        answer = _answer(line, 0.0, check)  # the news that a rank has left
+        _say(line, json.dumps(data.hex()).encode())
+        answer = _answer(line, seconds, check)
         if answer is None:
-            line.send(json.dumps(data.hex()).encode())
-            answer = _answer(line, seconds, check)
-        if answer is None:
-            line.send(b"null")
+            _say(line, b"null")
             answer = _answer(line, _WHO_SECONDS, check)
     except (OSError, EOFError) as error:
         raise ConnectionError(
@@ -75,6 +73,12 @@ def leave(line: Connection, reason: BaseException) -> None:
     with contextlib.suppress(OSError):
         line.send(json.dumps({"why": text[:_MOST_TEXT]}).encode())
     line.close()
+
+
+def _say(line: Connection, message: bytes) -> None:
+    """Sends a message, unless the server has hung up. Its answer is then why it did."""
+    with contextlib.suppress(ConnectionError):
+        line.send(message)
 
 
 def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
@@ -101,7 +105,7 @@ class RendezvousServer(Server):
         self.size = self.expected = size
         self.rounds = 0  # number of complete rounds
         self._said: dict[int, str] = {}  # data of this round, by rank
-        self._reasons: dict[Client, str] = {}  # of clients that are about to leave
+        self._reasons: dict[Client, str] = {}  # why clients are about to leave
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:

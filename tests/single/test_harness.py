@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,17 @@ def test_rendezvous_tells_who_leaves_and_why() -> None:
             lines = [connect(server.address, rank) for rank in range(3)]
         for line in lines:
             line.close()
+
+
+def test_rendezvous_tells_a_rank_that_has_sent_too_late() -> None:
+    """Its own message finds the connection closed; the reason is still there."""
+    with RendezvousServer(2) as server, connect(server.address, 0) as line:
+        leave(connect(server.address, 1), ValueError("no"))
+        with suppress(ConnectionError):
+            while True:  # until the server has hung up
+                line.send(b'{"why": ""}')
+        with pytest.raises(ConnectionError, match="rank 1 has ended or left: no"):
+            exchange(line, b"data", 60)
 
 
 def test_a_hang_is_told_with_stacks(fork_ranks: Callable[..., ForkJob]) -> None:
