@@ -291,8 +291,11 @@ def test_a_pass_in_a_hook(place: str, everywhere: bool, options: str) -> None:
 
 
 @every_option
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("early", [True, False])
-def test_an_optimizer_for_each_parameter_steps_in_its_hook(early: bool, options: str) -> None:
+def test_an_optimizer_for_each_parameter_steps_in_its_hook(
+    early: bool, op: int, options: str
+) -> None:
     """`early`: the user's hooks run before farandole's."""
     ps = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
     optimizers: dict[Tensor, Any] = {}
@@ -309,13 +312,13 @@ def test_an_optimizer_for_each_parameter_steps_in_its_hook(early: bool, options:
         hook()
     for p in ps:
         plain = torch.optim.SGD([p], lr=1.0)
-        optimizers[p] = hvd.DistributedOptimizer(plain, **OPTIONS[options])
+        optimizers[p] = hvd.DistributedOptimizer(plain, op=op, **OPTIONS[options])
     if not early:
         hook()
     for k in range(3):
         push_each((ps[0], k), (ps[1], k + 1))
     for first, p in enumerate(ps):
-        expected = -sum(total(hvd.Average, [first + k]) for k in range(3))
+        expected = -sum(total(op, [first + k]) for k in range(3))
         assert p.tolist() == [expected] * 4
 
 

@@ -329,7 +329,9 @@ class Reducer:
             g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
         self.round = Round(again=not final)
         if final:
-            self.accumulation.restart(reduced=True, complete=True)
+            # A hook of the user may have made the step and reset all gradients before the round.
+            reduced = any(g.parameter.grad is not None for g in self.gradients)
+            self.accumulation.restart(reduced, complete=True)
         leases.end(now.handles)
         if complaint is not None:
             raise RuntimeError(f"{scope}: {complaint}")
