@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-# The same numbers on every machine: calls that are newer than Linux 5.0 have them.
+# System calls that are newer than Linux 5.0 have the same numbers on all architectures.
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 _CLOSE_ON_EXEC = 1
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -161,8 +161,8 @@ def broadcast(
 
 
 def _dependent_zeros(x: Tensor) -> Tensor:
-    """Zeros that depend on `x`: behind other zeros, autograd would leave out the collective of a
-    second derivative, in which the root waits for this rank."""
+    """Zeros that depend on `x`. With plain zeros autograd would skip this rank's part in the
+    collective of a second derivative, and the root would wait for it."""
     return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
 
 

@@ -52,8 +52,8 @@ class Accumulation:
 
     def is_complete(self) -> bool:
         """True if no gradient was accumulated after the last reduction. Within a backward pass only
-        a reduction in the same pass counts: the user's hooks may run before those that notice the
-        pass."""
+        a reduction in the same pass counts, because a user's hook may run before farandole's has
+        noticed the pass."""
         self.complete = self.complete and task_id() in (-1, self.task)
         return self.complete
 

@@ -123,7 +123,7 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
-// Returns nullopt if the report is not of one call, or no rank can report that call by an id.
+// Returns nullopt if the report is not about one call, or if its call has a name without an id.
 std::optional<Aggregator::Key> Aggregator::key_of(const Report& report,
                                                   const KnownCall* call) const {
   const auto* ready = std::get_if<Ready>(&report);
@@ -174,7 +174,7 @@ bool Aggregator::is_late(const Key& key, const std::vector<Rank>& ranks) {
   return true;
 }
 
-// Reads how a call has ended: its next reports mean the next call.
+// Reads the end of a call. Reports after it are about the next call of that name.
 void Aggregator::read_end(const Entry& entry) {
   if (auto* fail = std::get_if<Fail>(&entry)) {
     if (auto set = sets_.find(fail->key.set); set != sets_.end()) set->second.failed = true;

@@ -27,7 +27,7 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 class Aggregator {
  public:
   // Longest time for which reports of a call wait here for other ranks' reports. Separate reports cost the root more,
-  // and their only use is to name missing ranks. Reports of ranks that are later than that go up at once.
+  // and their only use is to name missing ranks. Later reports of such a call go up at once.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
@@ -67,8 +67,8 @@ class Aggregator {
   struct SetBelow {
     std::vector<Rank> ranks;  // members below, ascending
     bool straight = false;    // forward reports at once: a member has joined, or the set is closed
-    bool failed =
-        false;  // the same: since its last result a call has failed, so ranks are at different calls
+    // The same: a call has failed since the set's last result, so ranks are at different calls.
+    bool failed = false;
   };
   // `gone` ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
   struct KnownCall {
@@ -119,10 +119,10 @@ class Aggregator {
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
-  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids of the calls that ranks can name
+  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids by name, without gone ones
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Held> held_;
-  // Calls of which a report has gone up without the others: number of ranks that have yet to report.
+  // Calls whose first reports have gone up without the others: number of ranks below that have not reported yet.
   std::map<Key, int> late_;
   ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record

@@ -215,7 +215,7 @@ TEST(a_payload_waits_for_the_other_ranks) {
   CHECK_EQ(leader.take(Aggregator::kPatienceNs), 1);
 }
 
-// A rank that comes later than its neighbor waits for need not wait for it in turn.
+// A rank that is later than its neighbor's report could wait does not wait in turn.
 TEST(a_late_report_goes_up_at_once) {
   const int64_t late = Aggregator::kPatienceNs + 40 * kMs;
   Leader leader;
