@@ -181,13 +181,21 @@ void foresee_departure(Program& program) {
   for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
 }
 
+// The two ends of a link may hear of its end at different times: one rank gives up early what another is late for.
+void foresee_cut(Program& program) {
+  bool late = false;
+  for (PlannedCall& call : program.calls) {
+    if ((call.allowed & kStalled) == 0) continue;
+    call.allowed |= kDone;
+    late = true;
+  }
+  if (late) use_names_once(program);
+}
+
 void foresee_trouble(Program& program) {
   if (program.trouble == Trouble::kLittle) return;
-  for (PlannedCall& call : program.calls) {
-    call.allowed |= kPeerGone;
-    // A link's two ends may hear of its end at different times: one rank gives up early what another is late for.
-    if (program.trouble == Trouble::kCut && (call.allowed & kStalled) != 0) call.allowed |= kDone;
-  }
+  for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
+  if (program.trouble == Trouble::kCut) foresee_cut(program);
   if (program.late()) foresee_lateness(program);
   if (program.trouble == Trouble::kHunger) foresee_hunger(program);
 }
