@@ -92,11 +92,10 @@ def DistributedOptimizer(
     When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
     or change; its derivatives after backward(create_graph=True) are this rank's. A gradient that is
     missing on some ranks counts as the identity there: zeros, for a sum or average. One that is
-    missing on all ranks stays None. Each backward() outside of
-    no_sync() is collective. If a rank skips one, it must call synchronize() instead. step() reduces
-    the gradients that no pass has reduced: those of no_sync(), or those that you wrote yourself.
-    farandole sends everything that `.grad` holds, so reset gradients after each step, unless op is
-    Average.
+    missing on all ranks stays None. Each backward() outside of no_sync() is collective. If a rank
+    skips one, it must call synchronize() instead. step() reduces the gradients that no pass has
+    reduced: those of no_sync(), or those that you wrote yourself. farandole sends everything that
+    `.grad` holds, so reset gradients after each step, unless op is Average.
 
     Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
     too. From the next step() on, parameters that you remove there are not. A parameter belongs to
