@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole.calls.public_call import heard_by_all
+from farandole.calls.public_call import errors_reach_peers
 from farandole.equality import fingerprint
 from farandole.errors import MismatchError, printable, ranks_text
 from farandole.members import ProcessSet, global_process_set
@@ -47,7 +47,7 @@ def same_on_all_ranks(
         {'seed': 7}
     """
     if inspect.isroutine(value):
-        with heard_by_all(process_set, name):
+        with errors_reach_peers(process_set, name):
             raise TypeError(
                 "same_on_all_ranks compares values: pass the function's arguments, or its result"
             )
@@ -58,7 +58,7 @@ def same_on_all_ranks(
 def _compare(value: Any, name: str, process_set: ProcessSet) -> None:
     if not process_set.included() or process_set.size() == 1:
         return
-    with heard_by_all(process_set, name):
+    with errors_reach_peers(process_set, name):
         mine = dict(_leaves(value, "value"))
     if equal_on_all_ranks(sorted(mine.items()), name, process_set):
         return

@@ -19,7 +19,7 @@ import numpy as np
 from farandole._library import ffi, lib
 from farandole.calls import requests
 from farandole.calls.arguments import check
-from farandole.calls.public_call import heard_by_all
+from farandole.calls.public_call import errors_reach_peers
 from farandole.config import setting
 from farandole.errors import MismatchError, PeerError, counted, printable, ranks_text, warn
 from farandole.members import ProcessSet, set_id
@@ -203,7 +203,7 @@ class StandaloneModelCheck:
         if steps == 0:
             self._equality.warn_again()
         name = f"{self._scope.name}.digest"
-        with heard_by_all(process_set, name):
+        with errors_reach_peers(process_set, name):
             digest = self._equality.digest(joins, steps)
         if steps and not digest:
             return

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import farandole
-from farandole.calls.public_call import collective, heard_by_all, then
+from farandole.calls.public_call import collective, errors_reach_peers, then
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError, ranks_text, warn
 from farandole.keras.optimizer import unreduced_optimizers
@@ -159,7 +159,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keras hook: averages the metrics in `logs`."""
-        with heard_by_all(self._set, _METRICS):
+        with errors_reach_peers(self._set, _METRICS):
             own = {name: _array(value) for name, value in (logs or {}).items()}
         sent = farandole.rank(), own
         every = farandole.allgather_object(sent, name=_METRICS, process_set=self._set)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from farandole.calls.arguments import Argument, check, integer, is_factor
-from farandole.calls.public_call import heard_by_all
+from farandole.calls.public_call import errors_reach_peers
 from farandole.errors import FarandoleError, MismatchError, StallError
 from farandole.extras.parameter_server.shard import (
     BODY,
@@ -345,7 +345,7 @@ def _agree(
 ) -> tuple[TableSettings, Shard, int]:
     """(settings that all ranks agree on, this rank's rows, the server's first tag). Collective."""
     global _count
-    with heard_by_all(process_set, NAME):
+    with errors_reach_peers(process_set, NAME):
         given = {"shape": shape, "dtype": dtype, "initial": initial, "update": update}
         check(_ARGUMENTS, **given, staleness=staleness, process_set=process_set)
         bound = None if staleness is None else index(staleness)

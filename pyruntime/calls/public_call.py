@@ -129,7 +129,7 @@ def waiting(
 
 
 @contextmanager
-def heard_by_all(process_set: Any, meeting: str) -> Iterator[None]:
+def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
     """Context: reports an error also to the ranks that wait in the allgather named `meeting`."""
     try:
         yield
