@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """System calls that the `os` and `signal` modules lack in a Python that was built for an old Linux,
-as conda's and uv's are.
+such as those that uv installs (https://github.com/astral-sh/uv/issues/15081).
 
 Each raises OSError if the kernel does not know the call, or a sandbox forbids it.
 """
