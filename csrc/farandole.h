@@ -18,7 +18,7 @@
 #define FARANDOLE_E_LIBRARY 8
 
 #define FARANDOLE_KEY_BYTES 16 /* length of farandole_world.key */
-/* A result of farandole_wait, not an error. After a timeout or a signal: run signal handlers, then wait again. */
+/* farandole_wait returns it after a timeout or a signal. It is not an error: run signal handlers, then wait again. */
 #define FARANDOLE_PENDING 100
 
 enum farandole_op {
@@ -32,8 +32,9 @@ enum farandole_op {
   FARANDOLE_ADD_SET = 7,    /* shape: the ranks, ascending */
   FARANDOLE_REMOVE_SET = 8, /* root: the set's id; with by_members, shape: the set's ranks */
   FARANDOLE_SCATTER = 9,    /* only the root sends; other inputs give dtype and trailing shape */
-  /* A send and a receive match, first in, first out, if each names the other's rank as `root`, and set and tag are
-   * equal. They must agree on dtype and number of elements. */
+  /* A send and a receive match if each names the other's rank as `root`, and both have the same set and tag. Sends
+   * match in the order in which they were made, and so do receives. A send and its receive must agree on dtype and
+   * number of elements. */
   FARANDOLE_SEND = 10,
   FARANDOLE_RECEIVE = 11,
   FARANDOLE_REDUCE = 12 /* only the root's output is written */
@@ -83,11 +84,12 @@ typedef struct farandole_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank receives, or contributes the identity */
-  /* allreduce, broadcast, reduce: has the input's shape. allgather: has the input's number of rows for each member,
-   * so all inputs must have the same shape. reducescatter: has this rank's rows. Except in alltoall and scatter, may be
-   * the input's memory; a reducescatter's result then lies at its start. An allgather's input may lie where its rows
-   * belong in the output. Other overlaps are refused. NULL: in allgather, alltoall, reducescatter and scatter the core
-   * allocates the result (see farandole_result); other calls drop it. */
+  /* Memory for the result. In allreduce, broadcast and reduce it has the input's shape. In allgather it has as many
+   * rows as the input for each member, so all inputs must have the same shape. In reducescatter it has this rank's
+   * rows. Except in alltoall and scatter, it may be the input's memory; a reducescatter's result then lies at the start
+   * of that memory. An allgather's input may lie where its rows belong in the output. Other overlaps are refused. NULL:
+   * in allgather, alltoall, reducescatter and scatter the core allocates the result (see farandole_result); other calls
+   * drop it. */
   void* output;
   int32_t n_splits;      /* length of splits; 0: equal parts */
   const int64_t* splits; /* alltoall, and scatter's root: rows for each member */
@@ -105,7 +107,7 @@ typedef struct farandole_result {
   void* output;   /* the request's output, or memory that the handle owns until farandole_take */
   int32_t absent; /* 1: no rank had an input; nothing was written */
   int32_t ndim;
-  const int64_t* shape; /* the output's */
+  const int64_t* shape; /* the shape of the output */
   int32_t n_received;
   /* allgather, alltoall: rows received from each member of the set; a joined member sends 0 */
   const int64_t* received;
@@ -123,8 +125,8 @@ typedef struct farandole_world {
   /* Address of an MPI_Comm of these ranks in this order, valid until farandole_shutdown; NULL: no MPI between hosts. */
   const void* mpi_comm;
   int32_t number; /* of this world; each restart of the job increments it */
-  /* FARANDOLE_KEY_BYTES bytes, derived from a secret and all blobs, equal on all ranks. Both ends of a socket prove
-   * that they know the key. */
+  /* FARANDOLE_KEY_BYTES bytes, derived from a secret and all blobs. All ranks have the same key. Both ends of a socket
+   * prove that they know the key. */
   const char* key;
 } farandole_world;
 
@@ -155,7 +157,7 @@ typedef struct farandole_counter {
 const char* farandole_version(void);
 const char* farandole_build_id(void);
 /* 1 if this process runs as this user. 0 for the kernel's overflow user (nobody) in a user namespace that does not map
- * every user, because all unmapped users appear as that one. */
+ * every user, because there all unmapped users appear as nobody. */
 int32_t farandole_is_own_user(uint32_t user);
 /* The signal for stack reports: FARANDOLE_STACK_SIGNAL, else a free one, else 0; or -code. */
 int32_t farandole_stack_signal(void);
@@ -163,18 +165,20 @@ int32_t farandole_stack_signal(void);
  * its stacks to a pipe (0: none), the pipe's non-blocking read end, and folders, separated by ':', whose frames are
  * omitted at the top of a stack. Install Python's handler afterwards. */
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
-/* Write texts about this process, one item per line, at most `capacity` bytes, also before init(). Return the full
- * length, or -code. farandole_mpi: file, binary interface and version of the loaded MPI, or nothing.
- * farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach. farandole_sockets: the prefix of
- * this user's socket paths, then a text that is equal in processes that can reach each other's Unix sockets. */
+/* Each of these writes a text about this process, one item per line, at most `capacity` bytes, and returns the full
+ * length, or -code. Callable before init(). farandole_mpi: file, binary interface and version of the loaded MPI, or
+ * nothing. farandole_addresses: `eth0 10.0.0.1` for each address that other hosts may reach. farandole_sockets: the
+ * prefix of this user's socket paths, then a text that is equal in processes that can reach each other's Unix
+ * sockets. */
 int32_t farandole_mpi(char* text, int32_t capacity);
 int32_t farandole_addresses(char* text, int32_t capacity);
 int32_t farandole_sockets(char* text, int32_t capacity);
 /* Sets the folders, separated by ':', that are searched for libnccl and libnvrtc. Call before farandole_prepare. */
 void farandole_library_folders(const char* folders);
 /* Starts a watchdog for calls without a time limit, such as MPI_Init. After `seconds` it prints `text` on stderr and
- * ends this process; if processes[i] ends, it does so at once with texts[i]. Replaces the previous watchdog; negative
- * `seconds` start no new one. Returns FARANDOLE_E_PEER if one of the processes has ended already. */
+ * ends this process. If processes[i] (a process id) ends before, it prints texts[i] and ends this process at once.
+ * Replaces the previous watchdog; negative `seconds` start no new one. Returns FARANDOLE_E_PEER if one of the processes
+ * has ended already. */
 int32_t farandole_end_after(double seconds, const char* text, int32_t count,
                             const int32_t* processes, const char* const* texts);
 /* Step 1: reads the settings and opens this rank's sockets. Returns the blob's length, or -code. */
@@ -190,7 +194,7 @@ int32_t farandole_start(const farandole_world* world);
  * `seconds`: call it again. After any other result, the core neither accesses a request's buffer nor calls MPI. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
 int32_t farandole_initialized(void);
-/* 1: the job has failed because ranks are dead or unreachable; they will never leave. */
+/* 1: the job has failed because ranks are dead or unreachable; those ranks will never leave. */
 int32_t farandole_broken(void);
 /* In a forked child, returns the parent's topology. */
 int32_t farandole_where(farandole_topology* topology);
@@ -198,10 +202,10 @@ int32_t farandole_where(farandole_topology* topology);
 void farandole_forked(void);
 
 /* ---- work */
-/* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. Does not report a
- * failure to peers: call farandole_refuse. Several tensors of one process set, all on the CPU or all on the GPU, form a
- * group: one call, reduced together or not at all, with the name, set and site of the first tensor. `count` 0 prepares
- * an empty group with the name of tensors[0], which must be a barrier. */
+/* Prepares a call: checks it and keeps it without its buffers. Returns the call's number, or -code. After a failure,
+ * call farandole_refuse to report it to peers. Several tensors of one process set, all on the CPU or all on the GPU,
+ * form a group: one call, reduced together or not at all, with the name, set and site of the first tensor. If `count`
+ * is 0, tensors[0] must be a barrier; its name becomes the name of an empty group. */
 int64_t farandole_prepare_call(const farandole_request* tensors, int32_t count);
 /* Submits prepared calls in order. Stops at the first that fails, and returns its error code; that call fails on its
  * peers, too; the calls before it have handles. inputs, outputs, streams and handles have an element for each tensor
@@ -214,13 +218,13 @@ int32_t farandole_submit(const int64_t* calls, const uintptr_t* inputs, const ui
 int64_t farandole_submit_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_submit_pointers(int64_t call, const void* input, void* output);
 /* Like farandole_submit_one, for a caller that would wait for the result at once. Ranks of one host complete a small
- * call among themselves. Returns 0 if the call is done; it has no handle. Returns a handle if it is not done within
- * 20 ms, has failed, has no `input` or no `output`, or a signal has come. */
+ * call among themselves. Returns 0 if the call is done; then there is no handle. Returns a handle if the call is not
+ * done within 20 ms, has failed, or lacks `input` or `output`, or if a signal has come. */
 int64_t farandole_call_one(int64_t call, uintptr_t input, uintptr_t output);
 int64_t farandole_call_pointers(int64_t call, const void* input, void* output);
 void farandole_forget_prepared(int64_t call);
 /* Reports that this rank cannot take part in the request's call: its peers' calls fail with this code and text. A
- * refused join is reported with this rank's next join; when all members have joined, all joins fail. */
+ * refused join is not reported until this rank makes its next join; when all members have joined, all joins fail. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
 /* For callers that pass a copy of a user's array, whose own address the core never sees. Returns FARANDOLE_E_ARGUMENT
  * if an unfinished call writes to these elements or, with `writes`, reads them. `size`: bytes of an element; strides in
@@ -235,7 +239,7 @@ int32_t farandole_poll(int64_t handle);
 /* Blocks until all handles are done or one has failed. Returns FARANDOLE_OK, the failure's code, or FARANDOLE_PENDING
  * after `seconds` or a signal. Negative `seconds`: waits for -seconds, and the caller promises to repeat the call. */
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
-/* Like farandole_wait for one handle; releases it if the result is FARANDOLE_OK. */
+/* Like farandole_wait for one handle; releases the handle if the result is FARANDOLE_OK. */
 int32_t farandole_finish(int64_t handle, double seconds);
 /* Makes later work in this CUDA stream wait for the GPU results of these handles. Call after farandole_wait. Does not
  * block. */
@@ -244,12 +248,13 @@ int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t st
  * -code: no such handle. */
 int32_t farandole_settled(int64_t handle);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
-/* Releases the handle, at once or when the call is done. Until then its buffers must stay valid. */
+/* Releases the handle at once or, if its call is in flight, when the call is done. Until then the call's buffers must
+ * stay valid. */
 void farandole_release(int64_t handle);
 void farandole_release_all(const int64_t* handles, int32_t count);
 /* Passes a result's memory to the caller, who frees it with farandole_free (on a GPU: farandole_free_on). Returns NULL
- * if the core owns none; farandole_error() says why: the call has failed, the result was taken before or is in the
- * caller's memory, or another thread has shut down. */
+ * if the core owns no memory of this result; farandole_error() says why: the call has failed, the result was taken
+ * before or is in the caller's memory, or another thread has shut down. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
 /* Frees GPU memory after the work now in this CUDA stream, and returns 1. Returns 0 if the stream is being captured
@@ -271,11 +276,12 @@ int32_t farandole_copy(int32_t device, uintptr_t target, uintptr_t source, uint6
  * full text, of which at most `capacity` bytes are written, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
 
-/* A handler of XLA's FFI (version 0.1) that makes a collective within a program compiled for the platform "cpu".
+/* A handler of XLA's FFI (version 0.1) that executes a collective within a program compiled for the platform "cpu".
  * Register it with XLA, which calls it. Argument: XLA_FFI_CallFrame; result: XLA_FFI_Error, or NULL.
  * csrc/api/api_xla.cc lists the attributes. */
 void* farandole_xla_collective(void* call_frame);
-/* The handler for the platform "CUDA". Returns when the collective is launched, which runs in XLA's stream order. */
+/* The handler for the platform "CUDA". Returns when the collective is launched. The collective runs in the order of
+ * XLA's stream. */
 void* farandole_xla_collective_on(void* call_frame);
 
 /* ---- zero copy */

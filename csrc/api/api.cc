@@ -16,7 +16,8 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        process().mutex.lock();  // so no other thread holds it or changes the runtime during fork()
+        // So that no other thread holds the mutex or changes the runtime during fork().
+        process().mutex.lock();
         process().arenas.before_fork();
         Fd::before_fork();
       },

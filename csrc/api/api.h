@@ -27,7 +27,8 @@ namespace farandole {
 
 // A call of farandole_prepare_call and its runtime, kept together so that one look-up finds both.
 struct PreparedCall {
-  // Submits the call of one tensor; returns its handle. If `waits`, the call may complete here; then returns 0.
+  // Submits this call, which must have exactly one tensor; returns the call's handle. If `waits`, the call may complete
+  // before this function returns; then it returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
       throw Error(ErrorCode::kInvalidArgument, "this call has several tensors");
@@ -176,7 +177,8 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns these calls up to the first unknown one. Shares them, because shutdown() may clear the table meanwhile.
+// Returns the calls with these numbers, up to the first unknown number. Returns shared pointers, because shutdown() may
+// clear the table meanwhile.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;

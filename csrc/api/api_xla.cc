@@ -111,8 +111,8 @@ class XlaCall {
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Makes the call; throws if it fails. On a CPU, first waits until the core no longer uses the buffers. On a GPU,
-  // XLA's stream waits for that instead.
+  // Makes the call; throws if it fails. On a CPU, waits until the core no longer uses the buffers, then returns or
+  // throws. On a GPU, XLA's stream waits for that instead.
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;
@@ -140,10 +140,10 @@ class XlaCall {
  private:
   bool on_gpu() const { return where_.device != kCpuDevice; }
 
-  // True if the result's size is known before the call: the core then writes directly into XLA's buffer.
+  // True if the result's size is known before the call. Then the core writes directly into XLA's buffer.
   bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
 
-  // Waits for all handles, also after a failure; returns the first failure.
+  // Waits for all handles, even if a call fails; returns the first failure.
   static Failure waited(const std::vector<Handle>& handles) {
     Failure first;
     for (Handle handle : handles) {
@@ -233,7 +233,7 @@ class XlaCall {
     return {};
   }
 
-  // Copies in the order of XLA's stream.
+  // Copies between GPU addresses. The copy runs in the order of XLA's stream.
   void copy(void* target, const void* source, size_t bytes) const {
     const auto device = runtime()->gpus().open(where_.device);
     const GpuDevice::Scope scope(*device);

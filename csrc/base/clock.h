@@ -49,7 +49,7 @@ class Deadline {
   bool expired() const { return !is_never() && now_ns() >= ns_; }
   timespec as_timespec() const { return {ns_ / 1'000'000'000, ns_ % 1'000'000'000}; }
 
-  // Milliseconds left for poll(), rounded up so that it never returns early; -1 for never.
+  // Milliseconds left for poll(), rounded up so that poll() never returns early; -1 for never.
   int poll_ms() const {
     if (is_never()) return -1;
     const int64_t left = std::max<int64_t>(ns_ - now_ns(), 0);

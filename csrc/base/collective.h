@@ -43,8 +43,8 @@ enum class Pattern : uint8_t {
 enum class Rows : uint8_t {
   kNone,     // there are none: the result is as large as the input
   kKept,     // for each member, rows of the result that it receives; computed from the shape
-  kBrought,  // for each member, rows of its input; the log entry contains them
-  kPairs,    // rows sent, at sender * members + receiver (with a root: receiver); in the log entry
+  kBrought,  // for each member, rows of its input; the log entry contains these numbers
+  kPairs,    // rows sent, at index sender * members + receiver (with a root: receiver); also logged
 };
 
 // For kKept: rows that a member receives. The first members get the remainder, as in Horovod.
@@ -82,7 +82,8 @@ struct CollectiveTraits {
   constexpr bool rooted() const { return from_root() || to_root(); }
   // True if all members have the same role. Then they should call from the same program line.
   constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
-  // True if members may differ in the first dimension. The result's is known once all have reported.
+  // True if members may differ in the first dimension. The result's first dimension is known once all members have
+  // reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
   // True if each sender says how many rows it sends to each member.
   constexpr bool splits() const { return rows == Rows::kPairs; }

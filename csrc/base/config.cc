@@ -254,7 +254,7 @@ TuningFile read_tuning_file(const std::string& path) {
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
     if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
-    // If HOME is /tmp, another user can put a file there. This user's jobs must start nevertheless.
+    // If HOME is /tmp, another user can put a file there. Such a file must not keep jobs from starting.
     if (!why.empty())
       log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};

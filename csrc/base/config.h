@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-// Source of a variable's value. A later one overrides an earlier one.
+// Source of a variable's value. A source overrides those before it in this list.
 enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
 const char* text_of(Source source);
 
@@ -91,7 +91,7 @@ struct Variable {
 
 std::span<const Variable> variables();
 
-// Takes each variable from the environment, else from the tuning file, else its default.
+// Reads each variable from the environment, else from the tuning file, else takes its default.
 Config read_config();
 
 // The job-wide values, one per line. In init() the other ranks apply rank 0's text.

@@ -53,7 +53,7 @@ struct DTypeTraits {
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // False for floats that NCCL lacks. NCCL reduces other types that it lacks as their carrier type.
+  // False for floats that NCCL lacks. Any other type that NCCL lacks is reduced in its carrier type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 

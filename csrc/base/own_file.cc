@@ -26,7 +26,7 @@ uid_t overflow_user() {
   return user;
 }
 
-// True in the initial user namespace, and in a namespace that maps all of its users.
+// True in the initial user namespace, and in a namespace that maps all users of the initial one.
 bool maps_every_user() {
   constexpr uint64_t kUsers = 0xffffffff;
   uint64_t inside = 0;
@@ -61,7 +61,8 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Returns the target of the link `name` in `folder`; "" with errno if it is not a link, or must not be followed.
+// Returns the target of the link `name` in `folder`. If `name` is not a link, or the link must not be followed, returns
+// "" and sets errno.
 std::string target_of(int folder, const char* name, bool reads) {
   const int reason = errno;  // why open_own() could not open the name itself
   struct stat where{};

@@ -71,7 +71,7 @@ struct PortableHalves {
   }
 };
 
-// Elements whose lanes have the same type: float32, float64 and all integers.
+// Elements that are computed in the type in which they are stored: float32, float64 and all integers.
 template <class Cpu, class T>
 struct Same {
   static constexpr int kBytes = Cpu::kVectorBytes > sizeof(T) ? Cpu::kVectorBytes : sizeof(T);

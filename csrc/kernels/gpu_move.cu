@@ -261,7 +261,8 @@ __device__ void fill_any(const MoveChunk& chunk) {
   }
 }
 
-// Converts to kWide, the type that accumulates kNarrow, or back. False: the chunk has other types.
+// Converts from kNarrow to kWide, the type in which kNarrow is accumulated, or back. Returns false if the chunk has
+// other types.
 template <unsigned char kNarrow, unsigned char kWide>
 __device__ bool convert_between(const MoveChunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;

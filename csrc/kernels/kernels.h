@@ -20,8 +20,8 @@ bool supports(DType dtype, ReduceOp op);
 // Floats of fewer than 32 bits accumulate in float32 and round once. If an input is NaN, the result is the canonical
 // quiet NaN, also in Min and Max (but a single input without factors is copied).
 // Integers: Sum and Product wrap; division truncates. Factors apply in double: `pre` to each input, `post` / divisor to
-// the result. Products are truncated towards zero and limited to the type's range. With factors or a divisor, integers
-// of up to 16 bits accumulate in 32 bits, those of 32 bits in 64.
+// the result. Each of these products is truncated towards zero and limited to the type's range. With factors or a
+// divisor, integers of up to 16 bits accumulate in 32 bits, those of 32 bits in 64.
 // Throws Error(kInvalidArgument) if supports() is false, for a divisor outside [1, 2^31), and for bool with factors.
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
             size_t count, const Factors& factors);

@@ -9,8 +9,8 @@
 
 namespace farandole::kernels {
 
-// Each op is one expression, for vectors and scalars. If an operand is NaN, Min and Max return it; if both are equal
-// (-0, +0), they return the first.
+// Each op is one expression, for vectors and scalars. If an operand is NaN, Min and Max return that NaN; if both
+// operands are equal (-0, +0), they return the first.
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -40,7 +40,7 @@ struct Max {
   }
 };
 
-// Scales multiply every input and the result by factors. Keep changes neither.
+// A scale multiplies every input and the result by factors. Keep is the scale that changes neither.
 template <class Cpu>
 struct Keep {
   template <class V>
@@ -79,7 +79,8 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical, because the operand whose NaN an addition returns depends on the compiler.
+  // Makes all NaNs canonical: if both operands of an addition are NaN, the compiler decides which NaN the addition
+  // returns.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -213,7 +214,7 @@ constexpr Row boolean_row() {  // the product of 0s and 1s is the minimum
 }
 
 template <class Cpu, class Part>
-constexpr Row complex_row() {  // sums twice as many real numbers
+constexpr Row complex_row() {  // a complex number is summed as two real numbers
   return {.sum = reduce_floats<Cpu, Same<Cpu, Part>, Sum<Cpu>>};
 }
 

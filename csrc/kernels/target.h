@@ -17,7 +17,8 @@ struct Factors {
 using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, size_t count,
                           const Factors& factors);
 
-// Converts elements to the accumulator type and multiplies by `pre`; or applies `post` / divisor and converts back.
+// Row::widen converts elements to the accumulator type and multiplies them by `pre`. Row::narrow multiplies by `post`,
+// divides by the divisor and converts back.
 using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
 
 // Loops of one element type; nullptr: the op is not supported.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Converts elements to the type that accumulates them (the wide type), and back. Needed for integers with factors or a
-// divisor, and for floats in a reduction of two steps. Includes no std headers (see codec.h).
+// divisor, and for floats that are reduced in two steps (reduce_partials). Includes no std headers (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
