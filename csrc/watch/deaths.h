@@ -22,7 +22,7 @@ class DeathWatch {
     bool same_namespace = true;  // false: `pid` is a number in another PID namespace
     int socket = -1;             // closes when the peer dies; for use without pidfds; -1: none
   };
-  // The watch thread calls it once per death.
+  // The watch thread calls this function once per death.
   using OnDeath = std::function<void(const Peer&)>;
 
   DeathWatch(std::vector<Peer> peers, OnDeath on_death);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a host's flight recorders: one segment that all ranks map, so others can read a dead rank's last
-// events. Other processes attach to it through /proc/PID/fd.
+// The memory of a host's flight recorders: one segment that all ranks map, so that other ranks can read a dead rank's
+// last events. Other processes attach to the segment through /proc/PID/fd.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,7 @@ static_assert(sizeof(FlightEvent) == 120);  // Stamped<FlightEvent> fills two ca
 
 // A call that is submitted and neither done nor failed.
 struct OpenCall {
-  uint64_t position = 0;  // of its log entry; 0: none yet, and the next three fields are 0, too
+  uint64_t position = 0;  // of its log entry; 0: no entry yet, and the next three fields are 0, too
   uint64_t bucket = 0;
   int64_t negotiated_ns = 0;
   int64_t lane = 0;  // the process set of the bucket
@@ -72,7 +72,7 @@ struct OpenCall {
 };
 
 // A value in shared memory that any thread may write and any process may read without a lock. A stamp shows if the
-// value is incomplete because its writer died. Zeroed memory was never written.
+// value is incomplete because its writer died. Zeroed memory counts as never written.
 template <class T>
 class Stamped {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
@@ -84,8 +84,8 @@ class Stamped {
     T value;
   };
 
-  // Writes the first `bytes` of `value`; `number` must grow. False: wrote nothing, because another thread is writing or
-  // has written a later number.
+  // Writes the first `bytes` of `value`; `number` must grow with each write. Returns false without writing if another
+  // thread is writing, or has written a later number.
   bool write(uint64_t number, const T& value, size_t bytes = sizeof(T)) {
     const uint64_t writing = 2 * number + 1;
     uint64_t stamp = stamp_.load(std::memory_order_relaxed);
@@ -148,10 +148,10 @@ struct Tally {
   std::atomic<uint32_t> waiters;  // threads blocked in wait
   std::atomic<uint32_t> waiting_for;
   std::atomic<int64_t> waiting_since_ns;
-  std::atomic<int64_t> moving_since_ns;  // last launch of a bucket; 0: one has moved since
+  std::atomic<int64_t> moving_since_ns;  // last launch of a bucket; 0: a bucket has moved since
 };
 
-// Number of times that a rank was the last to submit a tensor, and its total delay. Rank 0 writes it.
+// Number of times that a rank was the last to submit a tensor, and the total delay by that rank. Rank 0 writes it.
 struct Lateness {
   std::atomic<uint64_t> times;
   std::atomic<uint64_t> ns;

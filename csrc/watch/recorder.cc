@@ -214,7 +214,7 @@ void Recorder::dump(std::span<const int> locals, const std::string& reason) {
         log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
       }
     });
-    // The driver calls this: a disk that hangs must delay no error, and no other call by more than this.
+    // The driver waits here, so a hanging disk delays errors and other calls by kDiskPatience, but not longer.
     if (writer.join_or_leave(Deadline::in(kDiskPatience))) return;
     {
       std::lock_guard lock(abandoned_mutex_);

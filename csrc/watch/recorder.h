@@ -49,7 +49,7 @@ class Recorder {
   void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
   void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
-  // A bucket starts to move. Returns the time.
+  // Records that a bucket starts to move. Returns the current time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
   void job_failed(const Failure& failure);

@@ -66,8 +66,8 @@ std::string python_stacks(const StackSource& source) {
   return text;
 }
 
-// Moves the main thread's block to the front. faulthandler writes a block per thread, in any order. "Current" is the
-// main thread, which runs the signal handler.
+// Moves the main thread's block to the front. faulthandler writes a block per thread, in any order. The "Current
+// thread" is the main thread, which runs the signal handler.
 std::string main_thread_first(const std::string& stacks) {
   const size_t at = stacks.find("Current thread");
   if (at == std::string::npos || at == 0) return stacks;
@@ -105,7 +105,8 @@ constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main one or uses one of kQuietFiles. False if the list is truncated.
+// True if every thread with Python frames is the main thread, or has a frame in one of kQuietFiles. False if the list
+// of threads is truncated.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;

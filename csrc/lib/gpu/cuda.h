@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-struct CUctx_st;  // NVIDIA's names, so that the handles have the types of its headers
+struct CUctx_st;  // NVIDIA's names, so that handles have the same types as in its headers
 struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
@@ -85,7 +85,7 @@ struct Api {
   Result (*stream_destroy)(Stream stream);
   Result (*stream_wait)(Stream stream, Event event, unsigned flags);
   Result (*stream_capturing)(Stream stream, int* status);
-  Result (*exchange_capture_mode)(int* mode);  // the calling thread's
+  Result (*exchange_capture_mode)(int* mode);  // mode of the calling thread
   Result (*event_create)(Event* event, unsigned flags);
   Result (*event_destroy)(Event event);
   Result (*event_record)(Event event, Stream stream);
@@ -112,7 +112,8 @@ struct Api {
   std::string text_of(Result result) const;
 };
 
-// Opens and initialises the driver at `path`, or where the loader finds it (""). Throws Error(kLibrary) with a remedy.
+// Opens and initialises the driver at `path`; if `path` is "", lets the loader find it. Throws Error(kLibrary) with a
+// remedy.
 std::shared_ptr<const Api> open(const std::string& path);
 
 }  // namespace farandole::cuda

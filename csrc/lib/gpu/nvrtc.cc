@@ -51,8 +51,8 @@ class Compilation {
   Result result_ = 0;
 };
 
-// Loads NVRTC's builtins, a library that NVRTC opens by name. NVRTC of CUDA 13.0's wheel does not find it in its own
-// folder, unless it is already loaded. If this fails, NVRTC reports what is missing.
+// Loads NVRTC's builtins, a library that NVRTC opens by name. The NVRTC of CUDA 13.0's wheel does not search its own
+// folder, so the builtins must be loaded before. If loading fails here, NVRTC later reports what is missing.
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);

@@ -34,7 +34,7 @@ struct Api {
 // Loads the library. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// Compiles a cubin for this compute capability (90: sm_90). If this NVRTC does not know the capability, returns PTX,
+// Compiles to a cubin for this compute capability (90: sm_90). If this NVRTC does not know the capability, returns PTX,
 // which the driver compiles. Throws Error(kLibrary) with the compiler's text.
 std::string compile(const Api& api, const std::string& source, int capability);
 

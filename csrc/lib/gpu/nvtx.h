@@ -13,7 +13,7 @@ struct Api {
   std::string path;
 
   int (*push)(const char* name);  // starts a range of the calling thread
-  int (*pop)();                   // ends it
+  int (*pop)();                   // ends the range
 };
 
 // Loads the library. Throws Error(kLibrary) with a remedy.

@@ -126,7 +126,7 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
 }
 
 // Huge pages come only from page faults, not from fallocate(). If memory is short, a page fault raises SIGBUS, but
-// MADV_POPULATE_WRITE returns an error. On kernels without it the allocation gets small pages.
+// MADV_POPULATE_WRITE returns an error. On kernels without MADV_POPULATE_WRITE the allocation gets small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {

@@ -34,9 +34,10 @@ class Arena {
   std::byte* allocate(size_t bytes);
   // Frees the pages immediately, for all processes. False: no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Returns the offset of `memory` in the memfd. It may lie inside an allocation. nullopt: peers do not share it.
+  // Returns the offset in the memfd of `memory`, which may lie inside an allocation. Returns nullopt if peers do not
+  // share `memory`.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
-  // Stops sharing the allocation that contains `memory`: copies its content to private pages; peers keep the old pages.
+  // Stops sharing the allocation that contains `memory`: copies its content to private pages. Peers keep the old pages.
   // Other threads may use the memory meanwhile.
   void retire(const std::byte* memory);
   // After retire(): reads from the old pages, to which peers may have written. Throws Error(kLibrary).
@@ -59,7 +60,7 @@ class Arena {
   struct Allocation {
     size_t bytes;
     bool retired = false;
-    bool released = false;  // by the user, while retired: its offsets are not reused
+    bool released = false;  // released while retired; its offsets are not reused
   };
   using Allocations = std::map<uint64_t, Allocation>;
 

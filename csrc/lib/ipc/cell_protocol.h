@@ -8,9 +8,9 @@
 // The word counts rounds. Each member arrives at most once per round. A round ends as
 //   completed: the last member arrived and found that all make the same call; or
 //   dissolved: a member gave up, and all members that had arrived must make their call through the coordinator.
-// The next round starts without arrivals. A completed round needs every member, so at most one completes between two
-// arrivals of a member. Thus the number of completed rounds tells a member how its round ended, even if later rounds
-// were dissolved. Two places for data are enough: the parity of that number selects one.
+// The next round starts without arrivals. A completed round needs every member, so at most one round completes between
+// two arrivals of a member. Thus the number of completed rounds tells a member how its round ended, even if later
+// rounds were dissolved. Two places for data are enough: the parity of that number selects one.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,8 @@ constexpr End end_of(uint32_t round, uint32_t word) {
   return completed ? End::kCompleted : End::kDissolved;
 }
 
-// Ends the round of `word` and wakes its sleepers. False: the word had changed; `word` now has the new value.
+// Ends the round of `word` and wakes its sleepers. If the shared word has changed meanwhile, sets `word` to its new
+// value and returns false.
 template <class State>
 bool end_round(State& state, uint32_t& word, uint32_t next) {
   const bool asleep = (word & kAsleep) != 0;
@@ -54,7 +55,7 @@ bool end_round(State& state, uint32_t& word, uint32_t next) {
   return true;
 }
 
-// Dissolves the round unless it has ended.
+// Dissolves the round unless it has ended. Returns how it ended.
 template <class State>
 End give_up(State& state, uint32_t round) {
   uint32_t word = state.load();
@@ -73,8 +74,8 @@ void disturb(State& state) {
   }
 }
 
-// Counts this member in. Call after writing this member's data. `agree()`: true if all members make the same call.
-// Sets `round`.
+// Counts this member in. Call after writing this member's data. `agree()` returns true if all members make the same
+// call. Sets `round` to the round in which this member arrived.
 template <class State, class Agree>
 End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   uint32_t word = state.load();
@@ -90,7 +91,8 @@ End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   }
 }
 
-// Sleeps until the round in which this member has arrived ends. At the deadline or after a signal, dissolves it.
+// Sleeps until the round in which this member has arrived ends. At the deadline or after a signal, dissolves that
+// round.
 template <class State>
 End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
   for (;;) {

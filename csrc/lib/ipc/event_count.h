@@ -15,7 +15,8 @@
 
 namespace farandole {
 
-// A thread that may sleep here: the user's thread that drives, or the background thread. At most one of each.
+// A thread that may sleep here: the user's thread that drives the engine, or the background thread. At most one thread
+// of each kind sleeps here.
 enum class Sleeper : uint32_t {
   kCaller = event_protocol::kCallerAsleep,
   kBackground = event_protocol::kBackgroundAsleep,
@@ -39,8 +40,8 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors by which this process wakes the threads of a rank to which other hosts can send: they sleep in a
-// Poller. Without them, a rank's threads sleep on the word itself.
+// File descriptors by which this process wakes a rank's threads, if other hosts can send to that rank. Its threads then
+// sleep in a Poller. The threads of other ranks sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
   Poller* poller = nullptr;  // null: the sleepers belong to another process
@@ -70,8 +71,8 @@ class Wakeup {
  public:
   Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
-  // Call after publishing work with seq_cst, from any thread of any process. Wakes a sleeping caller, else the
-  // background thread unless a thread drives. Makes no system call if it wakes no thread.
+  // Call after publishing work with seq_cst, from any thread of any process. Wakes a sleeping caller. If no caller
+  // sleeps and no thread drives, wakes the background thread. Makes no system call if it wakes no thread.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
   // Wakes the background thread for work that no caller will do. Own process only.
@@ -88,7 +89,7 @@ class Wakeup {
     event_protocol::stop_driving(state_, has_work);
   }
 
-  // While it exists, data from other hosts wakes only the caller that drives.
+  // While this object exists, data from other hosts wakes only the caller that drives.
   class Muted {
    public:
     explicit Muted(Wakeup wakeup) : poller_(wakeup.state_.bells.poller) { set(true); }
@@ -105,9 +106,10 @@ class Wakeup {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most a second, so that a caller handles its signals. Check for work afterwards. False: a signal
-  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst, and be true exactly if work was
-  // published since prepare() or a socket of the Poller changed: notify() leaves no trace if it finds no sleeper.
+  // Sleeps once, for at most a second, so that a caller can handle signals. Check for work afterwards. False: a signal
+  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must be true exactly if work was
+  // published since prepare(), or a socket of the Poller changed, because notify() leaves no trace if it finds no
+  // sleeper.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -118,6 +120,7 @@ class Wakeup {
  private:
   static constexpr std::chrono::seconds kLongestSleep{1};
   static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before it wakes
+                                                    // us
 
   struct State {
     std::atomic<uint32_t>* word;
@@ -145,7 +148,7 @@ class Wakeup {
     }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
       if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
-      // Needs no check of the word: if the bell rang before, sleep() returns immediately.
+      // Need not check the word: if the bell has rung already, sleep() returns immediately.
       return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }

@@ -17,10 +17,11 @@ namespace farandole::event_protocol {
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
 constexpr uint32_t kDriven = 4;  // a thread drives; it checks for work before it sleeps or stops
+                                 // driving
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
-// Chooses the sleeper of `kinds` to wake: a caller, else the background thread unless a thread drives. Clears and
-// returns the sleeper's flag; 0: none.
+// Chooses the sleeper to wake among `kinds`: a caller or, if no caller sleeps and no thread drives, the background
+// thread. Clears and returns the flag of this sleeper. Returns 0 if there is none.
 template <class State>
 uint32_t take_sleeper(State& state, uint32_t kinds) {
   uint32_t flags = state.load_flags();
@@ -32,8 +33,8 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call after publishing work. It takes the flag before it bumps the word. In the opposite order, it could take the flag
-// of a sleeper that has already read the new word, and no wake-up would reach that sleeper.
+// Call after publishing work. notify() takes the sleeper's flag before it bumps the word. In the opposite order, it
+// could take the flag of a sleeper that has already read the new word, and no wake-up would reach that sleeper.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -42,7 +43,7 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, loaded earlier.
+// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, a value loaded before.
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -65,7 +66,8 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before it checks for work: a notifier that saw the flag woke no thread, except perhaps this driver.
+// Clears kDriven before it checks for work, because a notifier that saw kDriven woke no thread, except perhaps this
+// driver.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of records in shared memory, for one writer and one reader in two processes. Neither blocks. Either may die at
-// any time: the other sees whole records only.
+// A ring of records in shared memory, for one writer and one reader in two processes. Neither blocks. If one of them
+// dies, the other still sees whole records only.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ class RingWriter : public RingMemory {
  public:
   RingWriter(std::byte* memory, size_t capacity);
 
-  // Appends `first` and `second` as one record of 1 to max_record() bytes, by a seq_cst store. Then notify the reader.
-  // False: no room.
+  // Appends `first` and `second` as one record of 1 to max_record() bytes, by a seq_cst store. The caller must then
+  // notify the reader. Returns false if there is no room.
   bool try_push(Bytes first, Bytes second = {});
 
   // After try_push() failed: asks the reader to report when half of the ring is free. Then call try_push() once more.
@@ -68,7 +68,7 @@ class RingReader : public RingMemory {
   // Returns the oldest record in place, 8-byte aligned, valid until pop(); empty: none. Throws if the ring is corrupt.
   Bytes front();
 
-  // Drops the record that front() returned. True: the writer waits for room; notify it.
+  // Drops the record that front() returned. Returns true if the writer waits for room; then notify the writer.
   bool pop();
 
  private:

@@ -66,7 +66,8 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes sockets of killed processes. Keeps new sockets, which look the same for a moment after bind().
+// Removes sockets of killed processes. Keeps new sockets: for a moment after bind(), they look like those of killed
+// processes.
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -82,7 +83,7 @@ void sweep(const std::string& folder, const std::string& beginning) {
 }  // namespace
 
 SocketFolder socket_folder() {
-  // Part of the names: hosts that share the folder see only their own processes.
+  // Socket names contain the boot id, so that hosts that share the folder see only their own processes.
   const std::string boot = boot_id();
   std::string why;
   for (const std::string& folder : candidates()) {

@@ -65,7 +65,7 @@ std::string random_name() {
   return name;
 }
 
-// Limits connect(): on a blocking socket, it waits for a place in the backlog for at most the send time-out.
+// Limits the time of connect(): on a blocking socket, it waits at most the send time-out for a place in the backlog.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
@@ -94,7 +94,7 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
     if (errno == EAGAIN) {
       wait_ready(fd, events, deadline, what);
     } else if (errno == ETOOMANYREFS && !deadline.expired()) {
-      // More descriptors than `ulimit -n` are on their way to this user's processes, which take them soon.
+      // More descriptors than `ulimit -n` are in flight to this user's processes, which soon receive them.
       poll(nullptr, 0, kRefsPauseMs);
     } else if (errno != EINTR) {
       throw_failed(what, errno);
@@ -210,7 +210,8 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
     throw Error(ErrorCode::kLibrary,
                 "a message was truncated; perhaps raise the limit of open files (ulimit -n)");
   }
-  if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // closed: no message is empty
+  // No message is empty, so the peer has closed the connection.
+  if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);
   return message;
 }
 

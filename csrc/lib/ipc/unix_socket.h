@@ -30,7 +30,7 @@ struct UnixMessage {
   std::vector<Fd> fds;
 };
 
-// One connection. Calls throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed it.
+// One connection. Calls throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed the connection.
 class UnixSocket {
  public:
   static constexpr size_t kMaxBytes = 64 * 1024;  // per message

@@ -27,7 +27,8 @@ class MpiRequest {
   MpiRequest() = default;
 
   explicit operator bool() const { return comm_ != nullptr; }  // true: in flight
-  // True: the message is complete, and this object is empty. Also throws if a received message has the wrong length.
+  // Returns true once the message is complete; this object is then empty. Also throws if a received message has the
+  // wrong length.
   bool test();
   // Lets a receive complete soon, perhaps without a message. No effect on a send.
   void cancel();

@@ -10,7 +10,7 @@
 
 namespace farandole::mpi_abi {
 
-constexpr int kSuccess = 0;  // the same in all
+constexpr int kSuccess = 0;  // the same in all libraries
 
 struct OpenMpi {
   static constexpr int kThreadMultiple = 3;
@@ -23,7 +23,7 @@ struct OpenMpi {
     size_t count;
   };
   static constexpr int kTagUpperBound = 0;     // the attribute's key
-  static constexpr int kErrorTextBytes = 256;  // at most, with the terminator
+  static constexpr int kErrorTextBytes = 256;  // length of the longest text, with terminator
 
   // Predefined handles are addresses of objects in the library.
   static constexpr const char* kByte = "ompi_mpi_byte";

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket and its unauthenticated connections. It judges a connection by the bytes received so far, without
-// blocking, and drops it after 5 s without a proof. If all places or descriptors are taken, it judges all connections
-// again, then drops the oldest one without a hello, else the oldest one. An honest caller tries again.
+// A listening socket and its unauthenticated connections. The listener judges a connection by the bytes received so
+// far, without blocking, and drops a connection that sends no proof within 5 s. If all places or descriptors are taken,
+// the listener judges all connections again, then drops the oldest without a hello or, if all have sent a hello, the
+// oldest. An honest caller whose connection is dropped tries again.
 #pragma once
 
 #include <poll.h>
@@ -35,8 +36,8 @@ class GuardedListener {
   void forget(size_t callers) { most_ -= callers; }
 
   // Accepts a limited number of pending connections, so that a flood of strangers cannot hold the calling thread. Then
-  // calls undecided(connection) for each, and drops it on false: it was invalid, or was proved and moved away. Throws
-  // Error(kLibrary) if the process has no descriptor left and no unauthenticated connection to drop.
+  // calls undecided(connection) for each connection. On false, drops the connection: it was invalid, or was proved and
+  // moved away. Throws Error(kLibrary) if the process has no descriptor left and no unauthenticated connection to drop.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {

@@ -76,7 +76,7 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// Receives available bytes into `got`, until it holds `size`. False: the other end has closed.
+// Receives available bytes into `got`, until `got` holds `size` bytes. Returns false if the other end has closed.
 bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   while (got.size() < size) {
     std::byte buffer[kHello];
@@ -153,7 +153,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // before taking peers: wait() does not wake for proved ones
+    look(own, key);  // before taking peers: wait() does not wake for proved peers
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;

@@ -81,12 +81,13 @@ class TcpListener {
   std::vector<TcpPeer> proved_;  // until take() or accept() returns them
 };
 
-// Connects to a rank: tries its addresses in turn until one proves to be that rank. Only wait() blocks.
+// Connects to a rank: tries its addresses in turn until the listener at one of them proves that it is that rank. Only
+// wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
 
-  // Continues as far as possible without blocking. True: fd() is the connection.
+  // Continues as far as possible without blocking. Returns true once fd() is the connection.
   bool step();
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }
@@ -112,7 +113,7 @@ class TcpCaller {
   const Key128 key_;
   Stage stage_ = Stage::kPause;
   Deadline due_ = Deadline::at(0);        // end of the stage
-  Deadline refused_ = Deadline::never();  // first refusal since an address was silent; never: none
+  Deadline refused_ = Deadline::never();  // first refusal after the last silent address
   size_t next_ = 0;                       // index of the address to try
   Key128 nonce_{};
   std::vector<std::byte> received_;

@@ -31,7 +31,7 @@ Fd::Fd(int fd) : fd_(fd) {
   owned().by_number[number] = true;
 }
 
-// In a forked child, an Fd of the parent closes nothing: its number may be that of a newer descriptor.
+// In a forked child, an Fd of the parent closes nothing: its number may by then belong to a newer descriptor.
 void Fd::reset() noexcept {
   if (fd_ < 0) return;
   std::lock_guard lock(owned().mutex);

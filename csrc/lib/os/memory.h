@@ -34,7 +34,7 @@ void prefer_huge_pages(void* begin, size_t bytes);
 
 // Allocates pages of a memfd. Throws Error(kLibrary) with a remedy.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes);
-// Frees pages of a memfd; their bytes become zero. After a failure they keep their content.
+// Frees pages of a memfd; their bytes become zero. If this fails, the pages keep their content.
 void free_pages(int fd, uint64_t offset, size_t bytes) noexcept;
 
 }  // namespace farandole

@@ -11,8 +11,9 @@
 
 namespace farandole {
 
-// Two threads may sleep here: the driver, and one that is woken to drive. Each has a bell: an eventfd that wakes it.
-// epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before it sleeps.
+// Two threads may sleep here: the driver, and a thread that is woken to become the driver. Each has a bell: an eventfd
+// that wakes it. epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN
+// before it sleeps.
 class Poller {
  public:
   enum Bell { kDriver, kOther };
@@ -24,16 +25,16 @@ class Poller {
   Poller& operator=(const Poller&) = delete;
 
   // Watches a socket until it is closed. If the socket has new bytes or new room, or has ended, collect() sets
-  // `changed`, which must outlive the socket. Without `changed`, it sets has_news(). Call it on the driver, or before
-  // the driver starts. False: the kernel refused; see errno.
+  // `changed`, which must outlive the socket. Without `changed`, collect() makes has_news() true. Call watch() on the
+  // driver, or before the driver starts. Returns false if the kernel refused; see errno.
   [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
   // Reads the changes since the last call. Driver only, like has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
 
-  // On: a change of a socket wakes only the driver, so that a message does not wake two threads. Off: it wakes both,
-  // and so do changes that came meanwhile. Driver only.
+  // On: a change of a socket wakes only the driver, so that a message does not wake two threads. Off: a change wakes
+  // both threads, even if the change came while muted. Driver only.
   void mute(bool on);
   // True if collect() would find a change. Any thread.
   bool ready() const;

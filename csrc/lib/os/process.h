@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-// A reference to a process. It stays correct when the kernel reuses the process's number.
+// A reference to a process. The reference stays correct when the kernel reuses the process's number.
 class PidFd {
  public:
   // Opens the process that started at `start_time`. Throws Error(kPeer) if it has ended. nullopt: there are no pidfds.

@@ -16,7 +16,7 @@ std::string read_text_file(const std::string& path);
 // Writes the whole text. False: failed; see errno.
 bool write_whole(int fd, std::string_view text);
 
-// Creates a file, replacing an existing one, or opens an existing device or pipe. Invalid Fd: see errno.
+// Creates a file, replacing an existing file, or opens an existing device or pipe. Invalid Fd: see errno.
 Fd create_file(const std::string& path);
 
 // Creates or replaces a file atomically. Only this user may read it. Throws Error(kLibrary).

@@ -21,7 +21,8 @@ namespace farandole {
 
 namespace {
 
-// Blocks all signals in the current thread while this object exists; threads that it starts inherit the mask.
+// Blocks all signals in the current thread while this object exists; threads started by the current thread inherit the
+// mask.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {

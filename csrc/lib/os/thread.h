@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the core's threads, which have names. They block all signals, so that the user's threads handle them.
+// Starts the core's threads, which have names. They block all signals, so that the user's threads handle all signals.
 #pragma once
 
 #include <functional>
