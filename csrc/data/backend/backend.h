@@ -26,10 +26,10 @@ class GpuEvent;
 
 // One tensor of a bucket, with this rank's buffers. "Member" is an index into the process set.
 struct Part {
-  Signature signature;               // root: a member; shape: that of this rank
+  Signature signature;               // its root is a member, its shape that of this rank
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
   std::byte* output = nullptr;       // nullptr: the result is dropped
-  std::vector<bool> present;         // by member: true if it has an input; empty: all have
+  std::vector<bool> present;         // by member: true if it has an input; empty: all have one
   // See CollectiveTraits::rows.
   std::vector<int64_t> rows;
   int64_t divisor = 1;                 // for Average
@@ -39,9 +39,9 @@ struct Part {
 };
 
 enum class Progress {
-  kWaiting,   // a peer must act first; it wakes this rank, or look_again() says when to check
+  kWaiting,   // a peer must act first, then wakes this rank; or look_again() says when to check
   kMoved,     // bytes have moved; call step() again without waiting
-  kFinished,  // the bucket is done: no peer accesses its buffers any more
+  kFinished,  // the bucket is done: no peer accesses the bucket's buffers any more
 };
 
 // Measures the phases of a backend's blocks for the timeline. Costs nothing while no timeline is written.
@@ -60,10 +60,10 @@ struct PhaseWatch {
   }
 };
 
-// Moves the bytes of one process set in one kind of memory. All members pass it the same buckets, in log order. Only
-// the driver calls it, except ready() and look_again(); every caller holds Engine::work_mutex_. Order: begin(), step()
-// until kFinished, the next begin(). Call abort() if step() throws. After abort(), no peer accesses this rank's
-// buffers; do not call step() again.
+// Moves the bytes of one process set in one kind of memory. All members pass the same buckets to their backends, in log
+// order. Only the driver calls a backend, except ready() and look_again(); every caller holds Engine::work_mutex_.
+// Order of calls: begin(), step() until kFinished, the next begin(). Call abort() if step() throws. After abort(), no
+// peer accesses this rank's buffers; do not call step() again.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -115,8 +115,8 @@ class PartLayout {
   // Without reduction, an input consists of pieces, each sent to one member or to all.
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
-  // The member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the member after it
-  // and ends with itself, so that not all send to one member first.
+  // The member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the next member and
+  // ends with itself, so that not all send to one member first.
   int receiver(int sender, int piece) const;
   size_t piece_start(int sender, int receiver) const;    // in the sender's input
   size_t landing_start(int sender, int receiver) const;  // in the receiver's output
@@ -136,10 +136,10 @@ class PartLayout {
   const int members_;
 };
 
-// A `widening` for fill_window(): bytes keep their size.
+// A `widening` for fill_window() that keeps all sizes.
 constexpr size_t as_it_is(const Part&) { return 1; }
 
-// A cursor: the end of the scheduled bytes in one sequence of a run.
+// A cursor in one sequence of a run's bytes: all bytes before it have been scheduled.
 struct PartLane {
   size_t part = 0;  // index in the bucket
   int piece = 0;

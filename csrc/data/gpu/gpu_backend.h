@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of backends for GPU memory. step() returns kFinished when all of a bucket's work is in the device's
-// stream; the bucket is done when the GPU has executed it.
+// stream; the bucket is done when the GPU has executed that work.
 #pragma once
 
 #include <memory>

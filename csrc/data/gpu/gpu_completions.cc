@@ -8,8 +8,8 @@
 namespace farandole {
 namespace {
 
-// Limits the destructor's wait. Its caller has already waited for the stream. Work that still runs will never end,
-// because a peer has died.
+// Limits the destructor's wait. The destructor's caller has already waited for the stream. Work that still runs will
+// never end, because a peer has died.
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace

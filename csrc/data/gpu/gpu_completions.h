@@ -19,7 +19,7 @@ namespace farandole {
 
 class GpuCompletions {
  public:
-  // `ring` wakes the driver. The thread calls it after each event.
+  // `ring` wakes the driver. The watching thread calls `ring` after each event.
   explicit GpuCompletions(std::function<void()> ring);
   // Waits for the current event, at most a few seconds, and drops the others.
   ~GpuCompletions();

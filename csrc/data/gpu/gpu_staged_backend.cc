@@ -51,7 +51,7 @@ bool GpuStagedBackend::ready() const {
   return may_fetch || may_move || over || failed();
 }
 
-// Starts to copy the next slice to the host. When it has arrived, completions_ wakes the driver.
+// Starts to copy the next slice to the host. When the slice has arrived, completions_ wakes the driver.
 bool GpuStagedBackend::fetch_next() {
   if (slices_.empty() || staged_.size() >= kSlicesAhead) return false;
   Staged staged;

@@ -22,10 +22,11 @@
 
 namespace farandole {
 
-// Decides when to poll a wire that cannot wake a thread, at doubling intervals. Detects a wire that is silent too long.
+// Decides when to poll a wire that cannot wake a thread: at intervals that double up to a limit. Detects a wire that is
+// silent for too long.
 class WirePatience {
  public:
-  // `silence_ns`: longest silence while a bucket is in flight; 0: no limit. `names`: of all members, for errors.
+  // `silence_ns`: longest silence while a bucket is in flight; 0: no limit. `names`: names of all members, for errors.
   WirePatience(int64_t silence_ns, std::vector<std::string> names)
       : silence_ns_(silence_ns), names_(std::move(names)) {}
 

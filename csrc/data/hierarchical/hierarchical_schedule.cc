@@ -94,7 +94,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   if (bytes == 0) return false;
   const auto hosts = static_cast<size_t>(hosts_.hosts());
   const size_t stripe = bytes / static_cast<size_t>(hosts_.stripes());
-  // Between two hosts, one hop sends no more bytes than two, unless partial results are wider than results.
+  // Between two hosts, one hop sends no more bytes than two hops, unless partial results are wider than results.
   const bool direct = stripe * (hosts - 1) <= sizes_.direct_bytes || (hosts <= 2 && !widens);
   Chunk chunk;
   chunk.receiver = run_.front().signature.target();
@@ -109,7 +109,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   return true;
 }
 
-// Cuts all shares of a part at the same offsets, as if each were as long as the longest one. The output may therefore
+// Cuts all shares of a part at the same offsets, as if each were as long as the longest share. The output may therefore
 // start at the input's address: it overwrites only bytes that have been reduced.
 bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
@@ -181,8 +181,8 @@ size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
       });
 }
 
-// A single sender sends each chunk to one host, which passes it on, so that every link carries each byte once. If there
-// are several senders, each sends its bytes to all hosts.
+// A single sender sends each chunk to one host, which passes the chunk on, so that every link carries each byte once.
+// If there are several senders, each sends its bytes to all hosts.
 bool HierarchicalSchedule::fill_share(HierarchicalBlock& block) {
   const size_t window = next_window(senders_);
   for (size_t i = 0; i < senders_.size(); ++i) {

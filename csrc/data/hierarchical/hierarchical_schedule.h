@@ -23,8 +23,9 @@ struct Piece {
 };
 
 // On every host with inputs to a chunk, the reducer makes a partial result and sends it to combiners. A combiner makes
-// the result and sends it to relays on other hosts that need it. The worker for the chunk's stripe has all three tasks
-// on its host. Without a stripe, the sender or the receiver has them, or elsewhere worker(host, local_of(receiver)).
+// the result and sends it to relays on other hosts that need it. If the chunk has a stripe, the stripe's worker on each
+// host has all three tasks. Otherwise the sender or the receiver has the tasks on its own host, and worker(host,
+// local_of(receiver)) on other hosts.
 struct Chunk {
   static constexpr int kAll = -1;
 

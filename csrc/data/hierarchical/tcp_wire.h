@@ -31,7 +31,7 @@ struct TcpEnds {
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: of the set's members, by member. `number`: used by no other wire of the job, open or closed.
+  // `ranks`: world ranks of the set's members, by member. `number`: used by no other wire of the job, open or closed.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 

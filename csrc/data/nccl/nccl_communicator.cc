@@ -218,7 +218,7 @@ void NcclCommunicator::Shared::fail(const std::string& text) {
   setup.changed();
 }
 
-// Fails the communicator after an error of NCCL or a deadline. Returns the time of the next check.
+// Marks the communicator as failed after an error of NCCL or a deadline. Returns the time of the next check.
 Deadline NcclCommunicator::Shared::look() {
   if (state != State::kBusy && state != State::kReady) return Deadline::never();
   nccl::Result found = nccl::kSuccess;
@@ -263,8 +263,8 @@ void NcclCommunicator::Shared::watch() {
 }
 
 // In a group, ncclCommAbort only sets the abort flag, which ends the worker's call. ncclGroupEnd then frees the
-// communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees it in ncclCommAbort, so this first
-// waits for the worker's call, which returns when a dead peer's connections end.
+// communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees the communicator in ncclCommAbort,
+// so this function first waits for the worker's call, which returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

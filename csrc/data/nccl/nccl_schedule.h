@@ -52,7 +52,7 @@ struct NcclCall {
 
 class NcclSchedule {
  public:
-  // Parts of at most this size share one call. Larger ones are reduced in place.
+  // Parts of at most this size share one call. Larger parts are reduced in place.
   static constexpr size_t kPackedBytes = 1 << 20;
 
   NcclSchedule(int member, int members) : member_(member), members_(members) {}

@@ -13,8 +13,9 @@ namespace {
 
 // A member that has waited this long dissolves the round. A call through the coordinator takes much less time.
 constexpr std::chrono::milliseconds kCellPatience{2};
-// Limits for one input, and for all inputs together, because every member reads all. For larger inputs it is faster to
-// divide the work, although members then wait more often (measured with 2 to 4 ranks on 2 cores with 1 MiB of L2 each).
+// Limits for one input, and for all inputs together, because every member reads all inputs. For larger inputs it is
+// faster to divide the work, although members then wait more often (measured with 2 to 4 ranks on 2 cores with 1 MiB of
+// L2 each).
 constexpr size_t kMostBytes = 1024 * 1024;
 constexpr size_t kMostBytesOfAll = 2 * 1024 * 1024;
 
@@ -72,7 +73,7 @@ bool Cell::all_make(const Call& call) const {
 }
 
 // True if a peer has calls under way outside the cell. Ignores a peer that has seen fewer calls end than this member,
-// because its count may include calls that have ended.
+// because that peer's count may include calls that have ended.
 bool Cell::anybody_elsewhere() const {
   const uint64_t own = line(setup_.member).elsewhere.load() >> kCountBits;
   for (int member = 0; member < setup_.members; ++member) {

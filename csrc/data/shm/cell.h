@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cell: shared memory in which the members of a process set on one host complete a small call. Each works in its
-// calling thread. A cell reports no errors. If a member is late, makes a different call, has called join(), leaves or
-// dies, the round is dissolved, and all members make the call through the coordinator.
+// A cell: shared memory in which the members of a process set on one host complete a small call. Each member works in
+// its calling thread. A cell reports no errors. If a member is late, makes a different call, has called join(), leaves
+// or dies, the round is dissolved, and all members make the call through the coordinator.
 //
 // MPICH's release_gather and DeepSpeed's shm.cpp use the same algorithm: each member writes its input to its own place,
 // and every member reads all places in member order.
@@ -31,7 +31,7 @@ class Cell {
     Spin spin;                         // for waiting callers
   };
   static constexpr size_t kAlignment = 4096;
-  // Largest input. Larger ones go through the set's lane, where members divide the work.
+  // Largest input. Larger inputs go through the set's lane, where members divide the work.
   static size_t most_bytes(int members);
   static size_t bytes(int members);
 
@@ -60,7 +60,7 @@ class Cell {
   // ---- The caller holds the mutex of RankCalls
   // Publishes how many of the set's calls have ended on this member, and how many it has under way outside the cell.
   void tell(uint64_t ended, uint32_t under_way);
-  // Call it after this member has reported to the coordinator: dissolves the round in which peers wait for it.
+  // Call it after this member has reported to the coordinator: dissolves the round in which peers wait for this member.
   void disturb();
 
  private:

@@ -258,7 +258,7 @@ void ShmBackend::stage() {
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
-    // With owners this is not needed: once this member receives their stripes, they have read its inputs.
+    // If the block has owners, this is not needed: owners whose stripes this member receives have read its inputs.
     if (shown && current.owners == 0) at_.shown = at_.staged + 1;
   }
   if (current.owners > 0) {

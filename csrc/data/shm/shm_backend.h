@@ -39,8 +39,8 @@ struct ShmSetup {
 };
 
 // Gives peers access to a block's bytes: through copies in slots of shared memory or, if all members have mapped the
-// buffer's arena, in place (zero copy). In place, members exchange only addresses. Each member decides for each part.
-// Pointers stay valid until all members have consumed the block. "My" means this member's.
+// buffer's arena, in place (zero copy). In place, members exchange only addresses. Each member chooses one of these
+// ways for each part. Pointers stay valid until all members have consumed the block. "My" means this member's.
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
@@ -59,7 +59,8 @@ class Exchange {
   // Reduce phase: appends to `targets` all addresses where peers expect the range's result.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
-  // Memory for the range in my slot. If I reduce the range, it can hold the result: no peer reads my input there.
+  // Memory for the range in my slot. If I reduce the range, this memory can hold the result, because no peer reads my
+  // input there.
   std::byte* own_slot(uint64_t block, const Range& range);
   // Consume phase: copies to my output the range that range.member has offered or reduced, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
@@ -131,7 +132,7 @@ class Exchange {
 class ShmBackend final : public Backend {
  public:
   explicit ShmBackend(const ShmSetup& setup);
-  // Bytes of memory that the backend needs. If ShmSetup::fd is set, those after `at_once` are allocated on use.
+  // Bytes of memory that the backend needs. If ShmSetup::fd is set, the bytes after `at_once` are allocated on use.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;

@@ -117,7 +117,7 @@ void ShmSchedule::add_stripes(Block& block, const Range& segment, size_t stripe_
   }
 }
 
-// Cuts all shares of a part at the same offsets, as if each were as long as the longest one. The output may therefore
+// Cuts all shares of a part at the same offsets, as if each were as long as the longest share. The output may therefore
 // start at the input's address: every byte that it overwrites has been staged.
 bool ShmSchedule::fill_reducescatter(Block& block) {
   const size_t window = block_bytes_ / static_cast<size_t>(members_) / kAlignment * kAlignment;

@@ -83,8 +83,8 @@ class ShmSchedule {
   // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
-  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs to a block of an
-  // allreduce total at most `direct_bytes`, every member reduces the whole block: one hop instead of two.
+  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If the inputs of all members to a block of
+  // an allreduce have at most `direct_bytes` together, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().
