@@ -39,7 +39,7 @@ struct Wanted {
 }  // namespace
 
 // Held by the driving thread. Its destructor stops driving. If work is left, or the background thread would sleep past
-// the next tick, it also wakes the thread that should drive now.
+// the next tick, the destructor also wakes the thread that should drive now.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
@@ -129,14 +129,14 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// Returns the time of the next check.
+// Probes if a probe is due. Returns the time of the next probe.
 Deadline Driver::look() {
   if (setup_.watch.patience().pause_ns == 0) return Deadline::never();
   if (Deadline::at(probe_.next_ns).expired()) probe();
   return Deadline::at(probe_.next_ns);
 }
 
-// Reports this rank's oldest bucket if it takes long. Asks rank 0 for a sign of life.
+// If this rank's oldest bucket takes long, reports the bucket. Asks rank 0 for a sign of life.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
   const std::optional<Stuck> oldest = setup_.engine.oldest_bucket();
@@ -150,7 +150,7 @@ void Driver::probe() {
   if (patience.asks) ask_for_life(now);
 }
 
-// Asks rank 0 for a log entry if none came since the last probe: a stopped process cannot report that it is stopped.
+// Asks rank 0 for a log entry if none came since the last probe: a stopped rank 0 cannot report that it is stopped.
 void Driver::ask_for_life(int64_t now) {
   const RankWatch::Patience& patience = setup_.watch.patience();
   const uint64_t heard = setup_.engine.log_position();
@@ -234,7 +234,8 @@ void Driver::background() {
     if (setup_.wakeup.try_drive()) {
       const bool moved = step();
       setup_.wakeup.stop_driving([] { return false; });
-      // Polls without driving, until a caller drives: a caller that found it driving would sleep.
+      // Polls until a caller drives. Does not drive meanwhile, because a caller that found this thread driving would
+      // sleep.
       if (moved || setup_.background_spin(setup_.engine.moving(), has_reason)) continue;
     }
     const Deadline tick = driven() ? Deadline::never() : setup_.engine.next_tick();

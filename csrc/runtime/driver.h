@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the engine on the background thread or on a user's thread that waits. One thread drives at a time. A thread only
-// tries to become the driver, and never blocks for it.
+// Runs the engine on the background thread or on a user's thread that waits. The thread that runs the engine is the
+// driver; it "drives". There is at most one. A thread only tries to become the driver; it never blocks to become it.
 #pragma once
 
 #include <atomic>
@@ -53,7 +53,7 @@ class Driver {
 
   // ---- Any thread
   void after_submit();
-  // Like after_submit(), for a caller that only waits: other hosts then hear of its calls at once.
+  // Like after_submit(), for a caller that only waits: other hosts then learn of this rank's calls at once.
   void hurry();
   // `endless`: the caller promises to repeat the wait until the calls have ended.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
@@ -65,7 +65,7 @@ class Driver {
   // if a signal came or `deadline` passed. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
-  // True if a thread of this rank drives.
+  // True if a thread of this rank is the driver now.
   bool driven() const { return setup_.wakeup.driven(); }
 
  private:

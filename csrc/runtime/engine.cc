@@ -227,7 +227,7 @@ void Engine::act_on(Failure found) {
   if (!told && found.code != ErrorCode::kShutdown) log(LogLevel::kError, found.text);
   if (calls_.job.stopped()) return break_down(found);
   // Makes new calls fail, then tells the peers, then closes the lanes' connections. Closing takes seconds on GPUs, and
-  // a peer that saw it before the report would blame the network.
+  // a peer that saw closed connections before the report would blame the network.
   calls_.break_down(found);
   attempt("telling the other ranks", [&] {
     calls_.report(Leave{true, found.text, false});
@@ -236,7 +236,7 @@ void Engine::act_on(Failure found) {
   release(found);
 }
 
-// Makes new calls fail; then releases the lanes' buffers; then fails everything that waits.
+// Makes new calls fail, then releases the lanes' buffers, then makes all pending calls fail.
 void Engine::break_down(const Failure& failure) {
   if (calls_.job.broken()) return;
   calls_.break_down(failure);

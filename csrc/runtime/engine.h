@@ -50,8 +50,8 @@ class Engine {
   // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
   uint64_t log_position() const { return log_position_; }
   std::optional<Stuck> oldest_bucket() const;  // nullopt: no bucket is under way on this rank
-  // The handle for which the main thread waits without a limit, or last did. Of several handles in one wait: the first
-  // that was unfinished when the wait began.
+  // The handle for which the main thread waits, or last waited, without a limit. If one wait has several handles, the
+  // first that was unfinished when the wait began.
   std::atomic<Handle> main_waits_for{0};
 
  private:
@@ -69,7 +69,7 @@ class Engine {
   void report_stacks();
   void act_on(Failure found);
   void break_down(const Failure& failure);
-  void release(const Failure& failure);  // releases buffers, then fails everything that waits
+  void release(const Failure& failure);  // releases buffers, then makes all pending calls fail
   Segment take_staging(SetId id);        // receives the leader's memory for a new set
 
   const Setup setup_;

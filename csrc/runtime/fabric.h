@@ -70,7 +70,7 @@ class Fabric {
   // Throws Error(kPeer) naming leaders that did not connect, or Error(kLibrary) naming leaders without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   std::chrono::milliseconds peer_timeout() const;
-  // Empty if the job has no MPI and FARANDOLE_WIRE allows a different transport.
+  // Returns an empty function if the job has no MPI and FARANDOLE_WIRE allows a different transport.
   OpenWire by_mpi() const;
   OpenWire by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const;
 

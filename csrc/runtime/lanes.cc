@@ -166,7 +166,7 @@ bool GpuBuckets::step() {
   if (past) {
     calls_.launch(runs_[launched_++], past);
   } else if (!begun && gpu->lane().begun()) {
-    runs_[launched_].begun_ns = now_ns();  // before, it may have waited for the program
+    runs_[launched_].begun_ns = now_ns();  // until now it may have waited for the program
   }
   return moved;
 }

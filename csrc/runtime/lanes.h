@@ -96,7 +96,7 @@ class GpuBuckets {
   std::atomic<RankGpu*> gpu_{nullptr};
   std::map<SetId, Segment> staging_;
   std::deque<BegunRun> runs_;
-  size_t launched_ = 0;   // buckets at the front of runs_
+  size_t launched_ = 0;   // launched buckets, at the front of runs_
   uint64_t settled_ = 0;  // buckets so far
   mutable std::mutex wanted_mutex_;
   std::multiset<Handle> wanted_;

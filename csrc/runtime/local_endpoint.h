@@ -23,7 +23,8 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's key, set before probe(); a listener's peers must prove to know it
+  JobKey key{};  // the world's key, set before probe(); a listener's peers must prove that they
+                 // know it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;

@@ -180,7 +180,7 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
   job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  // Waits until the driver has failed everything that waits. Signals do not end this wait.
+  // Blocks until the driver has made all pending calls fail. Signals do not end this wait.
   while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
   return gave_up;
@@ -251,7 +251,7 @@ bool Runtime::call(PreparedSubmission& prepared) {
   Handle& handle = prepared.handles.front();
   Failure failure;
   const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
-  // Without an output, the handle holds the result. Without an input, the handle tells if any rank had one.
+  // Without an output, the handle holds the result. Without an input, the handle tells whether any rank had an input.
   const bool needs_handle = prepared.inputs.front() == 0 || prepared.outputs.front() == 0;
   if (end != WaitEnd::kDone || needs_handle) return false;
   handles().release(std::exchange(handle, 0));

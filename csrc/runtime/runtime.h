@@ -23,7 +23,8 @@ namespace farandole {
 
 class Runtime {
  public:
-  // All ranks call it, within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the same ranks, or null.
+  // All ranks must call this constructor within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the
+  // same ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
   // For simulations: `fabric` already connects this rank, and the simulation reports deaths by lose().
@@ -44,7 +45,7 @@ class Runtime {
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
   // See farandole_shutdown(). Returns nullopt at `deadline`: call again. Otherwise the runtime may be destroyed, and a
-  // failure says why this rank has not waited for all others. A failed leave may follow a normal one.
+  // failure says why this rank has not waited for all others. A failed leave may follow a normal leave.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// farandole_end_after(): ends this process at a deadline or when an awaited process exits, unless destroyed first.
+// farandole_end_after(): ends this process at a deadline or when an awaited process exits, unless the Watchdog is
+// destroyed before.
 #pragma once
 
 #include <unistd.h>

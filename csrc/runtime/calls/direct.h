@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that a rank completes with its peers in cells, each in the calling thread. Part of RankCalls.
+// Calls that a rank completes with its peers in cells, each call in its calling thread. Part of RankCalls.
 //
 // The caller holds RankCalls::mutex_, except in meet(). From enter() to leave(), one thread of this rank occupies the
-// set's cell. In meet() it uses only its Visit, request and submission. Meanwhile other threads that make calls in the
-// set wait in clear(). These waits are short: clear() dissolves the round, and a thread that is just entering leaves
-// after kCellPatience.
+// set's cell. In meet() that thread uses only its Visit, request and submission. Meanwhile other threads that make
+// calls in the set wait in clear(). These waits are short: clear() dissolves the round, and a thread that is just
+// entering leaves after kCellPatience.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class DirectCalls {
 
   // Occupies the cell in which this call may complete. nullopt: make the call through the coordinator.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
-  // True: all members have met, and this rank's output is written. The submission must have its handle.
+  // Returns true if all members have met; then this rank's output is written. `mine` must have its handle already.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
     kEnded,   // completed, or fails with the job

@@ -40,15 +40,15 @@ struct Outcome {
   Dimensions shape;
   std::vector<int64_t> received;  // see farandole_result
   int64_t value = 0;
-  std::shared_ptr<GpuEvent> past;  // launched GPU call: the result is complete after this
+  std::shared_ptr<GpuEvent> past;  // launched GPU call: its result is complete after this event
 };
 
 // Returns a call's Part::rows, from the rows in the log entry.
 std::vector<int64_t> rows_of(std::span<const int64_t> logged, const Signature& signature,
                              int members);
 
-// Makes one member's outcome: shape and memory. `rows`: from rows_of(). `shape`: of the input. If `output` is null,
-// allocates memory.
+// Makes one member's outcome: shape and memory. `rows`: the result of rows_of(). `shape`: the input's shape. If
+// `output` is null, allocates the result's memory.
 Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
                    int members, Dimensions shape, std::byte* output,
                    const std::shared_ptr<GpuDevice>& device);
@@ -71,13 +71,14 @@ class Handles {
     }
     announce();
   }
-  // Marks a call as launched. It keeps this outcome when it is done, unless it fails.
+  // Marks a call as launched. A call that ends without a failure keeps this outcome.
   void launch(Handle handle, Outcome outcome);
   void fail_all(const Failure& failure);
   bool done(Handle handle);        // done or launched
   bool settled(Handle handle);     // the call's buffers are no longer in use
   bool unlaunched(Handle handle);  // a GPU call in flight that is not launched
-  // True if all are done, or one has failed (sets `failure`). Updates `ready`, the number of done calls at the front.
+  // True if all calls are done, or one has failed; then sets `failure`. Updates `ready`, the number of done calls at
+  // the front.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
   // Calls visit(const Outcome&) under the lock. Throws if the call is neither done nor launched.
   template <class Visitor>
@@ -89,7 +90,7 @@ class Handles {
   OwnedMemory take(Handle handle);
   // If the call is in flight, its slot is freed when the call is done.
   void release(Handle handle);
-  // Frees a handle that no caller has seen, in any state.
+  // Frees a handle in any state. No caller may have seen the handle.
   void cancel(Handle handle);
   // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);

@@ -25,7 +25,7 @@ class JobState {
   bool broken() const { return life_ == Life::kBroken || life_ == Life::kEnded; }
   bool over() const { return life_ >= Life::kBroken; }
   const Failure& failure() const { return failure_; }  // valid once broken
-  // True if the caller must report the leave to the coordinator. A failed leave may follow a normal one.
+  // Returns true if the caller must report the leave to the coordinator. A failed leave may follow a normal leave.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;

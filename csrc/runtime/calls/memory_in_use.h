@@ -39,7 +39,7 @@ class Elements {
   struct Dimension {
     uintptr_t step;
     uintptr_t count;
-    uintptr_t extent;  // bytes that the elements of one index span
+    uintptr_t extent;  // bytes spanned by the elements of one index
   };
   bool meet(uintptr_t own, size_t depth, uintptr_t begin, uintptr_t end) const;
 
@@ -51,7 +51,7 @@ class Elements {
 
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
-// Finds conflicts: until a call has ended, no other call may use memory that it writes. Otherwise the content would
+// Finds conflicts: no other call may use memory that an unfinished call writes. Otherwise the memory's content would
 // depend on timing and differ between ranks. Several calls may read the same memory. Ignores buffers on GPUs.
 class MemoryInUse {
  public:

@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// True if this call can complete in a cell, and this rank has its buffers.
+// True if this call can complete in a cell, and this rank has the call's buffers.
 bool fits_cell(const Signature& signature, const Submission& mine, const ProcessSet& set);
 std::span<const std::byte> input_in_cell(const Part& part, int member);
 // Computes the result from all inputs in the cell, in member order. Call after Cell::meet().

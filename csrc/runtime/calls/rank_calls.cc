@@ -15,7 +15,7 @@ namespace {
 
 // True if inputs may travel in reports, which saves a round trip but is slower for many calls. A batch sends either all
 // its inputs in reports or none, so that all ranks add in one order. In jobs of several hosts, where buckets add in a
-// different order, the caller passes 0 as `under_way`, because its value depends on timing.
+// different order, the caller passes 0 as `under_way`, because the number of calls under way depends on timing.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
   auto small = [&](const PreparedSubmission& one) {
@@ -211,7 +211,7 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
   }
 }
 
-// Reports a call. `rides`: its inputs may travel in the report.
+// Reports a call. `rides`: the call's inputs may travel in the report.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   ProcessSet& its = sets_.own(request.set);
@@ -256,8 +256,8 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
   tell_refusal(request, why);
 }
 
-// Reports a refused call. Keeps a refused join() until this rank joins, because all ranks must join. Reports a message
-// only if its peer is known.
+// Reports a refused call. If the call is a join(), keeps the failure and reports it when this rank does join, because a
+// join ends only when all ranks have joined. Reports a refused message only if its peer is known.
 void RankCalls::tell_refusal(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;

@@ -107,7 +107,7 @@ class RankCalls {
   uint64_t ask(Handle handle);
   // Asks the coordinator for any log entry.
   void ping();
-  // Key of a call that other ranks may not have made; nullopt: it has ended, or all ranks have submitted it.
+  // Key of a call that other ranks may not have made; nullopt: the call has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
   // See DirectCalls::ago_ns().
@@ -137,7 +137,7 @@ class RankCalls {
   BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
                  bool labelled);
   // Ends calls: frees all names, informs the recorder, then completes all handles. `failure`: applies to all calls; if
-  // null, each outcome has its own. `set`: a call of this set has ended, even if this rank has not made it.
+  // null, each outcome has its own failure. `set`: a call of this set has ended, even if this rank has not made it.
   void settle(std::span<Ending> endings, const Failure* failure,
               std::optional<SetId> set = std::nullopt);
   // Call before the bucket's first byte moves.
@@ -146,7 +146,7 @@ class RankCalls {
   void settle(BegunRun& run, const Failure* failure);
   // For a bucket on a GPU: launch() lets waiters return; later, settle() frees the buffers.
   void launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past);
-  // break_down() makes new calls fail. Later, when no lane moves data, clear() fails the calls that wait.
+  // break_down() makes new calls fail. Later, when no lane moves data, clear() makes the waiting calls fail.
   void break_down(const Failure& failure);
   void clear(const Failure& failure);
 

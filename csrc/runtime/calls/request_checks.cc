@@ -297,7 +297,7 @@ Contribution contribution_of(const Signature& s, const Submission& mine, Rank ow
   if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
   if (!given.has_input) return given;
   given.splits = mine.splits;
-  if (s.device != kCpuDevice) return given;  // the host cannot read it
+  if (s.device != kCpuDevice) return given;  // the host cannot read GPU memory
   if (!s.traits().rides_along) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),
                                  [](size_t a, int64_t n) { return a * static_cast<size_t>(n); });

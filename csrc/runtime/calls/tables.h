@@ -97,12 +97,12 @@ struct NamedRequest {
   const std::string name;
   bool listed = true;  // still in the table
   uint32_t id = 0;     // from the log; 0: none yet, or forgotten
-  uint64_t same = 0;   // number of the prepared call that is known to make the id's request
+  uint64_t same = 0;   // number of a prepared call that is known to make the request of `id`
   bool in_flight = false;
   bool reported = false;  // in flight, and the log has not settled it
   Submission submission;
-  // This rank's refusals that the log has not answered: their number before the reported call, and after it. The log
-  // answers a rank's reports in order, and a refusal is one of these reports.
+  // Numbers of this rank's refusals that the log has not answered: those before the reported call, and those after it.
+  // The log answers a rank's reports in order, and a refusal is one of these reports.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
@@ -134,13 +134,13 @@ class PendingTable {
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
   // Stores the submission. Adds the call's id or request to `ready`, which already has the contributions.
   void submit(const Request& request, Submission submission, Ready& ready);
-  // Number of the definition of this call, equal on all ranks. 0: there is none, or the log has not answered a refusal
-  // of the name by this rank. Call after check_free().
+  // Returns the number of this call's definition, which is equal on all ranks. Returns 0 if there is none, or if this
+  // rank has refused a call of this name and the log has not answered yet. Call after check_free().
   uint64_t definition_of(const Request& request, const Submission& submission,
                          FoundId& found) const;
   // Stores the submission of a call that has an id, and returns the id. Without an id, returns 0 and stores nothing.
   uint32_t submit_known(const Request& request, Submission& submission);
-  // Stores a matched send or receive as this unnamed call of its pair.
+  // Stores a matched send or receive as the unnamed call `sequence` of its pair.
   void submit(SetId pair, uint64_t sequence, Submission submission) {
     unnamed_[pair].waiting.emplace(sequence, std::move(submission));
   }
@@ -191,19 +191,20 @@ class Reporter {
   // `gathered`: true if leaders on the path hold reports back for a moment.
   Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
 
-  // Does not wake the leader.
+  // Writes a report. Does not wake the leader.
   void pass(const Report& report);
-  // Passes a Ready with this id. If the contributions are plain, pass_batch() or the next report sends it.
+  // Passes a Ready with this id. If its contributions are plain, adds it to a batch, which pass_batch() or the next
+  // report sends.
   void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
-  // Wakes the leader.
+  // Writes a report and wakes the leader.
   void send(const Report& report);
   // Call when a user waits. Leaders then forward this rank's reports at once, until its next call. Does not wake the
   // leader.
   void expedite();
   // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
-  // Any thread: true if a report was passed since the last take_news(). Then wake the leader.
+  // Any thread: true if a report was passed since the last take_news(). The caller must then wake the leader.
   bool take_news() { return news_.exchange(false); }
   // Sends reports that did not fit into the ring. False: it is still full.
   bool flush();

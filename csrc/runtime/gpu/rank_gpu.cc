@@ -33,7 +33,7 @@ std::vector<std::string> places(const std::string& chosen, const std::vector<std
 }
 
 // Sets NCCL_ALGO, which NCCL reads for each communicator, unless the user has set it. From NCCL 2.24 on, an algorithm
-// without a prefix applies to all operations. Some of these support only ring, so this adds "allreduce:".
+// without a prefix applies to all operations. Some operations support only ring, so this function adds "allreduce:".
 void pin_algorithm(const std::string& algorithm, int version) {
   constexpr int kFirstByOperation = 22400;
   if (algorithm.empty()) return;
