@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer(op=Adasum) for torch (Maleki et al., 2020): each rank steps alone, then the
-ranks combine their steps. Runs on the thread that steps."""
+"""DistributedOptimizer(op=Adasum) for torch (Maleki et al., 2020): each rank steps by itself, then
+the ranks combine their steps. Runs on the thread that calls step()."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AdasumOptimizer(ReducingOptimizer):
         scaled = [self.__dict__.pop(key, None) for key in ("found_inf", "grad_scale")]
         self._before_step()
         name = f"{self._scope.name}.deltas"
-        if scaled[0] is not None:  # GradScaler.step() has set it, perhaps on this rank alone
+        if scaled[0] is not None:  # set by GradScaler.step(), perhaps on this rank alone
             reason = NotImplementedError(
                 "op=Adasum does not work with a GradScaler, which skips steps rank by rank: train "
                 "in bfloat16, which needs no GradScaler, or use op=Average"
@@ -46,25 +46,25 @@ class AdasumOptimizer(ReducingOptimizer):
         result = super().step(*args, **kwargs)
         try:
             self._combine(name, starts)
-        except BaseException as failure:  # this rank has made its own step
+        except BaseException as failure:  # this rank's parameters have changed already
             part.end(failure)
             raise
         return result
 
-    # Tell torch not to wrap this step: the inner step is wrapped.
+    # Tells torch not to wrap this step(), because the inner step is wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """(name, parameter) of every parameter in the groups."""
+        """Returns (name, parameter) for every parameter in the groups."""
         parameters = [p for group in self.param_groups for p in group["params"]]
-        later = range(len(self._names), len(parameters))  # from add_param_group
+        later = range(len(self._names), len(parameters))  # added by add_param_group()
         names = [*self._names, *(f"parameter {i}" for i in later)]
         return list(zip(names, parameters, strict=False))  # parameters may have been removed
 
     @torch.no_grad()
     def _values(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(name, parameter, copy of its values) of each trained parameter."""
+        """Returns (name, parameter, copy of its values) for each parameter that is trained."""
         return [(name, p, p.detach().clone()) for name, p in self.named() if p.requires_grad]
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class AdasumOptimizer(ReducingOptimizer):
     def _reduces(self) -> bool:
         return True
 
-    # With this set, GradScaler.step() calls step() on all ranks, which refuses.
+    # Makes GradScaler.step() call step() on all ranks, where step() raises an error.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over all ranks' batches for torch: one allreduce forward (two in float64),
-one backward. The backward pass runs on autograd's threads."""
+"""Batch normalisation over all ranks' batches for torch, with one allreduce in the forward pass
+(two in float64) and one in the backward pass, which runs on autograd's threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farandole.ops import Sum
 from farandole.torch.mpi_ops import allreduce_
 
 _UNNAMED = "layer"
-# Number of layers that use a name, keyed by (world, process set) and name.
+# Number of layers that use each name; the key is ((world, process set), name).
 _taken: Counter[tuple[tuple[int, int], str]] = Counter()
 _taking = threading.Lock()
 
@@ -27,14 +27,14 @@ _taking = threading.Lock()
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """BatchNorm1d, 2d and 3d with the statistics of all ranks' batches together.
 
-    Inputs are (N, C, ...); C is num_features, N may differ between ranks and may be 0. In eval
-    mode, and in a process set of one rank, this is plain batch normalisation. Without running
-    statistics, eval mode uses all ranks' batches, too, so every rank must make it.
+    Inputs are (N, C, ...); C is num_features. N may differ between ranks and may be 0. In eval
+    mode, and in a process set of one rank, this is plain batch normalisation. But without running
+    statistics, eval mode, too, is collective: it uses the batches of all ranks.
 
     `name` matches the layer across ranks and appears in errors; convert_sync_batchnorm uses the
-    layer's path in the model. Layers without a name, or with equal names (copies, two models of one
-    class), match by the order of their first use in training, which must be equal on all ranks.
-    Layers that a rank builds but does not use do not count.
+    layer's path in the model. Some layers have no name, or share one (copies, two models of one
+    class). These match by the order of their first use in training, which must be equal on all
+    ranks; a layer that a rank builds but does not use does not count.
 
     Examples:
         >>> layer = hvd.SyncBatchNorm(3)
@@ -42,8 +42,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         torch.Size([4, 3])
     """
 
-    _name = _UNNAMED  # old pickles lack it
-    _claim: tuple[tuple[int, int], str] | None = None  # ((world, process set), name of its calls)
+    _name = _UNNAMED  # old pickles lack this attribute
+    _claim: tuple[tuple[int, int], str] | None = None  # ((world, process set), name of the calls)
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return y
 
     def _wire_name(self) -> str:
-        """Name of its calls: the layer's name, with a number if other layers share it.
+        """The name of this layer's calls: the layer's name, with a number if other layers share it.
 
-        The name is claimed at the first use in training, so a layer that only one rank builds
-        claims none.
+        A layer claims the name when it is first used in training, so a layer that only one rank
+        builds claims none.
         """
         here = world(), set_id(self.process_set)
         if self._claim is None or self._claim[0] != here:
@@ -114,7 +114,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return self._claim[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drops the claimed name, because copies and pickles claim a new one."""
+        """Omits the claimed name, because copies and unpickled layers claim new ones."""
         return {key: value for key, value in self.__dict__.items() if key != "_claim"}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
@@ -126,13 +126,13 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return made
 
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Updates the running statistics from this batch; `variance` is unbiased."""
+        """Updates the running statistics from these batches; `variance` is unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         share = self.momentum
-        if share is None:  # torch: the mean over all batches
+        if share is None:  # as in torch, None means the mean over all batches
             share = 1.0 / float(self.num_batches_tracked)
         for running, batch in ((self.running_mean, mean), (self.running_var, variance)):
             # If all ranks' batches are empty, `running` stays as it is.
@@ -147,10 +147,10 @@ def convert_sync_batchnorm(
     """Replaces every batch normalisation in `module`, and keeps parameters and buffers.
 
     Returns `module`, or a new module if `module` itself is replaced. Convert before you build the
-    optimizer. A layer's name is `name` and its path in `module`. `name` is by default the
-    module's class: pass one if ranks use two models of a class in different orders or threads.
-    `process_set` holds the ranks whose batches count together. Raises ValueError for lazy layers
-    that have not run yet.
+    optimizer. A layer's name consists of `name` and the layer's path in `module`. `name` is by
+    default the class of `module`: pass a name if ranks use two models of a class in different
+    orders or threads. `process_set` holds the ranks whose batches count together. Raises ValueError
+    for lazy layers that have not run yet.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
@@ -166,7 +166,7 @@ def _converted(
     way: str,
     done: dict[torch.nn.Module, torch.nn.Module],
 ) -> torch.nn.Module:
-    """`way` is the name of `module`. `done` maps converted modules, since one may occur twice."""
+    """`way`: the name of `module`. `done`: converted modules, because a module may occur twice."""
     if module not in done:
         done[module] = module
         if isinstance(module, SyncBatchNorm):
@@ -219,9 +219,9 @@ class _Normalise(torch.autograd.Function):
         wide = x.double() if x.dtype is torch.float64 else x.float()
         mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
         spread = (wide - _along(mean, x)).square().sum(others).double()
-        own = mean.new_full((1,), count)  # a kernel fills it, so the host does not wait
+        own = mean.new_full((1,), count)  # filled by a kernel, so that the host does not wait
         call, centre = f"{name}.forward", torch.zeros_like(mean)
-        if wide.dtype is torch.float64:  # squares of a large mean would hide a small variance
+        if wide.dtype is torch.float64:  # next to a large mean, squares lose a small variance
             sums = torch.cat([mean * count, own])
             allreduce_(sums, None, call, Sum, process_set=process_set)
             call, centre = f"{name}.variance", sums[:-1] / sums[-1].clamp(min=1)
@@ -271,6 +271,6 @@ class _Normalise(torch.autograd.Function):
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:
-    """Reshapes (C,) to (1, C, 1, ...), in the dtype used for arithmetic on `x`."""
+    """Reshapes (C,) to (1, C, 1, ...), in the dtype in which the statistics of `x` are computed."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return channels.to(dtype).view(1, -1, *[1] * (x.dim() - 2))

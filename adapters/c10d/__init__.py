@@ -26,8 +26,8 @@ _watches = False
 def register() -> None:
     """Registers the backend; does nothing if torch was built without torch.distributed.
 
-    Also sets RANK and the like from the launcher's variables, and warns at the first optimizer step
-    if the ranks have not met.
+    Also sets RANK and similar variables from the launcher's variables. If the ranks have not met by
+    the first optimizer step, the process warns.
     """
     global _watches
     if not dist.is_available():
@@ -42,6 +42,6 @@ def register() -> None:
 
 
 def _stepped(*_: Any) -> None:
-    """torch calls it after every step of every optimizer; only the first call acts."""
+    """torch calls this after every step of every optimizer; only the first call has an effect."""
     if unmet.is_open():
         unmet.mark_met() if dist.is_initialized() else unmet.warn_if_unmet()

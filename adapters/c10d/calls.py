@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates each collective of c10d into one call of the core. Used by group.py, in any thread.
 
-A plan function takes the group, c10d's arguments and its options. It makes the checks that the core
-can't. Tensors that are not contiguous are sent from copies; `finish` writes their results back.
+A plan function takes the group, the method's arguments and c10d's options. It makes the checks that
+the core can't. Tensors that are not contiguous are sent from copies, which `finish` copies back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BITWISE = {
 
 @dataclass
 class Options:
-    """c10d's options that matter here. `root` is a rank of the group; timeout is in seconds."""
+    """c10d's options that farandole uses. `root`: a rank of the group; `timeout`: in seconds."""
 
     op: Any = ReduceOp.SUM
     root: int = 0
@@ -58,7 +58,8 @@ class Options:
 
 @dataclass
 class Plan:
-    """One call. If an output is None, the core allocates it, or drops the result of a reduction."""
+    """One call. If an output is None, the core allocates the output; for a reduction, it drops the
+    result instead."""
 
     op: Op
     inputs: Tensors
@@ -97,7 +98,7 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 def _copied(xs: Tensors) -> list[Tensor]:
-    """Checks tensors that the caller copies next. Resolves lazy conjugation and negation."""
+    """Checks tensors that the caller will copy. Resolves lazy conjugation and negation."""
     for x in xs:
         check(x)
         check_unused(x)
@@ -120,8 +121,8 @@ def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
 
 
 def check_writable(plan: Plan) -> None:
-    """Raises ValueError if elements of a result share memory, or if an earlier call uses one."""
-    # The core checks these itself.
+    """Raises ValueError if elements of a result share memory, or an earlier call uses a result."""
+    # The core itself checks these outputs.
     own = {(y.data_ptr(), y.nbytes) for y in plan.outputs if y is not None}
     for x in plan.writes():
         if x.layout is torch.strided:
@@ -138,7 +139,7 @@ def _write(results: Tensors, buffers: Tensors, _: Received = ()) -> None:
 
 
 def _kind(op: Any) -> Any:
-    """The kind of reduction, without its factor."""
+    """The kind of reduction, without the factor of PREMUL_SUM."""
     return getattr(op, "op", op)
 
 
@@ -204,7 +205,7 @@ def _allreduce_coalesced(group: Any, tensors: Tensors, options: Options) -> Plan
 
 
 def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Plan:
-    """Plans a reduction. `keep`: this rank gets the result."""
+    """Plans a reduction. `keep`: True if this rank gets the result."""
     if _is_bitwise(options):
         return _combined(group, xs, options, keep)
     buffers = [_contiguous(x) for x in xs]
@@ -221,7 +222,7 @@ def _write_nothing(_: Received) -> None:
 
 
 def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
-    """Plans a bitwise reduction. The core has none, so every rank gathers and combines values."""
+    """Plans a bitwise reduction. The core has none: every rank gathers and combines all inputs."""
     wholes = [torch.empty((group.size(), *x.shape), dtype=x.dtype, device=x.device) for x in xs]
     combine = _BITWISE[_kind(options.op)]
     if any(x.is_floating_point() or x.is_complex() for x in xs):
@@ -266,7 +267,7 @@ def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Pl
 
 
 def _parted(what: str, whole: Tensor, part: Tensor, size: int) -> Tensor:
-    """Views `whole` as one row per rank, each of the shape of `part`."""
+    """Views `whole` as one row per rank; each row has the shape of `part`."""
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise ValueError(
             f"{what} has shape {tuple(whole.shape)} and dtype {whole.dtype}: for {size} ranks and "
@@ -289,12 +290,12 @@ def _broadcast(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
 
 
 def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
-    """Plans an allgather. Each rank passes one row, so the core refuses different sizes."""
+    """Plans an allgather. Each rank passes one row, so the core rejects parts of unequal size."""
     targets = [output_for(whole) for whole in wholes]
     for target, part in zip(targets, parts, strict=True):
         _parted("output", target, part, group.size())
     rows = [_contiguous(x).unsqueeze(0) for x in parts]
-    for i, row in enumerate(rows):  # a row may lie in the output only at its own place
+    for i, row in enumerate(rows):  # a row may overlap only its own place in the output
         own = targets[i].data_ptr() + group.rank() * row.nbytes
         if row.data_ptr() != own:
             rows[i] = _apart(row, targets, copy=True)
@@ -329,7 +330,7 @@ def _into_lists(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
 
 
 def _gather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Options) -> Plan:
-    """An alltoall in which all rows go to the root. An extra dimension marks it as a gather."""
+    """Plans an alltoall of rows to the root. An extra dimension marks the call as a gather."""
     x, size, root = one(tensors), group.size(), options.root
     _root_of(group, root)
     ys = _many(outputs) if root == group.rank() else []
@@ -411,8 +412,8 @@ def _barrier(group: Any, options: Options) -> Plan:
     return Plan(Op.BARRIER, [], [], [], _write_nothing)
 
 
-# By c10d's name of the method: the core's operation, the plan function, and the names of options
-# that may be passed by position instead of an options object.
+# Key: name of c10d's method. Value: the core's operation, the plan function, and the names of the
+# options that may be passed by position instead of in an options object.
 PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "allreduce": (Op.ALLREDUCE, _allreduce, ("op", "timeout")),
     "allreduce_coalesced": (Op.ALLREDUCE, _allreduce_coalesced, ("op", "timeout")),
@@ -431,7 +432,7 @@ PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "all_to_all_single": (Op.ALLTOALL, _all_to_all_single, ("timeout",)),
     "barrier": (Op.BARRIER, _barrier, ("timeout",)),
 }
-# Other names of the same methods, in this or older versions of c10d.
+# Other names of the same methods, in this c10d or in older ones.
 PLANS |= {
     "_allgather_base": PLANS["all_gather_single"],
     "allgather_into_tensor_coalesced": PLANS["all_gather_single_coalesced"],

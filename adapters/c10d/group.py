@@ -2,7 +2,7 @@
 """The process group of torch.distributed. Any thread may call it.
 
 Calls have no names: the core matches them by their order in the group's process set. torch requires
-the same order on all ranks, whichever threads call.
+that all ranks make calls in the same order, even if several threads make them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from farandole.torch.compiling import stay_outside
 
 __all__ = ["FarandoleGroup"]
 
-_MANY = 1000  # above this many handles, those that have ended are dropped
-# Since torch 2.8, c10d sets `asyncOp` for all collectives, and accepts None if the caller waits.
-# Earlier versions set it for two of them, and wait for whatever they get.
+_MANY = 1000  # with more handles, the group drops those that have ended
+# Since torch 2.8, c10d sets `asyncOp` for all collectives, and accepts None as the work of a
+# synchronous call. Earlier versions set it for two collectives only, and wait for every work.
 _WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
-_PLACES = 1024  # of calls whose futures' callbacks are under way at once
+_PLACES = 1024  # limit for calls whose futures run callbacks at the same time
 _MOST_PREPARED = 256  # prepared calls of one group
-# Asymmetric collectives: ranks may call them from different lines of the program.
+# Asymmetric collectives: ranks may make the same call on different lines of the program.
 _UNLIKE = ("gather", "reduce")
 Uses = tuple[list[Any], list[Any]]
 
@@ -74,7 +74,7 @@ class FarandoleGroup(ProcessGroup):
     def start(self, kind: str, *args: Any, **kwargs: Any) -> Work | None:
         """Starts the collective that c10d calls `kind`; reports an error to the other ranks.
 
-        Returns None if the options ask for a synchronous call, and it is complete.
+        Returns None if the options ask for a synchronous call and the call is complete.
         """
         stay_outside()
         number = self._number_of_set(kind)
@@ -86,7 +86,7 @@ class FarandoleGroup(ProcessGroup):
             key = x = y = given = None
         try:
             plan = self._prepared.get(key)
-            # A barrier must also wait for calls in flight, which a prepared plan cannot.
+            # A barrier must also wait for calls in flight; a prepared plan cannot.
             if plan is not None and not (kind == "barrier" and self._in_flight()):
                 if memory_in_use.count():
                     memory_in_use.wait_for_users(*self._uses(kind, x, y, given))
@@ -115,7 +115,7 @@ class FarandoleGroup(ProcessGroup):
         _, plan_of, names = PLANS[kind]
         count = plan_of.__code__.co_argcount - 2
         args, options = _options(names, args, kwargs, count)
-        memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy them
+        memory_in_use.wait_for_users(_tensors(args), ())  # plan_of() may copy the tensors
         plan = plan_of(self, *args, options)
         memory_in_use.wait_for_users((), plan.writes())
         check_writable(plan)
@@ -137,7 +137,7 @@ class FarandoleGroup(ProcessGroup):
         return work
 
     def _uses(self, kind: str, x: Tensor | None, y: Tensor | None, options: Any) -> Uses:
-        """The tensors that a prepared call reads, and those that it writes."""
+        """Returns the tensors that a prepared call reads, and the tensors that it writes."""
         if kind == "broadcast" and options.rootRank == self.rank():
             return [x], []
         reads = [] if x is None or x is y else [x]
@@ -153,7 +153,7 @@ class FarandoleGroup(ProcessGroup):
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        # own=4 skips the frames of this, _start_planned(), start() and the collective's method.
+        # own=4 skips _submit(), _start_planned(), start() and the collective's method.
         numbers = submit(call, inputs or [NOTHING], outputs, own=4, alike=kind not in _UNLIKE)
         self._note(numbers)
 
@@ -171,7 +171,7 @@ class FarandoleGroup(ProcessGroup):
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
-        # A callback's call may end before calls that were made earlier.
+        # A callback's call may end before earlier calls of the group do.
         named = None, (self._set.process_set_id, name)
         futures, place = named if name else (self._futures, self._place())
         results, gpus = list(plan.results), sorted(devices, key=str)
@@ -186,16 +186,15 @@ class FarandoleGroup(ProcessGroup):
         return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
-        """Starts to send a tensor to that rank of the group; reports an error to the receiver."""
+        """Starts to send a tensor to `destination`, a rank of the group; reports an error to it."""
         return messages.send(tensors, destination, **self._terms("send", tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> GroupWork:
-        """Starts to receive a tensor from that rank of the group; reports an error to the
-        sender."""
+        """Starts to receive a tensor from `source`, a rank of the group; reports an error to it."""
         return messages.receive(tensors, source, **self._terms("recv", tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """Starts to receive a tensor from any rank; the work's source_rank() says which."""
+        """Starts to receive a tensor from any rank; the work's source_rank() returns that rank."""
         return messages.receive(tensors, None, **self._terms("recv", tag))
 
     def _terms(self, kind: str, tag: int) -> dict[str, Any]:
@@ -215,7 +214,7 @@ class FarandoleGroup(ProcessGroup):
             self._in_flight()
 
     def _in_flight(self) -> list[int]:
-        """Handles of the group's unfinished calls. c10d's barrier waits for them, failed or not."""
+        """Handles of the group's unfinished calls; c10d's barrier waits until all have ended."""
         if not self._numbers:
             return self._numbers
         self._numbers = sorted({number for number, _ in in_flight()}.intersection(self._numbers))
@@ -224,9 +223,9 @@ class FarandoleGroup(ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier. Its time-out error names every missing rank, so `wait_all_ranks` is ignored.
+        """A barrier. Its time-out error names every missing rank, whatever `wait_all_ranks` is.
 
-        A `timeout` of 0 does not wait.
+        A `timeout` of 0 raises at once if a rank is missing.
         """
         least = None if timeout is None else max(timeout, timedelta(microseconds=1))
         if (work := self.start("barrier", timeout=least)) is not None:
@@ -254,7 +253,7 @@ class FarandoleGroup(ProcessGroup):
         return group
 
     def shutdown(self) -> None:
-        """Ends this rank's part in the group. Calls under way continue."""
+        """Ends this rank's part in the group. Unfinished calls continue."""
         self._end()
 
     abort = shutdown
@@ -300,7 +299,7 @@ class FarandoleGroup(ProcessGroup):
         return self._description
 
     def _set_sequence_number_for_group(self) -> None:
-        """No-op: the core counts calls."""
+        """Does nothing: the core counts calls."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
@@ -312,7 +311,7 @@ class FarandoleGroup(ProcessGroup):
 def _options(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], Options]:
-    """Splits the arguments into the first `count` and the options, which are c10d's object or
+    """Splits the arguments: the first `count`, and the options. These are c10d's options object or
     separate values."""
     args, rest = args[:count], args[count:]
     given: Any = kwargs.pop("opts", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meetings: torch.distributed finds the ranks of a job through farandole, or the reverse.
+"""Lets torch.distributed find the ranks of a job through farandole, and farandole through torch.
 
 `env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
 missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
@@ -55,8 +55,8 @@ __all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 Met = Iterator[tuple[Store, int, int]]  # what c10d expects: store, rank, world size
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
-_STORE = "torch.distributed store"  # name of the broadcast of its address
-_PUBLIC = b"whoever reaches the network knows this"  # secret if FARANDOLE_TRUST_NETWORK=1
+_STORE = "torch.distributed store"  # name of the call that broadcasts the store's address
+_PUBLIC = b"whoever reaches the network knows this"  # used if FARANDOLE_TRUST_NETWORK=1
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: any process that reaches this network can derive the "
     "job's keys"
@@ -116,12 +116,12 @@ def _open_store(timeout: timedelta) -> TCPStore:
 class StoreBootstrap(SocketBootstrap):
     """Bootstrap of ranks that share a c10d store and have no MPI; between hosts they use TCP.
 
-    The store says where rank 0 listens, and no more, because any process that reaches it can read
-    and write it. Every rank proves to rank 0 that it belongs to this job and knows the job's
+    The store holds rank 0's address and no more, because any process that reaches the store can
+    read and write it. Every rank proves to rank 0 that it belongs to this job and knows the job's
     secret. Without a secret, rank 0 listens only for processes of its host and user.
 
     The store keeps entries of earlier attempts, whose ranks may have died or given up. So a rank
-    that reaches nobody, or loses rank 0 during the meeting, reads the store again.
+    reads the store again if it cannot connect to rank 0, or loses it during the meeting.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class StoreBootstrap(SocketBootstrap):
         """Meets the other ranks. Collective; may be repeated with the same store, even after a
         failure.
 
-        `seconds`: time limit; `job`: further bytes, which only the ranks of this job know.
+        `seconds`: time limit; `job`: more secret bytes, which only the ranks of this job know.
         Raises StallError, naming the missing ranks, and LibraryError if ranks of several hosts have
         no secret.
         """
@@ -177,7 +177,7 @@ class StoreBootstrap(SocketBootstrap):
             self._store.set(self._key, text)
 
     def _look(self) -> tuple[str, bytes] | None:
-        """Returns rank 0's address and the proof for it; None if the store has no entry yet.
+        """Returns rank 0's address and the proof to show there; None if the store has no entry yet.
 
         Raises LibraryError if the ranks cannot meet.
         """
@@ -212,16 +212,16 @@ class StoreBootstrap(SocketBootstrap):
             raise LibraryError(f"init(): {printable(text)}")
 
     def _note(self, text: str) -> LibraryError:
-        """Writes why the meeting fails, for the other ranks; returns the error to raise."""
+        """Writes into the store why the meeting fails; returns the error for this rank to raise."""
         with _store_answers():
             self._store.set(self._noted, f"rank {self.rank}: {text}")
         return LibraryError(f"init(): {text}")
 
     def _read(self, key: str) -> bytes:
-        """Returns the value, b"" if there is none.
+        """Returns the value of `key`, or b"" if there is none.
 
-        Uses compare_set(), which does not wait; get() waits forever if a stranger removes the key.
-        A user's own store class may lack compare_set().
+        Uses compare_set(), which never waits: get() would wait forever if a stranger removed the
+        key. A store class that a user has written may lack compare_set().
         """
         with _store_answers():
             try:
@@ -232,7 +232,7 @@ class StoreBootstrap(SocketBootstrap):
             return self._store.get(key) if self._store.check([key]) else b""
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Leaves without a goodbye, because the same ranks may meet again."""
+        """Leaves without telling the other ranks, because the same ranks may meet again."""
         self.hang_up()
         return Goodbyes(goodbye, lambda: None)  # the store may have ended with rank 0
 
@@ -244,8 +244,8 @@ class StoreBootstrap(SocketBootstrap):
 
 
 def of_torchrun(seconds: float) -> Bootstrap:
-    """Bootstrap for ranks of several hosts that have torchrun's variables. They meet in torchrun's
-    store, or in one that rank 0 opens."""
+    """Bootstrap for ranks of several hosts that have torchrun's variables. The ranks meet in
+    torchrun's store, or in a store that rank 0 opens."""
     address = [os.environ.get(name, "") for name in _ADDRESS]
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
@@ -265,7 +265,7 @@ def of_torchrun(seconds: float) -> Bootstrap:
     )
 
 
-@cache  # rank 0 serves it until its process ends; multi_tenant lets torch share the port
+@cache  # rank 0 serves the store until it ends; multi_tenant lets torch share the port
 def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
     limit = timedelta(seconds=seconds)
     return TCPStore(host, int(port), None, serves, limit, wait_for_workers=False, multi_tenant=True)
@@ -273,7 +273,7 @@ def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
 
 @contextmanager
 def _store_answers() -> Iterator[None]:
-    """Turns an error of the store into a PeerError about the rank or agent that serves it."""
+    """Turns an error of the store into a PeerError about the rank or agent behind the store."""
     try:
         yield
     except FarandoleError:
@@ -301,10 +301,10 @@ def _written(told: bytes) -> str:
 
 
 def _name_of(store: Store) -> bytes:
-    """Bytes that identify the store and are equal on all ranks: its port or the end of its path."""
+    """Bytes that identify the store: its port or the end of its path. Equal on all ranks."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    path = PurePath(getattr(store, "path", ""))  # hosts may mount it at different places
+    path = PurePath(getattr(store, "path", ""))  # hosts may mount it at different paths
     return f"{getattr(store, 'port', '')} {'/'.join(path.parts[-2:])}".encode()
 
 
@@ -321,7 +321,7 @@ def _warn_of_separate_jobs(size: int) -> None:
 
 
 def _own_secret() -> tuple[bytes, LibraryError | None]:
-    """This rank's secret, b"" if it has none; and the error to raise once the others know it."""
+    """Returns (this rank's secret or b"", the error to raise once the other ranks have seen it)."""
     try:
         trusts = setting("FARANDOLE_TRUST_NETWORK") == "1"
         return job_secret() or _PUBLIC * trusts, None

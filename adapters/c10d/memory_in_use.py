@@ -2,8 +2,8 @@
 """Unfinished calls of torch.distributed and the tensors that they use. Called from any thread.
 
 torch's backends execute the calls of a group in order. So a program may start a call on a tensor
-that an earlier call still uses, and wait for both later. The core would refuse the second call;
-this module makes it wait for the first.
+that an earlier call still uses, and wait for both calls later. The core would refuse the second
+call; this module delays it until the first has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Use(NamedTuple):
-    """A tensor of a call; ordered by address."""
+    """One tensor that a call uses. Uses are ordered by address."""
 
     begin: int
     end: int
@@ -35,20 +35,20 @@ class _Use(NamedTuple):
     work: GroupWork
 
 
-_MOST_SPAN = 64 << 20  # elements; in longer intervals, strided tensors count as overlapping
-_SWEPT = 8  # calls that add() may complete
+_MOST_SPAN = 64 << 20  # elements; above this span, strided tensors count as overlapping
+_SWEPT = 8  # calls that each add() examines, and completes if they are settled
 _serials = itertools.count()
-_lock = threading.RLock()  # reentrant: the garbage collector may end a group, which calls sweep()
+_lock = threading.RLock()  # reentrant: a group that the garbage collector ends calls sweep()
 _uses: list[_Use] = []  # sorted
-_longest = 0  # bytes of the longest tensor so far
+_longest = 0  # bytes spanned by the longest tensor so far
 _of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # by the work's id
 
 
 def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
     """Waits for earlier calls that conflict with a call that reads and writes these tensors.
 
-    Raises StallError if one does not end in time. Any other error of an earlier call is raised by
-    its own wait().
+    Raises StallError if an earlier call does not end in time. Other errors of earlier calls do not
+    appear here: the wait() of the call that failed raises them.
     """
     if not _of_work:
         return
@@ -60,7 +60,7 @@ def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
 
 
 def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-    """Records a call that was started, until remove()."""
+    """Records that a started call uses these tensors, until remove()."""
     global _longest
     sweep(_SWEPT)
     uses = [
@@ -105,7 +105,7 @@ def _users(x: Tensor, writes: bool) -> list[GroupWork]:
 def sweep(most: int | None = None) -> None:
     """Completes settled calls among the `most` oldest (None: all), in case nobody waits for them.
 
-    Skips calls with results on a GPU, which belong to the stream that waits.
+    Skips calls with results on a GPU: their wait() must run in the stream that uses the results.
     """
     for work, _ in list(_of_work.values())[:most]:
         settled = all(lib.farandole_settled(number) != 0 for number in work.numbers)
@@ -119,7 +119,7 @@ def sweep(most: int | None = None) -> None:
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The strided tensors that hold the elements."""
+    """The strided tensors that hold the elements of `tensors`; a sparse tensor has two."""
     for x in tensors:
         if x.layout is torch.sparse_coo:
             yield from _plain((x._indices(), x._values()))
@@ -134,8 +134,8 @@ def _interval(x: Tensor) -> tuple[int, int]:
 
 
 def _share_elements(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors have an element in common. Their intervals overlap, but may interleave,
-    as columns of a matrix do."""
+    """True if two tensors have an element in common. The caller has found that their intervals
+    overlap; the elements may still interleave, as the columns of a matrix do."""
     if a.is_contiguous() and b.is_contiguous():
         return True
     size, begin = a.element_size(), min(a.data_ptr(), b.data_ptr())

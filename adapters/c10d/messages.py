@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives of torch.distributed, by farandole's messages. Used by group.py, in any
+"""send() and receive() for torch.distributed, over farandole's messages. Used by group.py, in any
 thread."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from farandole.torch.strides import overlaps
 
 
 class MessageWork(GroupWork):
-    """A send or receive under way. Its future has its own thread, because messages and collectives
-    of the group may end in any order."""
+    """A send or receive under way. Its future has its own thread, because messages and
+    collectives of the group may end in any order."""
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
         """`handle` is done once the tensor has been sent or received."""
@@ -43,15 +43,15 @@ def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
     tensor = one(tensors)
     memory_in_use.wait_for_users([tensor], ())
     work = MessageWork(send_async(tensor.detach(), destination, **terms), tensor)
-    if tensor.is_contiguous():  # else a copy is sent
+    if tensor.is_contiguous():  # otherwise the core sends a copy
         memory_in_use.add(work, [tensor], ())
     return work
 
 
 def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:
-    """Starts to receive into a tensor. `source`: a rank of the group; None: any."""
+    """Starts to receive into a tensor. `source`: a rank of the group, or None for any rank."""
     tensor = one(tensors)
-    # recv_async() refuses a tensor that overlaps itself, on both ranks.
+    # recv_async() rejects a tensor that overlaps itself, and reports the error on both ranks.
     buffer = tensor if overlaps(tensor) else output_for(tensor)
     memory_in_use.wait_for_users((), [tensor])
     if buffer is not tensor:

@@ -20,8 +20,8 @@ from farandole.calls.sites import Site, here
 __all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
-# c10d's method -> the core's call if no tensor is copied, and the one option in the key. There is
-# only one, because reading an option takes as long as reading ten attributes of a tensor.
+# Key: c10d's method. Value: the core's call if no tensor is copied, and the one option in the key.
+# There is only one, because reading an option takes as long as reading ten attributes of a tensor.
 _KINDS: dict[str, tuple[Op, str]] = {
     "allreduce": (Op.ALLREDUCE, "reduceOp"),
     "broadcast": (Op.BROADCAST, "rootRank"),
@@ -37,7 +37,7 @@ _NO_KEY: Keyed = None, None, None, None
 
 
 def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
-    """The key of a call's prepared plan, with its arguments. None if it can't be prepared."""
+    """Returns (key of the call's prepared plan, arguments), or _NO_KEY if no plan is possible."""
     if kind not in _KINDS:
         return _NO_KEY
     if kwargs:
@@ -55,14 +55,14 @@ def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
         y, x = tensors
         return (terms, x.dtype, x.shape, y.dtype, y.shape, x is y), x, y, options
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        # Separate options, lists of tensors, nested tensors.
+        # The arguments are separate options, lists of tensors or nested tensors.
         return _NO_KEY
 
 
 def prepare(
     kind: str, rank: int, plan: Plan, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
 ) -> PreparedPlan | None:
-    """Returns a plan for repetitions of this call; None if it needs copies.
+    """Returns a plan for repetitions of this call; None if the call needs copies of its tensors.
 
     `buffer` is the core's input; `rank` is this process's rank in the group.
     """
@@ -94,7 +94,7 @@ class PreparedPlan:
         self._lent: Any = None if x is None else kind_of(x).lent
         self._input = x is not None and (x.dtype, x.shape)
         self._output = y is not None and y is not x and (y.dtype, y.shape)
-        # Byte offset at which the input may lie in the output.
+        # Byte offset in the output at which the input may lie; None if the two must not overlap.
         self._place = rank * x.nbytes if x is not None and call.op is Op.ALLGATHER else None
         self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
 
@@ -102,7 +102,7 @@ class PreparedPlan:
         """Submits the call. Returns the core's handle, 0 if the call is complete, or None if it
         was not submitted because a tensor has a different layout.
 
-        `waits`: the caller waits for it at once.
+        `waits`: True if the caller waits for the call at once.
         """
         pointer = output = 0
         memory: object = None
@@ -116,7 +116,7 @@ class PreparedPlan:
                 return None
             if self._output and not self._may_lie(pointer, x, output, y):
                 return None
-        site = here(4)  # skips here(), this, the group's start() and the collective's method
+        site = here(4)  # skips here(), this method, the group's start() and the collective's method
         call = self._prepared.get(site.text) or self._prepare(site)
         try:
             return lend(call.call if waits else call.start, pointer, output, memory)
@@ -126,7 +126,7 @@ class PreparedPlan:
             raise
 
     def _may_lie(self, pointer: int, x: Any, output: int, y: Any) -> bool:
-        """False if input and output overlap, so that the call needs a copy."""
+        """False if input and output overlap in a way that requires a copy."""
         apart: bool = pointer + x.nbytes <= output or output + y.nbytes <= pointer
         return apart or (self._place is not None and pointer == output + self._place)
 

@@ -21,12 +21,12 @@ from farandole.calls.handles import Handle
 
 __all__ = ["Futures", "GroupWork", "name_in_callback"]
 
-_NONE = timedelta(0)  # in c10d: use the group's time-out
+_NONE = timedelta(0)  # c10d passes it to mean the group's time-out
 
 # C++ code that is handed a work, such as DDP's reducer in join(), keeps only the work's C++ half.
 # Once the Python half has been freed, that code waits forever or finds no future. Before torch 2.10
-# (seen in 2.1 to 2.6), C++ code that starts a call itself also keeps only the work's C++ half. So
-# _kept keeps these works alive, the newest _MOST_KEPT of them:
+# (seen in 2.1 to 2.6), C++ code that starts a call itself also keeps only the C++ half of its work.
+# So _kept keeps the newest _MOST_KEPT of these works alive:
 # - before torch 2.10, every work until Python waits for it or gets its future;
 # - with any torch, works that have ended, if their results are small.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
@@ -38,7 +38,7 @@ _kept: dict[int, GroupWork] = {}
 def _keep(work: GroupWork) -> None:
     _kept[id(work)] = work
     if len(_kept) > _MOST_KEPT:
-        with suppress(RuntimeError):  # another thread has changed it, and drops one itself
+        with suppress(RuntimeError):  # another thread has changed _kept, and drops a work itself
             _kept.pop(next(iter(_kept)), None)
 
 
@@ -50,7 +50,7 @@ def _is_small(x: Tensor) -> bool:
 class _Failed:
     """The value of a failed future, because torch's futures take no Python exception.
 
-    Waits in Python unwrap it. C++ callers such as DDP pickle it to find tensors, which raises.
+    Waits in Python unwrap it. C++ callers such as DDP pickle it to find tensors, and get the error.
     """
 
     def __init__(self, reason: BaseException) -> None:
@@ -66,42 +66,42 @@ def _unwrap(value: Any) -> Any:
 
 
 class _Callback(threading.local):
-    """The callback that runs on this thread."""
+    """State of the callback that is running on this thread."""
 
-    future: _Future | None = None  # its own, which has its place; None: none runs
+    future: _Future | None = None  # the running callback's; None: none runs
 
     def __init__(self) -> None:
-        self.calls: Counter[int] = Counter()  # collectives that it has made, by process set
+        self.calls: Counter[int] = Counter()  # the callback's collectives, by set
 
 
 _callback = _Callback()
 
 
 def name_in_callback(group: int, ranks: list[int]) -> str | None:
-    """The name of the next collective of these `ranks` if a future's callback makes it; else None.
-    `group`: number of their process set.
+    """Returns the name of the next collective of `ranks` if a future's callback is making it, else
+    None. `group` is the number of their process set.
 
     Ranks run callbacks at different times, so such a call has no place in the order of calls. Ranks
-    match it by a name instead, which identifies the call whose future runs the callback, the
-    callback, and the collective's number within the callback.
+    match it by a name instead. The name consists of the call whose future runs the callback, the
+    callback's number, and the collective's number within the callback.
     """
     future = _callback.future
     if future is None or not future.place:
         return None
-    _callback.calls[group] += 1  # a rank that is not in a group makes no calls there
+    _callback.calls[group] += 1  # counted per group: a rank makes no calls in groups of other ranks
     place = future.place
-    if not future.ranks.issuperset(ranks):  # other ranks have the future of another group
+    if not future.ranks.issuperset(ranks):  # some of the ranks have no such future in their groups
         place = place.partition(".")[2]
     return f"callback {place}, call {_callback.calls[group]}"
 
 
 class _Future(Future[Any]):
-    """A future whose callbacks, and those of the futures that then() returns, may make collectives.
-    Callbacks are matched by their number, so ranks add them in the same order."""
+    """A future whose callbacks may make collectives; so may those of the futures that then()
+    returns. Ranks match callbacks by number, so all ranks must add callbacks in the same order."""
 
     def __init__(self, place: str, ranks: frozenset[int], devices: list[Any]) -> None:
-        """`place` is the future's name, the same on all `ranks`, after the number of their process
-        set; "" if other ranks have no counterpart, as for the future of a message."""
+        """`place` is the future's name, the same on all `ranks`; it starts with the number of their
+        process set. "": other ranks have no counterpart, as for the future of a message."""
         super().__init__(devices=devices)
         self.place = place
         self.ranks = ranks
@@ -109,13 +109,13 @@ class _Future(Future[Any]):
         self._added = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """Returns a future of the callback's result. The callback gets this future."""
+        """Returns a future of the callback's result. The callback receives this future."""
         made = _Future(self._next_place(), self.ranks, self._devices)
 
         def call(_: Any) -> None:
             try:
                 value = made._run(callback, self)
-            except BaseException as reason:  # such as SystemExit: else `made` never completes
+            except BaseException as reason:  # also SystemExit, or `made` never ends
                 value = _Failed(reason)
                 made._set_unwrap_func(_unwrap)
             made.set_result(value)
@@ -124,7 +124,7 @@ class _Future(Future[Any]):
         return made
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Runs the callback with this future once it is complete."""
+        """Runs the callback once this future is complete, and passes this future to it."""
         made = _Future(self._next_place(), self.ranks, self._devices)
         super().add_done_callback(lambda _: made._run(callback, self))
 
@@ -142,7 +142,7 @@ class _Future(Future[Any]):
 
 
 class Futures:
-    """Completes the futures of a group's works, in order.
+    """Completes the futures of a group's works, in the order of the works.
 
     One thread at a time waits. While it runs a future's callbacks, another thread takes over,
     because a callback may wait for a later work.
@@ -151,13 +151,13 @@ class Futures:
     def __init__(self) -> None:
         self._pending: SimpleQueue[tuple[GroupWork, Future[list[Tensor]]] | None] = SimpleQueue()
         self._turn = threading.Lock()  # held by the thread that waits
-        self._count = threading.RLock()  # guards the next two; a finalizer may call close()
-        self._free = 0  # threads that run no callback
+        self._count = threading.RLock()  # guards _free and _closed; a finalizer may call close()
+        self._free = 0  # number of threads that run no callback
         self._closed = False
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
         """Completes `future` when `work` is done or has failed. Returns False after close()."""
-        pair = work, future  # made first: it may start the garbage collector, which calls close()
+        pair = work, future  # before the lock: may start the garbage collector, which calls close()
         with self._count:
             if self._closed:
                 return False
@@ -193,7 +193,7 @@ class Futures:
             complete(future, work, failure)
             with self._count:
                 self._free += 1
-            del pair, work, future, failure  # else the locals keep them alive until the next item
+            del pair, work, future, failure  # else they live until the next pair
 
 
 def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception | None) -> None:
@@ -206,7 +206,7 @@ def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception |
 
 
 class GroupWork(Work):
-    """A call under way. Any thread may wait. Errors are farandole's."""
+    """A call under way. Any thread may wait for it. Errors are farandole's."""
 
     def __init__(
         self,
@@ -218,9 +218,9 @@ class GroupWork(Work):
         ranks: Iterable[int] = (),
     ) -> None:
         """`results` are complete once the handle is done; `devices` lists the GPUs they are on.
-        `futures`: completes the work's future in order; None: the future has its own thread.
-        `place`: number of the group's process set, and the call's name there, equal on all
-        `ranks` of the group."""
+        `futures` completes the work's future in order; None: the future has its own thread.
+        `place`: the number of the group's process set, and the call's name in that set. `ranks` are
+        those of the group; the name is the same on all of them."""
         super().__init__()
         self._place = place
         self._ranks = ranks
@@ -251,7 +251,7 @@ class GroupWork(Work):
 
     @property
     def devices(self) -> list[Any]:
-        """The GPUs that its results are on."""
+        """The GPUs that the results are on."""
         return self._devices
 
     @property
@@ -264,18 +264,18 @@ class GroupWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """True once it is done or has failed; its results are then complete."""
+        """True once the call is done or has failed; results are then complete."""
         if not self._handle.poll():
             return False
         self.outcome()
         return True
 
     def is_success(self) -> bool:
-        """True once it is done without error."""
+        """True once the call is done without error."""
         return self._handle.poll() and self.outcome() is None
 
     def exception(self) -> Exception | None:
-        """The call's error; None while it is under way or if it succeeded."""
+        """The call's error; None if the call has not ended or has succeeded."""
         return self.outcome() if self._handle.poll() else None
 
     def outcome(self) -> Exception | None:

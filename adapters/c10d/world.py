@@ -24,16 +24,16 @@ __all__ = ["create", "split"]
 _LONGEST_START = 600.0  # seconds; c10d's own limit is half an hour
 
 _WORLDS = "init_process_group"
-_made: Counter[str] = Counter()  # groups per label, and worlds (_WORLDS), since init()
+_made: Counter[str] = Counter()  # groups per label since init(); _WORLDS counts world groups
 on_restart(_made.clear)
-_first = 0  # c10d's number of the world group; above 0 if init_process_group has failed before
+_first = 0  # c10d's number of the world group; above 0 if an earlier attempt has failed
 
 
 def create(options: Any) -> FarandoleGroup:
     """Creates a group. init_process_group and new_group call it on every member.
 
-    Raises ValueError if c10d's ranks are not farandole's, MismatchError if members disagree about
-    the membership, and StallError, naming the missing ranks, after the timeout.
+    Raises ValueError if c10d's ranks are not farandole's, and MismatchError if members disagree
+    about the membership. After the timeout, raises StallError with the missing ranks.
     """
     ranks = list(options.global_ranks_in_group)
     if not ranks:
@@ -68,13 +68,13 @@ def _warn_of_ignite() -> None:
 
 
 def form(ranks: list[int], label: str, timeout: timedelta, store: Any) -> FarandoleGroup:
-    """Creates a group of these ranks of the world; all of them call it, with an unused label."""
+    """Creates a group of `ranks`, ranks of the world. All of them pass the same, unused label."""
     members = form_process_set(ranks, label, timeout.total_seconds())
     return FarandoleGroup(members, label, timeout, store)
 
 
 def split(group: FarandoleGroup, ranks: list[int], name: str, timeout: timedelta) -> Any:
-    """Creates a group of some ranks of `group`; returns None on the others."""
+    """Creates a group of some ranks of `group`; returns None on ranks that are not among them."""
     world = sorted(group.ranks[rank] for rank in ranks)
     if topology.rank() not in world:
         return None
@@ -86,9 +86,9 @@ def _label(name: str, ranks: list[int], whole: bool = False) -> str:
     global _first
     if whole:
         _first = int(name) if name.isdecimal() else 0
-    if not name.isdecimal():  # a hash of c10d's that may differ between members
+    if not name.isdecimal():  # c10d's hash, which may differ between members
         label = f"torch.distributed group of ranks {ranks}"
-    else:  # groups without a common rank may have the same number
+    else:  # two groups may have the same number if they share no rank
         label = f"torch.distributed group '{int(name) - _first}'"
         label += f" led by rank {ranks[0]}" * (ranks[0] > 0)
     if _made[_WORLDS] > 1:
@@ -98,7 +98,7 @@ def _label(name: str, ranks: list[int], whole: bool = False) -> str:
 
 
 def _enter(options: Any) -> None:
-    """Calls init() if farandole does not run: over the launcher, or over c10d's store."""
+    """If farandole does not run, calls init() over the launcher or over c10d's store."""
     if topology.is_initialized():
         return
     meeting = None
@@ -110,8 +110,8 @@ def _enter(options: Any) -> None:
 
 
 def _meets_in_store(size: int) -> bool:
-    """True if ranks meet in the store that init_process_group got, because no launcher has started
-    them, or because it has started only their parent, as `srun -n1` does."""
+    """True if the ranks meet in the store that init_process_group got: no launcher has started
+    them, or a launcher has started only their parent, as `srun -n1` does."""
     if not has_launcher():
         return size > 1
     if os.environ.get("FARANDOLE_RENDEZVOUS") or AGENT in os.environ:
@@ -123,8 +123,8 @@ def _meets_in_store(size: int) -> bool:
 
 
 def _without_names_of_attempts(store: Any) -> Any:
-    """Removes c10d's two prefixes, device and group number, from the store's keys. If only one rank
-    failed and tries again, its group number differs from the others'."""
+    """Removes c10d's two prefixes, device and group number, from the store's keys. The group number
+    counts attempts, so it would differ if only some ranks have failed and try again."""
     for _ in range(2):
         store = getattr(store, "underlying_store", store)
     return store

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole for CuPy: the neutral calls on GPU arrays, and helpers for training.
 
-Calls are ordered with CuPy's current stream. Their inputs may still be computed in it, and you may
-use results in it at once; the host waits for neither. Choose the device before the first call:
+Calls are ordered with CuPy's current stream, so inputs may still be under computation there, and
+you may use results there at once. The host does not wait. Choose the device before the first call:
 `cupy.cuda.Device(farandole.cupy.local_rank()).use()`.
 """
 

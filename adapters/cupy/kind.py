@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes CuPy arrays to the core, on the caller's thread. Importing this module registers the
-kind."""
+"""Describes CuPy arrays to the core, on the caller's thread. Importing this module registers
+CupyKind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CupyKind(Kind):
         return Stream(current.ptr, current)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array with the dtype and device of `like`, by default its shape too."""
+        """A new contiguous array like `like` in dtype and device and, by default, in shape."""
         return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
 
     def wrap(self, memory: Any, like: Any) -> Any:
@@ -66,7 +66,7 @@ class CupyKind(Kind):
 
 
 def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-    """A new array on the device. Raises LibraryError, on all ranks, if memory is short."""
+    """A new array on `device`. Raises LibraryError, on all ranks, if GPU memory is short."""
     try:
         with device:
             return make(*arguments)

@@ -2,8 +2,8 @@
 """Collectives on JAX arrays, outside and within jit. Public calls, for any thread.
 
 A call takes an array or a pytree, sends it as one group and returns a pytree of new arrays. With
-values on a CPU, the core runs it at once; with values on a GPU, a small program does. While JAX
-traces, the call becomes an instruction of the traced program (program.py).
+values on a CPU, the core runs the call at once; with values on a GPU, a small JAX program runs it.
+While JAX traces, the call becomes an instruction of the traced program (program.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Meet = Callable[[], Tree]
 
 
 def traced(tree: Any) -> bool:
-    """True if JAX is tracing a leaf, which then has no value."""
+    """True if JAX is tracing a leaf of the tree; a traced leaf has no value."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -54,7 +54,7 @@ def _in_program(tree: Any) -> bool:
 
 
 def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
-    """Finds the calls to refuse after a wrong argument, because peers may wait in them."""
+    """Lists the calls to refuse after a wrong argument: those in which peers may already wait."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         name, tree = given.get("name"), given.get("tree", given.get("tensor"))
@@ -84,7 +84,7 @@ def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | N
     place = placement_of(process_set)
     if call.root >= 0 and call.root not in place.members:
         raise ValueError(f"root_rank is {call.root}: pass a member of the process set")
-    results_of(list(map(jax.typeof, arrays)), call, place)  # here, so that peers get its errors
+    results_of(list(map(jax.typeof, arrays)), call, place)  # here, so that peers get the error
     run = bind if traced(arrays) else run_alone
     return lambda: jax.tree.unflatten(form, run(call, arrays, place))
 

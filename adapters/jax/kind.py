@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes JAX arrays to the core, on the caller's thread. Importing this module registers the
-kind."""
+"""Describes JAX arrays to the core, on the caller's thread. Importing this module registers
+JaxKind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from farandole.arrays.buffers import Buffer, NumpyKind
 from farandole.arrays.kinds import Shape, register
 
-_ALIGNED = 64  # bytes: JAX adopts a NumPy array without a copy if its address is a multiple
+_ALIGNED = 64  # bytes: JAX uses a NumPy array without a copy if its address is a multiple of 64
 
 
 class JaxKind(NumpyKind):
-    """Arrays on one CPU device. They are read only; results are new arrays on the same device."""
+    """Arrays on one CPU device. JAX arrays are read-only; results are new arrays on that device."""
 
     def matches(self, x: Any) -> bool:
         """True for a JAX array."""
@@ -26,8 +26,8 @@ class JaxKind(NumpyKind):
     def view(self, x: Any) -> np.ndarray[Any, Any]:
         """Waits until `x` is computed; returns a NumPy array over its memory.
 
-        Accepts empty()'s results, too. Raises TypeError for a traced array, ValueError for one that
-        is deleted or not on a CPU.
+        Also accepts the NumPy arrays that empty() returns. Raises TypeError for a traced array, and
+        ValueError for an array that is deleted or not on a CPU.
         """
         if isinstance(x, np.ndarray):
             return x

@@ -2,8 +2,8 @@
 """Compiles and differentiates collectives within JAX programs. collectives.py adds them while JAX
 traces; XLA calls the core on its own threads.
 
-An ordered effect keeps collectives in traced order, within a program and between programs of one
-thread. So at most one per process set is under way, and unnamed ones can share a name.
+An ordered effect keeps collectives in traced order, within a program and between the programs of
+one thread. So a process set has at most one collective under way, and unnamed ones share a name.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _token = jax.typeof(Token(None))
 
 
 def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-    """Returns a program's first token. For farandole's effect, first waits for the thread's last
-    program to end and drops that program's token, so the result is a new token.
+    """Returns a program's first token. For farandole's effect, it is always a new token: this first
+    waits until the thread's last program has ended, and drops that program's token.
 
-    JAX would pass on the old token, so that one failed program would fail all later ones.
+    JAX would reuse the old token, and one failed program would then make all later programs fail.
     """
     if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
         with contextlib.suppress(Exception):
@@ -90,7 +90,7 @@ class Placement(NamedTuple):
     rank: int  # in the world
 
     def rows(self, rows: int) -> int:
-        """Number of rows that a reducescatter of `rows` rows gives this rank."""
+        """Number of result rows that this rank gets from a reducescatter of `rows` rows."""
         return kept(rows, len(self.members))[self.members.index(self.rank)]
 
     def part(self, rows: int) -> int:
@@ -104,14 +104,14 @@ class Placement(NamedTuple):
 
 
 def placement_of(process_set: ProcessSet) -> Placement:
-    """This rank's placement in a set. Raises ValueError if it is not a member."""
+    """This rank's placement in a set. Raises ValueError if this rank is not a member."""
     process_set.rank()  # raises
     return Placement(process_set, tuple(process_set.ranks or ()), topology.rank())
 
 
 class _Rule(NamedTuple):
-    back: Op  # the op that brings cotangents of the results back to the inputs
-    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # makes the call on values
+    back: Op  # the op that turns cotangents of results into cotangents of inputs
+    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # calls with values
     rows: Callable[[Placement, int], int] = lambda _, rows: rows  # input rows -> result rows
 
 
@@ -154,18 +154,18 @@ collective_p.multiple_results = True
 
 
 def bind(call: Call, arrays: Sequence[Any], place: Placement, rows: Rows = ()) -> list[Any]:
-    """Binds a call over arrays, one group, while at least one is traced. Returns the results.
+    """Adds a call to the traced program, as one group; some array is traced. Returns results.
 
-    `rows`: the first dimension of each result of an allgather; (): this rank's rows times the
-    number of members.
+    `rows`: the first dimension of each result of an allgather; (): this rank's number of rows
+    times the number of members.
     """
     made: list[Any] = collective_p.bind(*arrays, call=call, place=place, rows=rows)
     return made
 
 
 def results_of(avals: Sequence[Any], call: Call, place: Placement, rows: Rows = ()) -> list[Any]:
-    """Shapes and dtypes of a call's results. Raises TypeError or ValueError for unsupported
-    ones."""
+    """Shapes and dtypes of a call's results. Raises TypeError or ValueError if the core does not
+    support the arrays."""
     found = []
     for i, aval in enumerate(avals):
         code_of(np.dtype(aval.dtype))  # raises
@@ -186,7 +186,7 @@ def _shapes(*avals: Any, call: Call, place: Placement, rows: Rows) -> tuple[list
 
 @collective_p.def_impl  # type: ignore[untyped-decorator]
 def _now(*arrays: Any, call: Call, place: Placement, rows: Rows) -> list[Any]:
-    """Runs outside of jit, such as when JAX differentiates without compiling."""
+    """Makes the call outside of jit, for example when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
     found = RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
     avals = results_of(list(map(jax.typeof, arrays)), call, place, rows)
@@ -202,7 +202,7 @@ def _now(*arrays: Any, call: Call, place: Placement, rows: Rows) -> list[Any]:
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: Rows) -> Any:
-    """Lowers to a call of the core's handler, between the previous token and a new one."""
+    """Lowers the call to a custom call, which takes a token, calls the core and returns a token."""
     avals_in, avals_out = [_token, *ctx.avals_in], [_token, *ctx.avals_out]
     whole = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     head = [call.op, call.reduce_op, call.root, call.process_set, place.rank]
@@ -267,7 +267,7 @@ _LINEAR_OPS = (Average, Sum)
 
 
 def _dependent_zeros(x: Any) -> Any:
-    """Zeros that depend on `x`; JAX would drop the collective behind constant zeros."""
+    """Zeros that depend on `x`. With constant zeros, JAX would remove the collective."""
     return jnp.where(False, x, jnp.zeros_like(x))
 
 
@@ -287,7 +287,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: Row
         raise NotImplementedError(f"{call} has a derivative for Average and Sum only")
     found: list[Any] = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     if moving:
-        # Send all real tensors, so that all ranks send the same ones.
+        # Sends the tangents of all real tensors, so that all ranks send the same tensors.
         real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
         sent = [ad.instantiate_zeros(tangents[i]) for i in real]
         of_real = tuple(rows[i] for i in real) if rows else ()
@@ -297,7 +297,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: Row
 
 
 def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, rows: Rows) -> Any:
-    """Brings cotangents of the results back to the inputs, for all tensors of a group together."""
+    """Turns cotangents of the results into cotangents of the inputs, in one call for a group."""
     given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
     op = RULES[call.op].back
     back = replace(_named(call, "gradient"), op=op, root=-1)

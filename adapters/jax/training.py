@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel training with JAX: reduces gradients in optax optimizers and jax.grad, also within
-jit, and broadcasts parameters, outside of it."""
+"""Data-parallel training with JAX. Optax optimizers and jax.grad reduce gradients, also within
+jit; broadcast_parameters() works outside of jit only."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def value_and_grad(
     """Differentiates `fun`, as jax.value_and_grad does, and reduces the gradients over the ranks.
 
     Takes `fun`, `argnums` and `has_aux` as jax.value_and_grad does, and the options of
-    distributed(). The value stays this rank's. The gradients are reduced as one group.
+    distributed(). The returned value is this rank's own. The gradients are reduced as one group.
     Works within jit.
 
     Examples:
@@ -185,9 +185,9 @@ def broadcast_parameters(
 ) -> Tree:
     """Returns a pytree like `params` with the root's values: parameters or an optimizer's state.
 
-    Leaves may be numbers, or arrays of any dtype and shape; without jax_enable_x64 JAX makes 64-bit
-    ones shorter, and large integers wrong. Does not work within jit. If calls come from several
-    threads, give each a `name`. If one rank has an error, all ranks raise:
+    Leaves may be numbers, or arrays of any dtype and shape. Without jax_enable_x64, JAX truncates
+    64-bit leaves, so large integers become wrong. Does not work within jit. If calls come from
+    several threads, give each a `name`. If one rank has an error, all ranks raise:
     ValueError for different structures or roots, TypeError for leaves that are not arrays,
     MismatchError for different shapes or dtypes.
 

@@ -25,7 +25,7 @@ _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Broadcasts the weights and optimizer state of `root_rank` before training.
 
-    Random generators keep each rank's own state. After the first batch it warns if no
+    Random generators keep each rank's own state. After the first batch, the callback warns if no
     DistributedOptimizer has reduced the gradients.
 
     Examples:
@@ -39,7 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """`device` and `local_variables` are ignored; for compatibility with Horovod."""
+        """`device` and `local_variables` exist for compatibility with Horovod; they are ignored."""
         super().__init__()
         self._root, self._set = root_rank, process_set
         self._watched = False
@@ -83,8 +83,8 @@ def broadcast_state(
 ) -> None:
     """Overwrites a model and its optimizer with the values of `root_rank`. Collective.
 
-    Weights and optimizer have the same structure on all ranks. Random generators keep each rank's
-    own state.
+    Model and optimizer must have the same structure on all ranks. Random generators keep each
+    rank's own state.
 
     - keras_model: a built Keras model; its optimizer is included.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
@@ -108,8 +108,8 @@ def broadcast_state(
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """A model's weights, then the variables of `optimizer`, which may be None. Builds the
-    optimizer.
+    """Builds `optimizer`, which may be None. Returns the model's weights, then the optimizer's
+    variables.
 
     Raises ValueError for a model without weights.
     """
@@ -137,7 +137,7 @@ def assign(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> 
 
 
 def write_back(model: Any) -> None:
-    """Updates variables within fit() on JAX, where Keras keeps their values elsewhere."""
+    """Copies values into variables within fit() on JAX, where Keras keeps the values elsewhere."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
@@ -146,14 +146,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the epoch's metrics over the ranks.
 
     Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints. Metrics may
-    be vectors. Raises MismatchError on all ranks if metrics or their shapes differ.
+    be vectors. Raises MismatchError on all ranks if names or shapes of metrics differ.
 
     Examples:
         >>> callback = hvd.callbacks.MetricAverageCallback()
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        """`device` is ignored; for compatibility with Horovod."""
+        """`device` exists for compatibility with Horovod; it is ignored."""
         super().__init__()
         self._set = process_set
 
@@ -163,7 +163,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             own = {name: _array(value) for name, value in (logs or {}).items()}
         sent = farandole.rank(), own
         every = farandole.allgather_object(sent, name=_METRICS, process_set=self._set)
-        known = dict(filter(None, every))  # without ranks that have joined
+        known = dict(filter(None, every))  # None: that rank has joined
         for name in dict.fromkeys(name for metrics in known.values() for name in metrics):
             _check_metric(name, {rank: metrics.get(name) for rank, metrics in known.items()})
             mean = np.mean([metrics[name] for metrics in known.values()], axis=0)
@@ -225,7 +225,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras hook. Raises ValueError if the number of batches per epoch is unknown."""
-        # Anew in each fit(): with other ranks an epoch has another number of batches.
+        # Again in each fit(): if the number of ranks has changed, so has the number of batches.
         self._steps = self._given_steps or (self.params or {}).get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
@@ -256,7 +256,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the rate from `initial_lr` / size() to `initial_lr` (Goyal et al., 2017).
 
-    `initial_lr` is one rank's rate times size(). The rate grows with every batch, for
+    `initial_lr` is the rate for one rank times size(). The rate grows with every batch, for
     `warmup_epochs` epochs.
 
     Examples:
@@ -278,7 +278,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """
 
         def multiplier(epoch: float) -> float:
-            whole = epoch + 1.0 / float(self._steps or 1)  # counts the present batch
+            whole = epoch + 1.0 / float(self._steps or 1)  # includes the present batch
             share = min(whole / warmup_epochs, 1.0)
             return (1.0 + share * (farandole.size() - 1)) / farandole.size()
 
@@ -288,7 +288,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._tell = verbose > 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: prints the end of the warm-up."""
+        """Keras hook: prints a line when the warm-up ends."""
         super().on_epoch_end(epoch, logs)
         if self._tell and epoch + 1 == self._end and farandole.rank() == 0:
             print(
@@ -323,7 +323,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         if farandole.rank() == 0:
             super()._save_model(epoch, batch, logs)
             return
-        value = (logs or {}).get(self.monitor)  # noted, because this rank may become rank 0
+        value = (logs or {}).get(self.monitor)  # remembered: this rank may become rank 0
         known = value is not None and np.ndim(value) == 0
         if known and (self.best is None or self.monitor_op(value, self.best)):
             self.best = value

@@ -31,7 +31,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # name of the state's attribute for variables, and of their broadcast
+_VALUES = "keras.elastic"  # the state's attribute that holds variables; name of their broadcast
 
 
 class VariablesHandler(StateHandler[Any]):
@@ -45,7 +45,7 @@ class VariablesHandler(StateHandler[Any]):
         self.saved = values_of(self._variables())
 
     def restore(self) -> None:
-        """Restores the values. Variables built after save() keep theirs."""
+        """Restores the values. Variables built after save() keep their present values."""
         variables = self._variables()[: len(self.saved)]
         assign(variables, self.saved[: len(variables)])
 
@@ -148,7 +148,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras hook: restarts the count, so that all ranks, new ones too, commit together."""
+        """Keras hook: restarts the count, so that new ranks commit together with all others."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -209,7 +209,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state, like farandole.elastic.run.
 
-    It also recognises a lost rank by the error of the Keras backend.
+    Like farandole's errors, an error of the Keras backend may show that a rank is lost.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.epoch)(farandole.elastic.ObjectState(epoch=3))

@@ -25,9 +25,9 @@ from farandole.topology import is_initialized, size
 
 
 def calls() -> Any:
-    """The farandole package for Keras's backend, such as farandole.tensorflow.
+    """Returns the farandole package for Keras's backend, such as farandole.tensorflow.
 
-    Raises ImportError for a backend without one.
+    Raises ImportError for a backend that has no such package.
     """
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
@@ -40,10 +40,10 @@ class ReductionSettings(NamedTuple):
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
-    wraps: bool  # True: contains other optimizers, and only those may accumulate gradients
+    wraps: bool  # True: contains optimizers; only those may accumulate gradients
 
     def of(self, grads: Sequence[Any]) -> list[Any]:
-        """Reduces the gradients over the ranks. A gradient that is None must be so on all ranks."""
+        """Reduces the gradients over the ranks. If one is None, it must be None on all ranks."""
         hvd = calls()
         compression = self.compression or hvd.Compression.none
         common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
@@ -65,10 +65,10 @@ class ReductionSettings(NamedTuple):
 
 
 class Step(Enum):
-    """State of the gradients in the current step."""
+    """When the gradients of the current step are reduced."""
 
     REDUCED = auto()  # reduced when the step started
-    ACCUMULATED = auto()  # to be reduced in the last of several passes
+    ACCUMULATED = auto()  # reduced in the last of several passes, by _clip_gradients()
 
 
 _current_step: ContextVar[Step | None] = ContextVar("farandole.keras.step", default=None)
@@ -77,9 +77,9 @@ _current_step: ContextVar[Step | None] = ContextVar("farandole.keras.step", defa
 class DistributedOptimizerMixin:
     """Mixin that a DistributedOptimizer adds to an optimizer's class.
 
-    The method that starts a step reduces the gradients. Methods that it calls do not, either here
-    or in contained optimizers. An object without settings is a copy, whose steps raise
-    RuntimeError.
+    The outermost method of a step reduces the gradients. Methods that it calls, here or in
+    contained optimizers, do not reduce them again. An object without settings is a copy; its steps
+    raise RuntimeError.
     """
 
     _farandole: ReductionSettings | None = None
@@ -94,7 +94,7 @@ class DistributedOptimizerMixin:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
 
-        Collective. If gradients are accumulated, only the last pass is collective.
+        Collective, unless this pass only accumulates gradients.
         """
         own: Any = super()
         with self._step(grads) as reduced:
@@ -127,7 +127,7 @@ class DistributedOptimizerMixin:
             _current_step.reset(before)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Keras hook, called with the gradients of an update: reduces them if accumulated."""
+        """Keras hook before an update. Reduces the gradients if the step accumulates them."""
         own: Any = super()
         reduction = self._farandole if _current_step.get() is Step.ACCUMULATED else None
         return own._clip_gradients(reduction.of(grads) if reduction else grads)
@@ -138,7 +138,7 @@ class DistributedOptimizerMixin:
         return own._backend_update_step(*args)
 
     def update_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Keras hook, part of a step. Raises RuntimeError outside a step."""
+        """Keras hook within a step. Raises RuntimeError if called outside a step."""
         self._check_step()
         own: Any = super()
         return own.update_step(*args, **kwargs)
@@ -152,7 +152,7 @@ class DistributedOptimizerMixin:
             )
 
     def _reduction(self) -> ReductionSettings | None:
-        """The settings. None for a copy without other ranks, which acts as a plain optimizer."""
+        """The settings; None for a copy. Raises RuntimeError for a copy if there are others."""
         if self._farandole is None and _has_others():
             raise RuntimeError(
                 f"this {type(self).__name__} is a DistributedOptimizer that was copied, or loaded "
@@ -162,8 +162,8 @@ class DistributedOptimizerMixin:
         return self._farandole
 
     def _check_scaled_inside(self) -> None:
-        """Raises ValueError if a plain LossScaleOptimizer is among the callers, because it decides
-        by this rank's gradients whether to skip a step."""
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers. It would decide by
+        this rank's gradients alone whether to skip a step."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _current_step.get() is None:
             caller = type(frame.f_locals.get("self"))
@@ -186,8 +186,8 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks, or if other ranks may join later: a function that is traced
-    now may run with them."""
+    """True if there are other ranks, or if other ranks may join later. In that case, a function
+    that Keras traces now may run together with them."""
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -202,9 +202,9 @@ def _plain(kind: Any) -> Any:
 
 @cache
 def reducing(plain: Any) -> Any:
-    """The class that combines the mixin with the optimizer class `plain`.
+    """Returns the class that combines the mixin with the optimizer class `plain`.
 
-    Keras saves it under the name of `plain`. So without farandole, Keras loads the plain class from
+    Keras saves the class under the name of `plain`. So without farandole, Keras loads `plain` from
     a file. With farandole it loads this class, which refuses to train alone.
     """
     builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
@@ -231,7 +231,7 @@ _register_all()
 
 
 def inside(optimizer: Any) -> list[Any]:
-    """The optimizers that an optimizer contains in its attributes."""
+    """The optimizers that the attributes of `optimizer` contain."""
     values: list[Any] = []
     for x in vars(optimizer).values():
         if isinstance(x, Mapping):  # such as keras.optimizers.OptimizerMap
@@ -243,7 +243,7 @@ def inside(optimizer: Any) -> list[Any]:
 
 
 def unreduced_optimizers(optimizer: Any) -> list[str]:
-    """Class names of the optimizers whose gradients were not reduced, contained ones included."""
+    """Class names of the optimizers, contained ones included, whose gradients were not reduced."""
     if isinstance(optimizer, DistributedOptimizerMixin) and optimizer._farandole_used:
         return []
     parts = [x for x in inside(optimizer) if x.built]
@@ -330,7 +330,7 @@ def DistributedOptimizer(
 
 
 def _check_scaling(optimizer: Any) -> None:
-    """Raises ValueError if each rank would decide alone whether to skip a step."""
+    """Raises ValueError if loss scaling would let each rank decide alone to skip a step."""
     scaled = isinstance(optimizer, _SCALER)
     if not scaled and keras.config.dtype_policy().compute_dtype == "float16":
         raise ValueError(

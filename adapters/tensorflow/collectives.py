@@ -51,13 +51,13 @@ def reducing(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> Run:
-    """Binds the arguments of a reduction; the call or its graph node runs the result."""
+    """Binds the arguments of a reduction. The public call or its graph node runs the result."""
     scaled = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
     return functools.partial(grouped, op=op, process_set=process_set, timeout=timeout, **scaled)
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """prescale * postscale / divisor as a float64 scalar, for sums that the core does not make."""
+    """prescale * postscale / divisor as a float64 scalar, for sums computed outside of the core."""
     divisor = evaluated_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
@@ -206,7 +206,7 @@ def _allreduce_slices(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> list[Any]:
-    """Gathers slices of all ranks. Users of the result add slices with equal indices."""
+    """Gathers the slices of all ranks. Consumers of the result add slices with equal indices."""
     if not slices:
         return []
     parts = [part for x in slices for part in (x.values, x.indices)]
@@ -286,7 +286,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """(results, int64 numbers of rows from each member, one tensor per result)."""
+    """Returns (gathered tensors, for each an int64 tensor of the rows from each member)."""
     count = len(tensors)
     outputs: list[Any] = []
 

@@ -36,7 +36,7 @@ class TensorFlowState(VariablesState):
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state, like farandole.elastic.run.
 
-    It also recognises a lost rank by TensorFlow's error.
+    Like farandole's errors, an error of TensorFlow may show that a rank is lost.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.step)(hvd.elastic.ObjectState(step=3))

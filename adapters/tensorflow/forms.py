@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by collectives.py and exchange.py: their decorator, input conversion and result shapes."""
+"""What collectives.py and exchange.py share: a decorator, input conversion, result shapes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def public(op: Op) -> Callable[[F], F]:
-    """Decorates a public call. AutoGraph must not convert its code."""
+    """Decorates a public call of the operation `op`. AutoGraph does not convert the call's code."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
-        """Finds the calls to refuse after a wrong argument, because peers may wait in them."""
+        """Lists the calls to refuse after a wrong argument, because peers may wait in them."""
         name = given.get("name")
         if not isinstance(name, str):
             name = None if tf.executing_eagerly() else next_name(op, count=True)
@@ -35,7 +35,7 @@ def public(op: Op) -> Callable[[F], F]:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """Converts values, variables too, to tensors.
+    """Converts values to tensors; values may be variables.
 
     Raises TypeError for values that are not dense, such as a tf.RaggedTensor.
     """
@@ -58,5 +58,5 @@ def same_shapes(tensors: Sequence[Any]) -> Shapes:
 
 
 def any_rows(tensors: Sequence[Any]) -> Shapes:
-    """Shapes of results whose number of rows depends on other ranks."""
+    """Shapes of results that have a different number of rows than the inputs."""
     return [None if x.shape.rank is None else (None, *x.shape[1:]) for x in tensors]

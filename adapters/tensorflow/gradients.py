@@ -24,7 +24,7 @@ def reduce_gradients(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduces gradients: dense ones by one grouped allreduce, slices by one allgather.
+    """Reduces gradients: dense ones by one grouped allreduce, sparse slices by one allgather.
 
     If a gradient is None on one rank, it must be None on all ranks; the result is then None too.
     """
@@ -58,7 +58,7 @@ class DistributedTapeMixin:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients that tf.GradientTape computes, reduced over all ranks. Collective."""
+        """Computes tf.GradientTape's gradients and reduces them over all ranks. Collective."""
         inner: Any = super()
         own = inner.gradient(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(

@@ -4,8 +4,8 @@ collectives.py and exchange.py use it while TensorFlow traces.
 
 A node holds a thread of TensorFlow's pool until all ranks run that node. If ranks ran nodes in
 different orders, every thread could wait in a node whose peers have no thread left: a deadlock. So
-the nodes of a process run one at a time, in program order. Each reads and writes one variable, by
-which TensorFlow orders them across nested functions, branches and loops.
+the nodes of a process run one at a time, in program order. Each node reads and writes the same
+variable; so TensorFlow orders the nodes across nested functions, branches and loops.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from farandole.errors import retyped
 from farandole.members import ProcessSet, set_id
 from farandole.tensorflow.kind import NodeArray
 
-# (arrays: eager tensors or a node's arrays; name=call's name) -> results of the same kind
+# (eager tensors or a node's arrays, name=the call's name) -> results of the same kind
 Run = Callable[..., Sequence[Any]]
-# (gradients of the results, name of their collective) -> gradients of the inputs
+# (gradients of the results, name of the collective that reduces them) -> gradients of the inputs
 Gradient = Callable[[Sequence[Any], str], Sequence[Any]]
 Shapes = Sequence["tuple[int | None, ...] | None"]
 
-_NAMES = 1024  # limit for unnamed calls whose gradients are under way at once
+_NAMES = 1024  # names that the gradients of unnamed calls use in rotation
 _CALLS, _LAST = "_farandole_calls", "_farandole_last"  # attributes of a graph
 _token_lock = threading.Lock()
 
 
 def next_name(op: Op, count: bool = False) -> str:
-    """Name of the next unnamed call in a graph: operation, function, number in the function.
+    """Returns the name of a graph's next unnamed call: operation, function, number in the function.
 
-    Retracing gives the same names, because each graph counts for itself. Branches and loop bodies
-    count with the function that contains them. `count` reserves the name.
+    Retracing gives the same names, because each graph counts its own calls. Calls in branches and
+    loop bodies count for the function that contains them. `count` reserves the name.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph") and type(graph).__name__ != "FuncGraph":
@@ -61,10 +61,10 @@ def differentiable(
     shapes: Shapes,
     types: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Calls `run`, at once or in a graph node. Returns results whose derivative is `gradient`.
+    """Calls `run` at once, or in a graph node. Returns results whose derivative is `gradient`.
 
-    `shapes` are the results' shapes as far as they are known, `types` their dtypes; None means the
-    inputs' dtypes.
+    `shapes`: the results' shapes as far as they are known; `types`: the results' dtypes, or None
+    for the inputs' dtypes.
     """
     if not tensors:
         return []
@@ -92,7 +92,7 @@ def differentiable(
 
 
 def _run(run: Run, name: str | None, *arrays: Any) -> list[Any]:
-    """Executes a node. TensorFlow takes over the results' memory."""
+    """Executes a node. TensorFlow then owns the results' memory."""
     return list(run([np.asarray(x).view(NodeArray) for x in arrays], name=name))
 
 
@@ -122,9 +122,9 @@ def barrier_node(call: Callable[[], object]) -> Any:
 
 
 def evaluated_when_run(question: Callable[[], int | None]) -> Any:
-    """An int64 scalar that is evaluated again each time a traced function runs.
+    """Returns question()'s answer as an int64 scalar; a traced function asks again in each run.
 
-    For numbers such as hvd.size() that elastic training may change between runs.
+    Use it for numbers such as hvd.size(), which elastic training may change between runs.
     """
 
     def ask() -> Any:
@@ -151,10 +151,10 @@ def typed_errors() -> Iterator[None]:
 
 @functools.cache
 def _new_token() -> Any:
-    """Creates the variable in another thread and as late as possible.
+    """Creates the token variable in another thread and as late as possible.
 
-    tf.function traces twice if the first trace creates a variable, even in tf.init_scope. If it
-    were created earlier, users could not choose devices any more.
+    tf.function would trace twice if the first trace created a variable, even in tf.init_scope. If
+    the variable were created at import, users could not choose devices any more.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_variable).result()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes TensorFlow's eager tensors and variables to the core without a copy, and converts
-results to tensors. Importing this module registers the kind. Any thread may use it."""
+results to tensors. Importing this module registers TensorFlowKind. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import tensorflow as tf
 from farandole.arrays.buffers import Buffer, NumpyKind
 from farandole.arrays.kinds import Kind, Shape, register
 
-_ALIGNMENT = 64  # bytes; TensorFlow copies memory with a smaller alignment
+_ALIGNMENT = 64  # bytes; TensorFlow copies memory that is aligned less
 _numpy = NumpyKind()
 
 
 class NodeArray(np.ndarray[Any, Any]):
-    """The NumPy array that TensorFlow passes to a graph node for a tensor."""
+    """The NumPy array that TensorFlow passes to a graph node in place of a tensor."""
 
 
 class TensorFlowKind(Kind):
@@ -29,7 +29,7 @@ class TensorFlowKind(Kind):
         return isinstance(x, (tf.Tensor, tf.Variable, NodeArray))
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The memory of the values. In place, raises ValueError for all but NumPy arrays."""
+        """The memory of the values. Raises ValueError if `in_place`, except for NumPy arrays."""
         if isinstance(x, np.ndarray):  # also empty()'s arrays
             return _numpy.describe(x, in_place)
         if in_place:
@@ -53,13 +53,13 @@ class TensorFlowKind(Kind):
         return result if isinstance(like, NodeArray) else to_tensor(result)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """A tensor, or an array for a node, with the dtype of `like` over a result's memory."""
+        """A tensor (for a node, an array) over a result's memory, with the dtype of `like`."""
         view = like if isinstance(like, np.ndarray) else _view(like)
         return self.sealed(np.asarray(memory).view(view.dtype), like)
 
 
 def _view(x: Any) -> np.ndarray[Any, Any]:
-    """The values of an eager tensor or variable; copies only a floating-point scalar."""
+    """A NumPy view of an eager tensor or variable; a copy of a floating-point scalar."""
     value = x.read_value() if isinstance(x, tf.Variable) else x
     if not hasattr(value, "numpy"):
         raise TypeError(
@@ -72,8 +72,8 @@ def _view(x: Any) -> np.ndarray[Any, Any]:
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor over the memory of an array that is not written any more. Copies dtypes that DLPack
-    lacks, such as bfloat16."""
+    """A tensor over the memory of an array that nobody writes to any more. If DLPack lacks the
+    dtype, such as bfloat16, the tensor is a copy."""
     if array.dtype.isbuiltin == 1:  # not a dtype of ml_dtypes
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.convert_to_tensor(array)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of rows per member, as tensors, because graphs know them only when they run. Backward
-passes use this module; farandole.calls.rows does the same for Python numbers."""
+"""Computes numbers of rows per member as tensors, because a graph knows them only when it runs. For
+backward passes; farandole.calls.rows does the same with Python numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
-    """Converts row numbers to the kind of `result`, a node's array or an eager tensor.
+    """Converts numbers of rows to the kind of `result`: a node's array or an eager tensor.
 
     Raises ValueError for numbers that `dtype` cannot hold.
     """
@@ -37,10 +37,10 @@ def parts(splits: Sequence[Any] | None, rows: Any, members: Any) -> Any:
 
 
 def scatter_returned(rows: Any, received: Any, sent: Any, like: Any) -> Any:
-    """The gradient of a tensor like `like`, from the `rows` that its receivers sent back.
+    """Returns the gradient of `like`, a tensor whose rows were sent to other ranks.
 
-    `sent` counts the rows that each member got in the forward pass, `received` those that it sends
-    back now. Rows that went nowhere, or to a member that has joined, get zeros.
+    `rows` came back from those ranks. Per member, `sent` counts the rows of the forward pass, and
+    `received` those that came back. Rows that did not come back get zeros.
     """
     if tf.executing_eagerly() and rows.shape[0] == like.shape[0]:
         return rows

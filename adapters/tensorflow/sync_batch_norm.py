@@ -58,14 +58,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             counted *= tf.cast(tf.expand_dims(mask, -1), tf.float64)
 
         def over_ranks(*values: Any) -> list[Any]:
-            """The means of these values over all ranks' elements."""
+            """Returns the means of these values over the elements of all ranks."""
             parts = [counted, *(tf.where(counted > 0, value, 0.0) for value in values)]
             own = tf.stack([tf.reduce_sum(part, axes, keepdims=True) for part in parts])
             count, *sums = tf.unstack(allreduce(own, op=Sum, process_set=self._farandole_set))
             return [value / tf.maximum(count, 1.0) for value in sums]
 
         centre = tf.zeros([], tf.float64)
-        if x.dtype == tf.float64:  # squares of a large mean would hide a small variance
+        if x.dtype == tf.float64:  # next to a large mean, squares lose a small variance
             (centre,) = over_ranks(wide)
         mean, squares = over_ranks(wide - centre, tf.square(wide - centre))
         variance = tf.maximum(squares - mean * mean, 0.0)

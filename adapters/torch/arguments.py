@@ -21,7 +21,7 @@ Groups = int | Sequence[Sequence[Tensor]] | None
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of all gradients of one optimizer."""
+    """Settings that apply to all gradients of one optimizer."""
 
     process_set: int
     reduce_op: int
@@ -30,13 +30,13 @@ class Settings:
     compressor: Compressor
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
-    ranks: ProcessSet  # the set with the number process_set
+    ranks: ProcessSet  # the process set whose number is process_set
     verify: VerifyPolicy  # when ranks compare their models
 
     @property
     def is_linear(self) -> bool:
-        """True if the sum of reduced and new gradients may be reduced again. An average allows it:
-        it leaves values that are equal on all ranks unchanged."""
+        """True if the sum of reduced and new gradients may be reduced again. This holds for an
+        average, which leaves values unchanged that are equal on all ranks."""
         return self.reduce_op == Average
 
 
@@ -44,7 +44,7 @@ class Settings:
 
 
 def default_name(group: int, index: int) -> str:
-    """The name of an unnamed parameter. No module uses such a name."""
+    """The name of an unnamed parameter. torch.nn modules have no parameters of such names."""
     return f"group[{group}][{index}]"
 
 
@@ -87,9 +87,9 @@ def parameter_names(
 
 
 def check_groups(parameters: Sequence[Tensor], groups: Groups, num_groups: int) -> None:
-    """Checks Horovod's arguments `groups` and `num_groups`. They change nothing: the core fuses the
-    gradients that are ready. Raises ValueError for a negative number, or for lists that repeat a
-    parameter or hold anything but the optimizer's parameters."""
+    """Checks Horovod's arguments `groups` and `num_groups`, which have no effect: the core fuses
+    the gradients that are ready. Raises ValueError for a negative number, for a list that repeats a
+    parameter, and for a list with anything but the optimizer's parameters."""
     if num_groups:
         warn("num_groups is deprecated: use groups", DeprecationWarning)
         groups = num_groups if groups is None else groups

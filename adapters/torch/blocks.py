@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts tensors to named blocks of bytes and back, for elastic commits. Importing this module
-registers the conversion."""
+registers the converter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from farandole.trees import CODES, TensorBlock, Tensors, register_torch
 
 class _Tensors(Tensors):
     def block_of(self, x: Tensor, path: str) -> tuple[TensorBlock, list[int] | None]:
-        """The tensor's bytes in row-major order, and the strides that torch gives optimizer state
-        (None if contiguous)."""
+        """Returns (the tensor's bytes in row-major order, strides). The strides are those that
+        torch gives optimizer state, or None for a contiguous tensor."""
         try:
             check(x)
             if x.dtype is torch.complex128:
@@ -36,7 +36,7 @@ class _Tensors(Tensors):
         return TensorBlock(name, tuple(x.shape), flat), strides
 
     def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Tensor:
-        """A tensor over the block's memory; a copy if it has strides."""
+        """Returns a tensor over the block's memory, or a copy if `strides` are given."""
         dtype: torch.dtype = getattr(torch, block.dtype)
         if not block.flat.size:
             x = torch.empty(block.shape, dtype=dtype, device="cpu")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gradient_as_bucket_view: gradients on the CPU lie side by side in memory that all ranks of a host
-map, and are reduced there without a copy. The Reducer lays them out; Gradients use them."""
+map, and are reduced there without a copy. The Reducer lays out the memory; Gradients use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BucketView:
     __slots__ = ("_form", "_over", "pointer", "tensor")
 
     def __init__(self, over: Callable[[], Tensor], like: Tensor) -> None:
-        """`over`: makes a uint8 tensor over the memory; `like`: the parameter."""
+        """`over` makes a uint8 tensor over the memory; `like` is the parameter."""
         self._over = over
         self._form = like.dtype, like.shape
         self._make()
@@ -42,7 +42,7 @@ class BucketView:
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
-        """True if `grad` is the tensor over this memory."""
+        """True if `grad` is this object's tensor and still lies in this memory."""
         return grad is self.tensor and grad.data_ptr() == self.pointer
 
     def fits(self, grad: Tensor) -> bool:
@@ -51,7 +51,7 @@ class BucketView:
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
     def ready(self) -> Tensor:
-        """The tensor over this memory; a new one if the user has set its .data."""
+        """Returns the tensor over this memory; makes a new one if the user has set its .data."""
         if self.tensor.data_ptr() != self.pointer:
             self._make()
         return self.tensor
@@ -59,10 +59,10 @@ class BucketView:
 
 def lay_out(gradients: Iterable[Gradient]) -> None:
     """Allocates memory for the gradients of dense, contiguous parameters on the CPU, one block per
-    dtype. Parameters whose gradients have a different dtype get none.
+    dtype. Skips parameters whose gradients have a different dtype.
 
-    The order is reversed, as in a backward pass, so that neighbours are reduced together. Raises
-    LibraryError if memory is short.
+    Gradients lie in reverse order, the order of a backward pass, so that neighbours are reduced
+    together. Raises LibraryError if memory is short.
     """
     buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
     for gradient in gradients:
@@ -80,7 +80,7 @@ def lay_out(gradients: Iterable[Gradient]) -> None:
 
 
 def _starts(members: list[Gradient]) -> tuple[list[tuple[int, int]], int]:
-    """The start and end of each gradient, in bytes, and the end of all."""
+    """Returns (start and end of each gradient, end of the block), in bytes."""
     places, start = [], 0
     for gradient in members:
         size = gradient.parameter.numel() * gradient.parameter.element_size()

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps torch.compile from tracing into farandole's code. Used by optimizer.py and by the groups of
-torch.distributed."""
+"""Prevents torch.compile from tracing into farandole's code. Used by optimizer.py and by the groups
+of torch.distributed."""
 
 from __future__ import annotations
 
 import sys
 
-# In a source tree these are separate folders.
+# In a source tree, each of these packages is a folder of its own.
 _OURS = ("farandole", "farandole.torch", "farandole.c10d")
-_RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter in torch 2.1
+_RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # torch 2.1 has the latter
 _done = False
 
 
 def stay_outside() -> None:
-    """Excludes farandole's files from tracing. Functions called from them are compiled as usual.
+    """Excludes farandole's files from tracing. Functions that these files call are still compiled.
 
-    Tracing runs a step twice, and the first run would reduce gradients. Tracing a group's call
-    would fail. Does nothing before the compiler's import, by every torch optimizer and DDP.
+    Tracing would run a step twice, and the first run would reduce gradients. Tracing a group's call
+    would fail. Does nothing until torch optimizers or DDP have imported the compiler.
     """
     global _done
     if _done:

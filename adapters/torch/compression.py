@@ -14,11 +14,11 @@ from farandole.torch.kind import check, check_unused
 
 
 class Compressor(Protocol):
-    """Any object with these two methods; usually a class with static ones."""
+    """Any object with these two methods; usually a class with static methods."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns (the tensor to send, a context for decompress). The tensor's shape and dtype must
-        be equal on all ranks."""
+        """Returns (the tensor to send, a context for decompress()). The sent tensor must have the
+        same shape and dtype on all ranks."""
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Returns the reduced tensor with the dtype and shape that compress() received."""
@@ -29,7 +29,7 @@ def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    check(tensor)  # raises if the storage was shrunk: torch's cast would read beyond its end
+    check(tensor)  # raises if the storage was shrunk; a cast would read beyond its end
     return tensor.to(dtype)
 
 

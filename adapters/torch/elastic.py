@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with torch: TorchState, and its handlers for models, optimizers, samplers and
-tensors. Used on the training loop's thread."""
+"""Elastic training with torch: TorchState, and handlers for the models, optimizers, samplers and
+tensors in it. Used on the training loop's thread."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Opt = TypeVar("Opt", bound=torch.optim.Optimizer, default=Any)
 
 
 class ModelStateHandler(StateHandler[torch.nn.Module]):
-    """Holds a module: its parameters and buffers."""
+    """Holds a module; saves its parameters and buffers."""
 
     def sync(self) -> None:
-        """Broadcasts rank 0's parameters and buffers tensor by tensor, and saves; collective."""
+        """Broadcasts rank 0's parameters and buffers one by one, then saves them; collective."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
@@ -44,7 +44,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     """Holds an optimizer, distributed or not."""
 
     def restore(self) -> None:
-        """Drops reductions under way, resets the gradients and restores the last copy."""
+        """Drops unfinished reductions, resets the gradients and restores the last copy."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None:
             reducer.drop()
@@ -53,10 +53,10 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         lay_out(self.value)
 
     def sync(self) -> None:
-        """Broadcasts rank 0's optimizer state, and saves; collective."""
+        """Broadcasts rank 0's optimizer state, then saves it; collective."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None and not reducer.has_name:
-            reducer.choose_name(0)  # sync() is collective, so the order is equal on all ranks
+            reducer.choose_name(0)  # sync() is collective: all ranks name in one order
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -70,7 +70,7 @@ class SamplerStateHandler(StateHandler[ElasticSampler]):
 
 
 class TensorStateHandler(StateHandler[torch.Tensor]):
-    """Holds a tensor that an optimizer may refer to; its elements are restored in place."""
+    """Holds a tensor that an optimizer may refer to, so restore() changes it in place."""
 
     def save(self) -> None:
         """Stores a copy of the elements."""
@@ -82,7 +82,7 @@ class TensorStateHandler(StateHandler[torch.Tensor]):
             self.value.copy_(self.saved)
 
     def sync(self) -> None:
-        """Broadcasts rank 0's elements, and saves; collective."""
+        """Broadcasts rank 0's elements, then saves them; collective."""
         broadcast_parameters({"tensor": self.value}, root_rank=0)
         self.save()
 
@@ -98,7 +98,7 @@ class _Trained(type):
 
 
 class TrainedTensor(metaclass=_Trained):
-    """Type of all parameters, and of other leaves that require a gradient."""
+    """Matches all parameters, and other leaf tensors that require a gradient."""
 
 
 register(
@@ -112,7 +112,7 @@ register(
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler[Any]]]]:
-    """The list of (type, handler). The first type that matches an object is used."""
+    """The list of (type, handler). For each object, the first type that matches counts."""
     return list(registry)
 
 
@@ -122,8 +122,8 @@ def set_handler_registry(entries: list[tuple[type, type[StateHandler[Any]]]]) ->
 
 
 class TorchState(ObjectState, Generic[M, Opt]):
-    """The state of an elastic training loop: TorchState(model, optimizer, sampler=sampler, epoch=0)
-    makes each argument an attribute, as ObjectState does."""
+    """State of an elastic training loop, such as TorchState(model, optimizer, sampler=sampler,
+    epoch=0). Each argument becomes an attribute, as in ObjectState."""
 
     model: M
     optimizer: Opt

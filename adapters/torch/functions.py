@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that make ranks equal: broadcast_parameters and broadcast_optimizer_state. Any thread may
-call them."""
+"""Gives all ranks the same state: broadcast_parameters and broadcast_optimizer_state. Any thread
+may call them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from farandole.torch.kind import check, check_unused, device_and_stream, in_orde
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart
 
-Copied = tuple[Tensor, Tensor]  # a tensor; the same tensor, or a contiguous copy
-_STATE = "broadcast_optimizer_state"  # default name of its calls
+Copied = tuple[Tensor, Tensor]  # (a tensor, the same tensor or a contiguous copy)
+_STATE = "broadcast_optimizer_state"  # default name of broadcast_optimizer_state's calls
 
 
 @collective(Op.ALLGATHER, unnamed=PARAMETERS)
@@ -39,7 +39,7 @@ def broadcast_parameters(
     Tensors may have any dtype and strides, and may require gradients. Values that are None are
     skipped. Calls from several threads need a `name`. An error on one rank is raised on all ranks,
     before any tensor changes: ValueError if names or roots differ, or if elements of a tensor share
-    memory; TypeError for a value that is not a tensor, or cannot be sent.
+    memory; TypeError for a value that is not a tensor or cannot be sent.
 
     - params: model.state_dict(), or a list of tensors or of (name, tensor).
     - root_rank: the sender's rank in the world; it must be in the process set.
@@ -106,7 +106,7 @@ def _broadcast(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> None:
-    """Broadcasts tensors in place, all at once, and waits. Writes no tensor of the root."""
+    """Broadcasts all tensors together, in place, and waits. Writes to no tensor of the root."""
     named = [(f"{what}.{name}", whole) for name, (_, whole) in copies.items()]
     broadcast_all(named, root_rank, process_set, timeout)
     if topology.rank() != root_rank:
@@ -127,8 +127,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Makes the optimizer's state and options equal to those of `root_rank`; collective.
 
-    The state of other ranks is replaced or created, for example if only the root has loaded a
-    checkpoint. The call makes no step and changes no gradient. It supports all optimizers of torch.
+    On other ranks, state is replaced or created: only the root needs to load a checkpoint. The call
+    makes no step and changes no gradient. It supports all optimizers of torch.
     Calls from several threads need a `name`. An error on one rank is raised on all ranks: TypeError
     for an argument that is not an optimizer, ValueError if the numbers of parameters differ.
 

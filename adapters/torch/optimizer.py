@@ -38,7 +38,7 @@ from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_classes: dict[tuple[type, type], type] = {}  # (user's class, kind) -> their subclass
+_classes: dict[tuple[type, type], type] = {}  # (user's class, kind) -> the subclass of both
 
 
 def DistributedOptimizer(
@@ -59,17 +59,17 @@ def DistributedOptimizer(
 ) -> Wrapped:
     """Makes `optimizer` reduce its gradients over the ranks, and returns the same object.
 
-    Its class is replaced by one that derives from ReducingOptimizer and from the old class. For
-    type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter groups,
-    schedulers and state_dict are kept. Every rank must call this after init(). Wrap several
+    Replaces the optimizer's class by one that derives from ReducingOptimizer and from the old
+    class. For type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter
+    groups, schedulers and state_dict are kept. Every rank must call this after init(). Wrap several
     optimizers in the same order on every rank.
 
-    - optimizer: any optimizer of torch.optim but LBFGS, or of a class that derives from one.
+    - optimizer: an optimizer of torch.optim other than LBFGS, or of a class that derives from one.
     - named_parameters: names for error texts; default: the numbers of group and parameter.
     - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or your own
       class with compress and decompress.
-    - backward_passes_per_step: number of backward passes outside of no_sync() per reduction. The
-      last one reduces; the others only accumulate.
+    - backward_passes_per_step: number of backward passes per reduction; passes in no_sync() do not
+      count. The last pass reduces; the others only accumulate.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
       its own gradients, and step() combines the ranks' steps.
     - gradient_predivide_factor: a factor f divides gradients by f before the sum, and by size / f
@@ -79,27 +79,27 @@ def DistributedOptimizer(
     - sparse_as_dense: True sends sparse gradients as dense ones. False gathers their elements,
       uncompressed, and works with Average and Sum only.
     - gradient_as_bucket_view: True keeps CPU gradients in memory that all ranks of a host map, and
-      reduces them there without a copy. A `.grad` that torch allocates elsewhere (after
-      zero_grad(), which sets None) is copied there first. A tensor that you keep from `.grad`
-      changes with the next step: clone it. No effect on a GPU. Does not work with Adasum.
-    - verify_every: number of steps between two comparisons of the ranks' models; the first one is
-      at the first step. Ranks compare parameters, the numbers in `param_groups`, and names and
-      numbers of the state (such as step counts), in the first backward pass that reduces; with
-      Adasum, in step(). 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
+      reduces them there without a copy. A `.grad` that torch allocates elsewhere (zero_grad() makes
+      it do so by setting None) is copied there first. If you keep a tensor from `.grad`, clone it:
+      the next step changes it. No effect on a GPU. Does not work with Adasum.
+    - verify_every: number of steps between two comparisons of the ranks' models; the first
+      comparison is at the first step. Ranks compare parameters, the numbers in `param_groups`, and
+      names and numbers of the state (such as step counts), in the first backward pass that reduces.
+      With Adasum, step() compares. 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
     - verify: 'warn' warns once if ranks differ; 'raise' raises MismatchError on all ranks.
     - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
-    or change; its derivatives after backward(create_graph=True) are this rank's. A gradient that is
-    missing on some ranks counts as the identity there: zeros, for a sum or average. One that is
-    missing on all ranks stays None. Each backward() outside of no_sync() is collective. If a rank
-    skips one, it must call synchronize() instead. step() reduces the gradients that no pass has
-    reduced: those of no_sync(), or those that you wrote yourself. farandole sends everything that
-    `.grad` holds, so reset gradients after each step, unless op is Average.
+    or change. After backward(create_graph=True), its derivatives are those of this rank. A gradient
+    that is missing on some ranks counts as the identity there: zeros, for a sum or average. A
+    gradient that is missing on all ranks stays None. Each backward() outside of no_sync() is
+    collective; a rank that skips one must call synchronize() instead. step() reduces the gradients
+    that no pass has reduced: those of no_sync(), or those that you wrote yourself. farandole sends
+    everything that `.grad` holds, so reset gradients after each step, unless op is Average.
 
-    Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced
-    too. From the next step() on, parameters that you remove there are not. A parameter belongs to
-    one optimizer: if a newer one has it as well, step() of the older one raises RuntimeError. A
+    Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced,
+    too. Parameters that you remove are not reduced from the next step() on. A parameter belongs to
+    one optimizer: if a newer optimizer also has it, step() of the older one raises RuntimeError. A
     copied or unpickled optimizer does not reduce: its step() raises RuntimeError until you make it
     a DistributedOptimizer.
 
@@ -180,7 +180,7 @@ def _adopt(
     """Makes the optimizer's class also derive from `kind`, and sets these fields."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
-    if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass kind.step()
+    if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # bypasses kind.step()
         inner = None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.__class__ = _class_of(type(optimizer), kind)
@@ -199,8 +199,8 @@ def _adopt(
 class _KindFirst(type):
     """Metaclass that looks methods up in the second base class before the first one.
 
-    An object may only change to a class with the same memory layout, which the first base class
-    determines. So the user's class is the first base, but `kind` comes first in method look-up.
+    An object may change only to a class of the same memory layout, which the first base class
+    determines. So the user's class is the first base class, but methods of `kind` come first.
     """
 
     def mro(cls) -> list[type]:
@@ -209,7 +209,7 @@ class _KindFirst(type):
 
 
 def _class_of(own: type, kind: type) -> type:
-    """The class that derives from `own` and `kind`."""
+    """Returns the class that derives from `own` and `kind`; there is one for each such pair."""
     bases = own, kind
     if bases not in _classes:
         meta = type("_KindFirst", (_KindFirst, type(own)), {})
@@ -219,12 +219,12 @@ def _class_of(own: type, kind: type) -> type:
 
 
 def _own(optimizer: torch.optim.Optimizer) -> type:
-    """The optimizer's class before DistributedOptimizer() changed it."""
+    """Returns the optimizer's class as it was before DistributedOptimizer() changed it."""
     kind = type(optimizer)
     return kind.__bases__[0] if kind in _classes.values() else kind
 
 
-# Attributes of a step() that a scheduler has wrapped: of current torch, and of torch before 2.3.
+# Attributes of a step() that a scheduler has wrapped; the second one before torch 2.3.
 _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
@@ -239,12 +239,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
     _in_closure: bool  # the user's closure runs, or has failed
 
     def _reduces(self) -> bool:
-        """True if copies must refuse to step, because they would train on this rank alone."""
+        """True if copies must refuse to step, because they would train on one rank's gradients."""
         return self._reducer is not None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Reduces the gradients that no pass has reduced; then makes the optimizer's own step."""
-        self._opt_called = True  # torch's schedulers check it
+        """Reduces the gradients that no pass has reduced, then takes the optimizer's own step."""
+        self._opt_called = True  # torch's schedulers check this attribute
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
         self._follow()
@@ -256,8 +256,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.accumulation.is_complete():
-                if self.__dict__.pop("found_inf", None) is not None:  # GradScaler.step() has set it
-                    self.__dict__.pop("grad_scale", None)  # else a second try would multiply it
+                if self.__dict__.pop("found_inf", None) is not None:  # set by GradScaler.step()
+                    self.__dict__.pop("grad_scale", None)  # or a second try would scale twice
                     raise ValueError(
                         "a GradScaler has looked for overflows in gradients that are not reduced "
                         "yet, so each rank would decide alone whether it steps: call "
@@ -271,15 +271,15 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._step_count += 1  # type: ignore[attr-defined]
         return result
 
-    # Tells torch and its schedulers not to wrap this step: they have wrapped the inner one.
+    # Tells torch and its schedulers not to wrap this step(): they have wrapped the inner one.
     step.hooked = True  # type: ignore[attr-defined]
     for _mark in _SCHEDULERS_MARKS:
         setattr(step, _mark, True)
     del _mark
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes the optimizer's own step. An exception in it ends this rank's part in the job,
-        because nobody can tell which parameters have changed."""
+        """Takes the optimizer's own step. An exception in that step ends this rank's part in the
+        job, because parameters may have changed in part."""
         try:
             return (self._inner_step or super().step)(*args, **kwargs)
         except BaseException as reason:
@@ -288,7 +288,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Calls `closure`, then reduces gradients that its passes have only accumulated."""
+        """Calls `closure`, then reduces the gradients that passes in it have only accumulated."""
 
         def call() -> Any:
             self._in_closure = True  # an exception in the user's code does not end this rank's part
@@ -301,9 +301,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return call
 
     def synchronize(self) -> None:
-        """Reduces the gradients of all parameters, if the last pass has not.
+        """Reduces the gradients of all parameters, unless the last pass has reduced them.
 
-        Collective. Call it instead of a backward pass that this rank leaves out, or on all ranks
+        Collective. Call this instead of a backward pass that this rank leaves out, or on all ranks
         after passes that only accumulate.
         """
         if self._reducer is not None:
@@ -311,8 +311,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() reduces nothing, for scripts written for Horovod. farandole
-        does not need it: after synchronize(), step() reduces nothing anyway."""
+        """A context in which step() reduces nothing. Horovod needs it after synchronize(); with
+        farandole, step() then reduces nothing anyway."""
         if self._reducer is not None and not self._reducer.round.open:
             self._reducer.accumulation.complete = True
         yield
@@ -331,7 +331,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Resets the gradients, as torch's method does. If they are being reduced, raises
+        """Resets the gradients, as torch's method does. If a reduction is under way, raises
         FarandoleError and ends this rank's part in the job."""
         if self._reducer is not None:
             self._reducer.reset()
@@ -340,7 +340,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Number of backward passes outside of no_sync() per reduction; the last one reduces."""
+        """Number of backward passes per reduction, without those in no_sync()."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -356,7 +356,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._follow()
 
     def _follow(self) -> None:
-        """Starts to reduce parameters that were added to the groups, by any means."""
+        """Starts to reduce parameters that were added to the groups since the last call."""
         reducer, lists = self._reducer, [group["params"] for group in self.param_groups]
         same = sum(map(len, lists)) == len(self._followed)
         if same and all(map(is_, chain(*lists), self._followed)):
@@ -372,7 +372,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 if id(parameter) in known:
                     continue
                 name, other = default_name(number, index), len(taken)
-                while name in taken:  # by a parameter that was moved
+                while name in taken:  # a moved parameter has this name
                     name, other = f"parameter {other}", other + 1
                 taken.add(name)
                 new.append(parameter)
@@ -385,7 +385,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return f"farandole.DistributedOptimizer: {super().__repr__()}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles have the original class, or _Copy, and do not reduce."""
+        """Copies and pickles get the original class, or _Copy; they do not reduce."""
         return _blank, (_own(self), self._reduces()), self.__getstate__()
 
 
@@ -395,12 +395,12 @@ combining: dict[ReduceOp, type[ReducingOptimizer]] = {}
 
 
 class _Copy(torch.optim.Optimizer):
-    """The class of copies of a DistributedOptimizer. A copy refuses to step in a job of several
-    ranks, because it would train on this rank's gradients alone."""
+    """The class of copies of a DistributedOptimizer. In a job of several ranks, a copy refuses to
+    step, because it would train on this rank's gradients alone."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError in a job of several ranks; else changes to the plain class and
-        steps."""
+        """Raises RuntimeError in a job of several ranks. In a job of one rank, changes to the
+        original class and steps."""
         if is_initialized() and size() > 1:
             raise RuntimeError(
                 f"this {type(self).__name__} is a copied or unpickled DistributedOptimizer and "
@@ -409,7 +409,7 @@ class _Copy(torch.optim.Optimizer):
                 "parameters it has"
             )
         self.__class__ = _own(self)
-        self.__setstate__({})  # torch's own constructor prepares step() likewise
+        self.__setstate__({})  # as torch's constructor does, to prepare step()
         return type(self).step(self, *args, **kwargs)  # self.step may be a scheduler's wrapper
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -419,6 +419,6 @@ class _Copy(torch.optim.Optimizer):
 
 
 def _blank(plain: type[torch.optim.Optimizer], reduced: bool) -> torch.optim.Optimizer:
-    """An uninitialised optimizer, for unpickling."""
+    """Creates an uninitialised optimizer, for unpickling."""
     kind: Any = _class_of(plain, _Copy) if reduced else plain
     return cast("torch.optim.Optimizer", kind.__new__(kind))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ElasticSampler: divides the rest of an epoch among the ranks, however many there are now."""
+"""ElasticSampler: divides the rest of an epoch among the ranks that the job has now."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ElasticSampler(Sampler[int]):
     """Gives each rank its part of the indices that record_batch has not counted yet.
 
     As with Horovod, all ranks get equally many: if the indices do not divide evenly, up to size - 1
-    of them occur twice at the end of an epoch. With `even=False` each index occurs once, and the
-    first ranks may get one more: a rank without a batch calls hvd.join() while others train.
+    indices occur twice at the end of an epoch. With `even=False` each index occurs once, and the
+    first ranks may get one more. A rank without a batch calls hvd.join() while the others train.
 
     Examples:
         >>> sampler = ElasticSampler(range(5), shuffle=False, even=False)
@@ -32,17 +32,17 @@ class ElasticSampler(Sampler[int]):
     def __init__(
         self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, even: bool = True
     ) -> None:
-        """`shuffle`: True for a random order. It depends on epoch and `seed` only."""
+        """`shuffle`: True for a random order, which depends only on the epoch and `seed`."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
         self.even = even
         self.epoch = 0
-        self.processed_num = 0  # samples of this epoch, over all ranks
+        self.processed_num = 0  # samples of this epoch, of all ranks together
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts an epoch with no sample processed."""
+        """Starts an epoch; none of its samples is processed yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -58,8 +58,8 @@ class ElasticSampler(Sampler[int]):
         left = indices[self.processed_num :]
         self.remaining_indices = left
         self._counted_before = self.processed_num
-        self._recorded = self._longest_batch = 0  # on this rank, since reset()
-        # Padded with the epoch's first indices, as in an epoch that was not interrupted.
+        self._recorded = self._longest_batch = 0  # samples on this rank, since reset()
+        # Padded with the epoch's first indices, as torch's DistributedSampler does.
         missing = -len(left) % self.num_replicas if self.even else 0
         padded = left + [indices[i % len(indices)] for i in range(missing)]
         self.total_size = len(padded)
@@ -72,7 +72,7 @@ class ElasticSampler(Sampler[int]):
         self._longest_batch = max(self._longest_batch, batch_size)
         self._recorded += batch_size
         ended = self._recorded >= len(self._own) and not self.even
-        # A rank's last batch may be shorter than that of a rank that has one sample more.
+        # This rank's last batch may be shorter than that of a rank that has one sample more.
         longest = self._recorded - batch_size + self._longest_batch if ended else self._recorded
         counted = longest * self.num_replicas
         self.processed_num = self._counted_before + (

@@ -27,7 +27,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Shape:
-    """The form of a tensor, by which another rank allocates it."""
+    """The form of a tensor; another rank needs it to allocate that tensor."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -38,17 +38,17 @@ class Shape:
 @dataclass(frozen=True)
 class Skeleton:
     """State and options of an optimizer, with references in place of tensors. Parameters are
-    numbered over all groups."""
+    numbered in the order of all groups."""
 
     counts: list[int]  # parameters in each group
-    options: list[dict[str, Any]]  # of each group, without "params"
-    state: list[tuple[Any, Any]]  # (parameter's number, value); other entries: ((key,), value)
+    options: list[dict[str, Any]]  # each group's options, without "params"
+    state: list[tuple[Any, Any]]  # (parameter's number, value), or ((key,), value) of other state
     shapes: list[Shape]
-    owners: list[int]  # number of each tensor's parameter; also 0 if a tensor belongs to none
+    owners: list[int]  # number of each tensor's parameter; 0 if the tensor belongs to none
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
-    """The optimizer's skeleton. Appends each of its tensors to `tensors`, once.
+    """Returns the optimizer's skeleton. Appends each of the optimizer's tensors to `tensors` once.
 
     Raises TypeError or ValueError, with the entry's name, for a tensor that cannot be sent.
     """
@@ -83,7 +83,7 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Uninitialised tensors, one for each reference of the skeleton."""
+    """Returns uninitialised tensors, one for each reference of the skeleton."""
     parameters = _parameters(optimizer)
 
     def make(shape: Shape, owner: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> li
 
 
 def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Replaces the optimizer's state and options. Keeps the dicts of its groups."""
+    """Replaces the optimizer's state and options, but keeps the dicts of the groups themselves."""
 
     def fill(value: Any) -> Any:
         return map_nested(value, TensorRef, lambda ref: tensors[ref.number])
@@ -113,8 +113,8 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use.
-    Loaded tensors may have other strides."""
+    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use. A
+    loaded tensor may have other strides."""
 
     def laid_out(x: Tensor, parameter: Tensor) -> Tensor:
         alike = x.layout is torch.strided and x.shape == parameter.shape
@@ -126,7 +126,7 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 
 
 def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` applied to every `kind` in its dicts, lists and tuples."""
+    """Returns `value` with `change` applied to each `kind` in its dicts, lists and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -142,7 +142,8 @@ def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _check(where: str, value: Any) -> None:
-    """Raises an error, with the path, for the first tensor in `value` that cannot be sent."""
+    """Raises an error, with the entry's path, for the first tensor in `value` that can't be
+    sent."""
     if isinstance(value, dict):
         for key, member in value.items():
             _check(f"{where}, {key!r}", member)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's contracts about gradients and optimizer state: strides (its fused kernels rely on them),
-dtypes, and which tensors may be written. No other module knows these contracts."""
+"""torch's rules for gradients and optimizer state: strides (fused kernels rely on them), dtypes,
+and which tensors may be written. No other module knows these rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farandole.errors import PeerError
 
 
 def of_state(parameter: Tensor) -> tuple[int, ...]:
-    """The strides of zeros_like(parameter), which torch's optimizers give their state."""
+    """The strides of zeros_like(parameter); torch's optimizers give them to their state."""
     if _is_dense(parameter):
         return parameter.stride()
     form = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
@@ -21,7 +21,7 @@ def of_state(parameter: Tensor) -> tuple[int, ...]:
 
 
 def of_gradient(parameter: Tensor) -> tuple[int, ...]:
-    """The strides that autograd gives a gradient: the parameter's, or contiguous ones if the
+    """The strides that autograd gives a gradient: those of the parameter, or contiguous ones if the
     parameter has gaps or elements that share memory."""
     if _is_dense(parameter):
         return parameter.stride()
@@ -40,7 +40,7 @@ def like_gradient(parameter: Tensor) -> Tensor:
 
 
 def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """`x` if it has these strides, else a copy that has them."""
+    """Returns `x` if it has these strides, else a copy with these strides."""
     if x.stride() == tuple(strides):
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
@@ -90,10 +90,10 @@ def _steps(x: Tensor) -> list[tuple[int, int]]:
 
 
 def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | None) -> Tensor:
-    """The coalesced sum of the elements that were gathered for the tensor `name`.
+    """Returns the coalesced sum of the gathered elements of the tensor `name`.
 
-    Raises PeerError for an index outside of `shape`. Indices may be damaged on their way, and
-    torch would write to any address that they give.
+    Raises PeerError for an index outside of `shape`. Indices may be damaged in transit, and torch
+    would write to whatever address such an index gives.
     """
     try:
         made = torch.sparse_coo_tensor(

@@ -2,17 +2,15 @@
 """One rank's part of a ParameterServer: its rows, all workers' clocks, and the thread that serves
 other ranks. For worker.py.
 
-Messages to a ShardServer, sent as (kind, number) on tag REQUEST:
+Messages to a ShardServer, sent as (kind, number) with tag REQUEST:
 
-| kind | sender | meaning of number | receiver's action |
-|---|---|---|---|
-| PUSH | worker | number of rows that the preceding BODY lists | updates the rows |
-| PULL | worker | number of rows that the preceding BODY lists | sends a REPLY |
-| TICK | worker | its new clock | stores the clock |
-| DONE | worker | ignored | stores that the worker has left |
-| HEARTBEAT | idle server | ignored | none; its arrival keeps the receive from counting as a stall |
-| FAILED | server | first rank whose part is lost | fails this rank's later calls |
-| LOST | server | first rank whose part is lost | as FAILED and DONE |
+| kind | sender | meaning of number | receiver's action | |---|---|---|---| | PUSH | worker | number
+of rows that the preceding BODY lists | updates the rows | | PULL | worker | number of rows that the
+preceding BODY lists | sends a REPLY | | TICK | worker | the worker's new clock | stores the clock |
+| DONE | worker | ignored | notes that the worker has left | | HEARTBEAT | idle server | ignored |
+none; its arrival keeps the receive from counting as a stall | | FAILED | server | first rank whose
+part is lost | makes this rank's later calls fail | | LOST | server | first rank whose part is lost
+| the actions for FAILED and DONE |
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ from farandole.messages import recv, recv_async, send, send_async
 Array = np.ndarray[Any, np.dtype[Any]]
 Update = Callable[[Array, Array], Array]
 PUSH, PULL, TICK, DONE, LOST, HEARTBEAT, FAILED = range(7)  # kinds of messages
-NAME = "parameter server"  # name of its calls and messages in errors and traces
+NAME = "parameter server"  # name of a server's calls and messages in errors and traces
 _GOODBYE_SECONDS = 1.0
 _LEFT = float("inf")  # clock of a worker that has left
-REQUEST, BODY, REPLY, TAGS = range(4)  # offsets from a server's first tag, and their number
+REQUEST, BODY, REPLY, TAGS = range(4)  # counted from a server's first tag
 
 
 def heartbeat_seconds() -> float:
-    """Idle seconds after which a server sends heartbeats, because a long receive counts as a
-    stall."""
+    """Returns the number of idle seconds after which a server sends heartbeats. Without them, a
+    long receive would count as a stall."""
     limits = [float(setting(f"FARANDOLE_STALL_{name}")) for name in ("WARN", "ABORT")]
     return min((limit for limit in limits if limit > 0), default=30.0) / 3
 
 
 def check_held(given: Array, dtype: str, what: str) -> None:
-    """Raises ValueError for values that are not numbers or do not fit the table's integers."""
+    """Raises ValueError if values are not numbers, or do not fit the table's integer dtype."""
     table = np.dtype(dtype)
     held = given.dtype.kind in "biuf"
     if held and table.kind != "f":
@@ -73,23 +71,23 @@ class TableSettings(NamedTuple):
 class Shard:
     """One rank's rows, and the clocks of all workers. For any thread.
 
-    Row r of the table is at index r // n on rank r % n, where n is the number of ranks.
+    Row r of the table is at index r // n of rank r % n, where n is the number of ranks.
     """
 
     def __init__(self, values: Array, update: Update, ranks: int, staleness: int | None) -> None:
-        """`values` holds the rows' first values, and becomes the table."""
+        """`values` holds the initial values of the rows, and becomes the table itself."""
         self._values = values
         self._update = update
         self._staleness = staleness
         self.changed = threading.Condition()  # its lock is reentrant
         self.clocks: list[float] = [0] * ranks
         self.failure: Exception | None = None
-        self.lost: int | None = None  # first rank whose part is gone, as far as this rank knows
+        self.lost: int | None = None  # first rank known to have lost its part
         self.alone = False  # True: no more messages come from other ranks
 
     def check_places(self, places: Array) -> None:
-        """Raises PeerError for indices that no rank sends: messages are not protected in
-        transit."""
+        """Raises PeerError for indices that no rank would send. Such indices were altered in
+        transit, where messages are not protected."""
         if ((places < 0) | (places >= len(self._values))).any():
             raise PeerError(
                 f"{NAME}: a request for rows was altered on its way; remedy: check the network "
@@ -97,7 +95,7 @@ class Shard:
             )
 
     def push(self, places: Array, values: Array) -> None:
-        """Updates rows, each at most once. If the user's function raises, the shard fails."""
+        """Updates rows, which must differ. If the user's function raises, the shard fails."""
         with self.changed:
             try:
                 new = np.asarray(self._update(self._values[places], values))
@@ -112,7 +110,7 @@ class Shard:
                 self.fail(reason)
 
     def pull(self, places: Array) -> Array:
-        """Returns copies of rows."""
+        """Returns copies of these rows."""
         with self.changed:
             return self._values[places]
 
@@ -123,8 +121,8 @@ class Shard:
             self.changed.notify_all()
 
     def wait_fresh(self, clock: float) -> None:
-        """Blocks until a worker at this clock may read. Raises the shard's failure or
-        StallError."""
+        """Blocks until a worker at this clock may read. Raises StallError, or the error with which
+        the shard has failed."""
         if self._staleness is not None:
             least = clock - self._staleness
             over = lambda: self.failure is not None or min(self.clocks) >= least  # noqa: E731
@@ -136,7 +134,7 @@ class Shard:
         self._wait(lambda: self.alone or min(self.clocks) == _LEFT, "leaving a ParameterServer")
 
     def _wait(self, over: Callable[[], bool], what: str) -> None:
-        """Waits with the limits of FARANDOLE_STALL_WARN and FARANDOLE_STALL_ABORT."""
+        """Waits within the limits of FARANDOLE_STALL_WARN and FARANDOLE_STALL_ABORT."""
         begun = 0.0
         with self.changed:
             if over():
@@ -158,21 +156,21 @@ class Shard:
             self.changed.wait_for(over)
 
     def fail(self, reason: Exception, alone: bool = False) -> None:
-        """Stores the first error for later calls to raise. `alone`: no more messages will come."""
+        """Stores the first error, which later calls raise. `alone`: no more messages will come."""
         with self.changed:
             self.failure = self.failure or reason
             self.alone = self.alone or alone
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raises the shard's failure, if any."""
+        """If the shard has failed, raises the stored error."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
 
 @on_leave
 def abandon_all() -> None:
-    """Tells the other ranks that this rank leaves the job, with rows that they may need."""
+    """Tells the other ranks that this rank leaves the job, and that its rows are lost."""
     for server in list(_servers):
         server.lose(ShutdownError(f"{NAME}: this rank has left the job"))
 
@@ -180,15 +178,15 @@ def abandon_all() -> None:
 class ShardServer(threading.Thread):
     """Thread that serves the other ranks' requests to a shard in turn, until all workers have left.
 
-    It never waits for a worker's Python: a worker posts a request's body and the receive of its
-    reply before the request. An idle server sends heartbeats, so that the receive that it always
-    has under way does not count as a stall. A rank that leaves the job early sends LOST.
+    The thread never waits for a worker's Python: before a request, a worker posts the request's
+    body and the receive of the reply. Idle servers send each other heartbeats, so that the receive
+    that every server has under way does not count as a stall. A rank that leaves early sends LOST.
     """
 
     def __init__(
         self, shard: Shard, settings: TableSettings, tag: int, process_set: ProcessSet
     ) -> None:
-        """`tag` is the first of TAGS tags."""
+        """`tag`: the first of this server's TAGS tags."""
         super().__init__(name="farandole.ParameterServer", daemon=True)
         self._shard = shard
         self._width = settings.shape[1:]
@@ -208,7 +206,7 @@ class ShardServer(threading.Thread):
             while self._open and not self._shard.alone:
                 self._serve()
             self._stay()
-        except Exception as reason:  # the job has ended, a rank has died, memory is short
+        except Exception as reason:  # job ended, a rank died, or memory is short
             self.lose(reason)
         except BaseException as reason:
             self.lose(FarandoleError(f"{NAME}: update raised {reason!r}"))
@@ -236,7 +234,7 @@ class ShardServer(threading.Thread):
             self._open.discard(source)
 
     def _receive_lost(self, rank: int) -> None:
-        """Fails this shard's calls, because `rank` no longer serves its part."""
+        """Makes this shard's calls fail, because `rank` no longer serves its part of the table."""
         with self._shard.changed:
             self._shard.lost = rank if self._shard.lost is None else self._shard.lost
             self._shard.fail(
@@ -248,9 +246,9 @@ class ShardServer(threading.Thread):
             )
 
     def _send_heartbeats(self) -> None:
-        """Sends a heartbeat to each rank that has received the last one. Raises if a rank has left
-        the job."""
-        with self._shard.changed:  # under the lock, so nothing follows this worker's DONE
+        """Sends a heartbeat to each rank that has received the previous one. Raises if a rank has
+        left the job."""
+        with self._shard.changed:  # locked, so that no heartbeat follows this worker's DONE
             if self._shard.alone or self._shard.clocks[self._rank] == _LEFT:
                 return
             for rank in range(len(self._shard.clocks)):
@@ -262,7 +260,7 @@ class ShardServer(threading.Thread):
                 self._heartbeats[rank] = self._send_header(HEARTBEAT, rank)
 
     def _stay(self) -> None:
-        """Waits until this rank's worker has left, because other servers wait for that."""
+        """Waits until this rank's worker has left, because other servers wait for its DONE."""
         own = lambda: self._shard.alone or self._shard.clocks[self._rank] == _LEFT  # noqa: E731
         with self._shard.changed:
             while not self._shard.changed.wait_for(own, self._idle):
@@ -273,20 +271,20 @@ class ShardServer(threading.Thread):
         return send_async(header, rank, tag=tag, name=NAME, process_set=self._set)
 
     def lose(self, reason: Exception) -> None:
-        """Stops serving, and sends LOST to ranks that may still ask. For any thread."""
+        """Stops serving, and sends LOST to ranks that may still send requests. For any thread."""
         if self._shard.alone:
             return
         self._shard.fail(reason, alone=True)
-        until = monotonic() + _GOODBYE_SECONDS  # a receiver may have failed
+        until = monotonic() + _GOODBYE_SECONDS  # limited, because a receiver may have failed
         with suppress(FarandoleError):
             for handle in [self._send_header(LOST, rank, self._lost) for rank in self._listening()]:
-                with suppress(FarandoleError):  # that rank has left too
+                with suppress(FarandoleError):  # that rank has left, too
                     handle.wait(max(0.0, until - monotonic()))
 
     def report_failure(self) -> None:
-        """Tells all other servers, once, if this part has failed: a worker that only pushes would
-        not notice. For any thread that has just pushed to it."""
-        with self._shard.changed:  # under the lock, so nothing follows this worker's DONE
+        """If this part has failed, tells all other servers, once. A worker that only pushes would
+        not notice the failure. For any thread that has just pushed to this part."""
+        with self._shard.changed:  # locked, so that no FAILED follows this worker's DONE
             here = self._shard.clocks[self._rank] != _LEFT
             if self._shard.failure is not None and here and not self._failure_reported:
                 self._failure_reported = True
@@ -295,11 +293,11 @@ class ShardServer(threading.Thread):
 
     @property
     def _lost(self) -> int:
-        """The first rank whose part is gone. Call this once this rank's part is gone."""
+        """The first rank whose part is lost. Call this only once this rank's part is lost."""
         return self._rank if self._shard.lost is None else self._shard.lost
 
     def _listening(self) -> list[int]:
-        """Other ranks whose servers still run: they serve until all other workers have left."""
+        """Other ranks whose servers still run. A server runs until all other workers have left."""
         clocks = self._shard.clocks
         stay = [rank for rank, clock in enumerate(clocks) if clock != _LEFT]
         return [r for r in range(len(clocks)) if r != self._rank and set(stay) - {r}]
@@ -313,7 +311,7 @@ class ShardServer(threading.Thread):
         return places, rest.view(self._dtype).reshape(count if values else 0, *self._width)
 
     def _reply(self, source: int, places: Array) -> None:
-        """Sends the number of the lost rank (-1: none), then the rows."""
+        """Sends the number of a rank whose part is lost (-1: none), then the rows."""
         rows = np.ascontiguousarray(self._shard.pull(places)).reshape(-1).view(np.uint8)
         failed = np.array([-1 if self._shard.failure is None else self._lost]).view(np.uint8)
         tag = self._tag + REPLY

@@ -39,33 +39,32 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FIRST_TAG = 1 << 61  # servers' tags start here; users' tags should be smaller
+_FIRST_TAG = 1 << 61  # servers' tags start here; tags of users should be smaller
 _LOOK_SECONDS = 1.0
-_count = 0  # servers so far: the maximum over the ranks that created the last one
+_count = 0  # number of servers so far; the highest among the ranks that made the last
 
 
 class ParameterServer:
-    """A table of rows, distributed over the ranks, which all ranks push to and pull from.
+    """A table of rows, distributed over the ranks. All ranks push values to rows and pull rows.
 
-    Each rank is a worker and, in a thread, the server of its rows (row r belongs to rank r % n), so
-    the table may be larger than one rank's memory. A worker with clock c reads once every worker's
-    clock is at least c - staleness. It then sees all values that were pushed before these clocks
-    (stale synchronous parallel: Ho et al., 2013). Staleness 0 is as synchronous as an allreduce;
-    None never waits.
+    Each rank is a worker, and in a thread also the server of its own rows (row r belongs to rank
+    r % n), so the table may be larger than one rank's memory. Each worker has a clock. At clock c,
+    a worker reads once every worker's clock is at least c - staleness. It then sees all values that
+    were pushed before these clocks (stale synchronous parallel: Ho et al., 2013). With staleness 0,
+    the ranks are as synchronous as with an allreduce; with None, pull() never waits.
 
     Arguments:
-        shape: shape of the table; the first dimension counts rows.
-        dtype: NumPy dtype of the table and all values.
-        initial: a number, or a function (row numbers as int64) -> their first values.
-        update: "add", or a function (old rows, pushed values) -> new rows, such as
+        shape: shape of the table; the first dimension counts rows. dtype: NumPy dtype of the table
+        and all values. initial: a number, or a function (row numbers as int64) -> first values of
+        these rows. update: "add", or a function (old rows, pushed values) -> new rows, such as
             `lambda old, grad: old - 0.1 * grad`. The rank that owns the rows calls it.
-        staleness: clocks by which a worker may be ahead of the slowest one; None: any number.
+        staleness: how far a worker's clock may be ahead of the slowest one; None: no limit.
         process_set: the ranks that take part. All create their servers in the same order.
 
     A `with` block serves this rank's rows until all ranks have left their blocks. A rank that
     leaves by an exception does not wait, and delays no other rank. All ranks raise MismatchError if
     arguments differ; two functions count as equal. When a rank dies, every call raises PeerError.
-    Unless staleness is None, a rank that is always slow slows all others.
+    Unless staleness is None, a rank that is always slow delays all others.
 
     Examples:
         >>> with farandole.ParameterServer((1000, 4), staleness=2) as server:
@@ -95,21 +94,21 @@ class ParameterServer:
         self._shard = shard
         self._clock = 0
         self._left = ""  # reason, once this worker has left
-        self._sent: list[Any] = []  # handles of messages that may be under way
+        self._sent: list[Any] = []  # handles of messages that may not have arrived
         self._unconfirmed: set[int] = set()  # servers that have not replied since the last push
         self._server = ShardServer(shard, self._settings, self._tag, process_set)
         if self._ranks > 1:
             self._server.start()
 
     def push(self, rows: ArrayLike | None, values: ArrayLike) -> None:
-        """Sends values for rows. Returns when they are on their way; clock() waits for them.
+        """Sends values for rows. Returns before the servers get them; clock() waits for that.
 
         Arguments:
-            rows: int indices, one-dimensional; None: all rows. Values of repeated rows are added
-                up first.
+            rows: int indices, one-dimensional; None: all rows. If a row is listed several times,
+                its values are added up first.
             values: array of shape (rows, *table.shape[1:]).
 
-        Raises ValueError for other shapes and unknown rows, PeerError if a rank has died.
+        Raises ValueError for other shapes and unknown rows, and PeerError if a rank has died.
         """
         places = self._rows(rows)
         given = np.asarray(values)
@@ -138,8 +137,8 @@ class ParameterServer:
                     self._unconfirmed.add(owner)
 
     def pull(self, rows: ArrayLike | None = None) -> Array:
-        """Returns the rows' values, shape (rows, *table.shape[1:]). Waits for slower workers if
-        staleness demands it.
+        """Returns the values of rows, of shape (rows, *table.shape[1:]). If staleness requires it,
+        first waits for slower workers.
 
         `rows` are int indices, one-dimensional; None: all rows. Raises ValueError for unknown rows,
         PeerError if a rank has died.
@@ -161,32 +160,32 @@ class ParameterServer:
         return result
 
     def clock(self) -> int:
-        """Publishes this worker's pushes and advances its clock. Returns the clock."""
+        """Publishes this worker's pushes, then advances and returns its clock."""
         self._check()
         with self._leaving_on_error():
-            self._wait_for_sent()  # so servers apply pushes before requests that follow this clock
+            self._wait_for_sent()  # servers then apply these pushes before later requests
             self._clock += 1
             self._sent = self._send_clock(TICK, self._clock)
         return self._clock
 
     @property
     def clocks(self) -> list[float]:
-        """All workers' clocks as far as this rank knows; infinity for one that has left."""
+        """All workers' clocks, as far as this rank knows; infinity for a worker that has left."""
         return list(self._shard.clocks)
 
     def close(self, wait: bool = True) -> None:
-        """Leaves; with `wait`, waits until all ranks have left. A `with` block calls it."""
+        """Leaves. With `wait`, waits until all ranks have left. A `with` block calls this."""
         if not self._left:
             self._left = "is closed"
             try:
                 self._wait_for_sent()
                 nothing = np.empty(0, np.int64)
                 replies = [self._ask_for(o, nothing, 0) for o in self._unconfirmed if wait]
-                for reply in replies:  # each comes after this worker's pushes were applied
+                for reply in replies:  # each shows that the server has applied the pushes
                     self._reply(*reply)
             finally:
                 if not self._shard.alone:
-                    with self._shard.changed:  # so that the others get no FAILED after DONE
+                    with self._shard.changed:  # locked, so that no FAILED follows DONE
                         self._server.report_failure()
                         leaving = self._send_clock(DONE, float("inf"))
                     self._wait(leaving)
@@ -205,7 +204,7 @@ class ParameterServer:
         if kind is None:
             self.close()
         else:
-            with suppress(FarandoleError):  # the block's error is the one to raise
+            with suppress(FarandoleError):  # the error of the block matters more
                 self.close(wait=False)
 
     def _check(self) -> None:
@@ -230,12 +229,13 @@ class ParameterServer:
 
     def _send_clock(self, kind: int, clock: float) -> list[Any]:
         header = np.array([kind, self._clock])
-        self._shard.tick(self._rank, clock)  # first, so that nothing follows DONE
+        self._shard.tick(self._rank, clock)  # before the messages, so that none follows DONE
         others = [owner for owner in range(self._ranks) if owner != self._rank]
         return [self._send(header, owner, REQUEST) for owner in others]
 
     def _wait(self, handles: list[Any]) -> None:
-        """Waits for all handles. Raises within seconds if a server has failed and takes nothing."""
+        """Waits for all handles. Raises within seconds if a server has failed and stopped
+        receiving."""
         for handle in handles:
             while True:
                 try:
@@ -249,7 +249,7 @@ class ParameterServer:
     def _ask(self, owner: int, kind: int, places: Array, values: Array | None = None) -> list[Any]:
         """Sends a request; returns the handles to wait for.
 
-        The body comes first: once a server gets the request, it needs nothing more of this worker.
+        The body is sent first, so a server that gets the request has all that it needs.
         """
         header = np.array([kind, len(places)])
         parts = [places.view(np.uint8)]
@@ -261,14 +261,14 @@ class ParameterServer:
         ]
 
     def _ask_for(self, owner: int, places: Array, nbytes: int) -> tuple[int, Array, list[Any]]:
-        """Asks a server for rows; returns the arguments of _reply()."""
+        """Asks a server for rows; returns the arguments for _reply()."""
         into, tag = np.empty(8 + nbytes, np.uint8), self._tag + REPLY
         reply = recv_async(into, owner, tag=tag, name=NAME, process_set=self._set)
         return owner, into, [*self._ask(owner, PULL, places), reply]
 
     def _reply(self, owner: int, into: Array, handles: list[Any]) -> Array:
-        """Waits for the bytes of the rows. Raises FarandoleError if the server's part has
-        failed."""
+        """Waits for the rows and returns their bytes. Raises FarandoleError if the server's part
+        has failed."""
         self._wait(handles)
         self._unconfirmed.discard(owner)
         failed = int(into[:8].view(np.int64)[0])
@@ -297,7 +297,8 @@ class ParameterServer:
         return places.astype(np.int64)
 
     def _by_owner(self, places: Array) -> list[tuple[int, Array]]:
-        """(rank, positions of its rows in `places`), for ranks that own some."""
+        """Returns (rank, positions of its rows in `places`) for each rank that owns some of
+        them."""
         owners = places % self._ranks
         parts = [(r, np.flatnonzero(owners == r)) for r in range(self._ranks)]
         return [(owner, mine) for owner, mine in parts if len(mine)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry points by which torch finds the backend `farandole` and its rendezvous handlers.
 
-torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when the
-backend is first used. Neither affects a program that does not name farandole. This module lies
-outside the package and does not import it, so such programs do not load the package.
+torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when a
+program first uses the backend. Neither affects a program that does not name farandole: this module
+lies outside the package and does not import it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """torch calls this at the end of its import. A failure only warns: the import succeeds."""
+    """torch calls this at the end of its import. A failure only warns; `import torch` succeeds."""
     try:
         if dist.is_available():
             register()
@@ -48,8 +48,8 @@ def register() -> None:
 
     of_torch = _rendezvous_handlers["env"]
     dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    # torch 2.15 attaches its flight recorder to groups of all other backends, which fails for a
-    # group written in Python. farandole has its own.
+    # torch 2.15 attaches its flight recorder to groups of all backends not listed here, which fails
+    # for a group written in Python. farandole has its own recorder.
     recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorded.add(_NAME)
     _rendezvous_handlers["env"] = _meet
@@ -81,8 +81,8 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 
 
 def _is_backend() -> bool:
-    """True if init_process_group is creating a group of this backend. c10d does not tell handlers
-    the backend, so this reads it from the caller's frame."""
+    """True if init_process_group is creating a group of this backend. c10d does not pass the
+    backend to handlers, so this function reads it from the caller's frame."""
     frame = sys._getframe()
     while frame.f_code.co_name != "init_process_group":
         if frame.f_back is None:

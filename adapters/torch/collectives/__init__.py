@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of torch tensors that differ from farandole.ops: differentiable and sparse ones."""
+"""Collectives on torch tensors that farandole.ops lacks: differentiable and sparse collectives."""

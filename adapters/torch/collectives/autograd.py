@@ -14,7 +14,7 @@ from farandole.members import ProcessSet, set_id
 from farandole.ops import Average, Sum
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-# (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
+# (gradients of the results, name of the collective that reduces them) -> gradients of the inputs.
 Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
 _NAMES = 1024  # names that the backward collectives of unnamed calls use in rotation
@@ -41,7 +41,7 @@ def differentiable(
         return gradient(gradients, back)
 
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-    # torch.func's tensors cannot be sent. `run` raises on all ranks, apply() on this one only.
+    # torch.func's tensors cannot be sent: `run` raises on all ranks, apply() on this rank only.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)
@@ -50,10 +50,10 @@ def differentiable(
 
 
 def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
-    """The name of a call's backward collective, equal on all ranks.
+    """Returns the name of a call's backward collective, equal on all ranks.
 
-    It needs a name, because backward passes on a GPU run on another thread. An unnamed call derives
-    it from the call's number.
+    The collective needs a name, because backward passes on a GPU run on another thread. For an
+    unnamed call, the name contains the call's number.
     """
     if name is not None:
         return f"{name}.gradient"

@@ -88,8 +88,8 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Tensor], list[Table]]:
-    """The results of grouped_allgather(), and, for each result, how many rows each member
-    contributed."""
+    """Returns (the results of grouped_allgather(), for each result the number of rows from each
+    member)."""
     tables: list[Table] = []
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -110,8 +110,8 @@ def gathered(
 def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor) -> Tensor:
     """Builds a gradient shaped like `like` from the returned `rows`.
 
-    `came[i]`: rows that member i returned; `sent[i]`: rows sent to it. Rows that were not returned
-    are zero: they went to nobody, or to a member that had called join().
+    `came[i]`: number of rows that member i returned; `sent[i]`: number of rows sent to member i. A
+    row is zero if no member got it, or if its receiver had called join().
     """
     if len(rows) == len(like):
         return rows
@@ -161,8 +161,8 @@ def broadcast(
 
 
 def _dependent_zeros(x: Tensor) -> Tensor:
-    """Zeros that depend on `x`. With plain zeros autograd would skip this rank's part in the
-    collective of a second derivative, and the root would wait for it."""
+    """Zeros that depend on `x`. With plain zeros, autograd would skip this rank's part in the
+    collective of a second derivative, and the root would wait for this rank."""
     return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
 
 
@@ -270,8 +270,8 @@ def exchanged(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[Tensor, Rows]:
-    """The result of alltoall(), and the number of rows from each member. Without `splits`, members
-    get equal parts."""
+    """Returns (the result of alltoall(), the number of rows from each member). Without `splits`,
+    members get equal parts."""
     received = np.empty(0, np.int64)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:

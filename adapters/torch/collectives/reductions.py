@@ -120,7 +120,7 @@ def _reduced(
     timeout: float | None = None,
 ) -> list[Tensor]:
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        if len(xs) == 1:  # prepared, in case it repeats
+        if len(xs) == 1:  # uses a prepared call, in case the call repeats
             return [_reduced_one(xs[0], name, op, factors, process_set, timeout)]
         terms = (None, name, op, *factors, process_set)
         return ops.grouped_allreduce_async(xs, *terms, timeout=timeout).wait()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce of sparse tensors: gathers the elements, then adds them up on each rank. Any thread may
-call it."""
+"""allreduce of sparse tensors: gathers all ranks' elements, then each rank adds them up. Any thread
+may call it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from farandole.ops import Average, Sum
 from farandole.torch.kind import check_unused
 from farandole.torch.strides import sparse_sum
 
-_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # name of its collective; default name
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # name of the collective; default for `name`
 
 
 def elements_of(x: Tensor) -> list[Tensor]:
-    """The rows that a rank sends for a sparse COO tensor: its shape, indices and values."""
+    """Returns the tensors that a rank sends for a sparse COO tensor: shape, indices and values."""
     check_unused(x)
     own = x.detach().coalesce()
     shape = torch.tensor([own.shape], device=own.device)
@@ -45,8 +45,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], Tensor]:
     """Sum or average of sparse COO tensors of one shape. A rank may have no elements.
 
-    Gathers the elements of all ranks. Returns a function that waits, and returns a coalesced sparse
-    tensor.
+    Gathers the elements of all ranks. Returns a function that waits and then returns a coalesced
+    sparse tensor.
 
     - tensor: a sparse COO tensor on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.

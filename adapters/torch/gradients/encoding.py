@@ -19,7 +19,7 @@ from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
 
-_BATCH_BYTES = 64 << 10  # most bytes of gradients that one call sends together
+_BATCH_BYTES = 64 << 10  # limit for the gradients that one call sends together
 _OVERHEAD = 2 << 10  # added to each gradient's size, so that one call sends at most 32
 _NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
 _INDEX_BYTES = torch.int64.itemsize
@@ -28,8 +28,8 @@ _INDEX_BYTES = torch.int64.itemsize
 class Encoding:
     """Converts a gradient to the tensor that is sent, submits that tensor, and converts it back.
 
-    In each round a Gradient calls encode(), or receive() if this rank has no gradient. Then it
-    calls submit(), and decode() at the end.
+    In each round, a Gradient calls encode(), or receive() if this rank has no gradient. The
+    Gradient then calls submit(), and at the end of the round decode().
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Encoding:
     )
 
     def __init__(self, call: Call, compressor: Compressor, sparse_as_dense: bool) -> None:
-        """`call`: sends the dense form. A rank that cannot make this call must refuse it."""
+        """`call` sends the dense form. A rank that cannot make this call must refuse it."""
         self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
@@ -46,33 +46,33 @@ class Encoding:
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # form of _prepared
-        self.view: BucketView | None = None  # memory that gradients must be in; None: any
+        self.view: BucketView | None = None  # where gradients must lie; None: anywhere
         # (core call number, dtype, shape) of the last gradient, if it was sent unchanged.
         self.form = _NOT_PLAIN
-        # Number of gradients of this form that one call may send together. 0: none, because they
-        # are not reduced in place on the CPU, or none was sent yet.
+        # Number of gradients of this form that one call may send together. 0: none was sent yet, or
+        # they are not reduced in place on the CPU.
         self.batch_limit = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
-        """The encoding to use from now on, for sparse gradients; closes the prepared call."""
+        """Returns the encoding for sparse gradients from now on. Closes the prepared call."""
         if self._prepared is not None:
             self._prepared.close()
         return Rows(self.call, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
-        """Sets the memory that gradients must be in; None: any."""
+        """Sets the memory that gradients must lie in; None: any memory."""
         self.view = view
         self.form, self.batch_limit = _NOT_PLAIN, 0
 
     def is_plain(self, grad: Tensor) -> bool:
-        """True if `grad` can be sent unchanged, because the last gradient of this form was."""
+        """True if `grad` can be sent unchanged, as the last gradient of the same form was."""
         if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
             return False
         return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send, which is `grad` itself if possible. None for a sparse gradient unless
-        sparse_as_dense is set.
+        """Returns the tensor to send, if possible `grad` itself. Returns None for a sparse gradient
+        unless sparse_as_dense is set.
 
         Raises ValueError if the op cannot reduce sparse gradients.
         """
@@ -98,10 +98,10 @@ class Encoding:
         return encoded
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor for the result, if this rank has no gradient."""
+        """Returns a tensor for the result, if this rank has no gradient."""
         like = like_gradient(parameter)
         if self._compressor is Compression.none:
-            # Strides of dimensions of size 1 may be arbitrary.
+            # A dimension of size 1 may have any stride.
             contiguous = parameter.is_contiguous()
             order = torch.preserve_format if contiguous else torch.contiguous_format
             encoded = torch.empty_like(parameter, dtype=like.dtype, memory_format=order)
@@ -112,14 +112,14 @@ class Encoding:
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """The reduced gradient: decompressed, and sparse if the gradient was."""
+        """The reduced gradient: decompressed, and sparse if the sent gradient was sparse."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits the tensor at these addresses; an `input` of 0 means an absent gradient. `memory`
-        keeps the tensor alive. Returns the core's handle."""
+        """Submits the tensor at these addresses; an `input` of 0 means that this rank has no
+        gradient. `memory` keeps the tensor alive. Returns the core's handle."""
         return self._made.submit(input, output, memory)
 
     @property
@@ -150,16 +150,16 @@ class Encoding:
 
 
 class Rows(Encoding):
-    """Sends sparse gradients: gathers the elements of all ranks and adds them up.
+    """Sends sparse gradients: gathers the elements of all ranks, then adds them up.
 
-    Each element is sent as one row of bytes: its indices, then its values, uncompressed. A dense
-    gradient is made sparse first.
+    Each element is sent as one row of bytes: its indices, then its values, uncompressed. Dense
+    gradients are converted to sparse ones first.
     """
 
     __slots__ = ("_factor", "_rows")
 
     def __init__(self, call: Call, like: Tensor, sparse_dim: int) -> None:
-        """`call`: the dense form's; `like`: a tensor of the gradient's shape and dtype."""
+        """`call`: that of the dense form; `like`: a tensor of the gradient's shape and dtype."""
         gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         super().__init__(gather, Compression.none, False)
         self._key = like.dtype, like.shape, like.device
@@ -174,11 +174,11 @@ class Rows(Encoding):
         return torch.empty((0, width), dtype=torch.uint8, device=like.device)
 
     def rows(self, _like: Tensor, _sparse_dim: int) -> Encoding:
-        """Returns itself, because it sends rows already."""
+        """Returns this object, which already sends rows."""
         return self
 
     def encode(self, grad: Tensor) -> Tensor:
-        """The gradient's rows, duplicates added up."""
+        """Returns the gradient's rows. Elements with the same indices are added up."""
         x = grad.detach()
         x = (x if x.is_sparse else x.to_sparse(self._sparse_dim)).coalesce()
         values = x.values().reshape(x.values().shape[0], prod(x.values().shape[1:]))
@@ -186,7 +186,7 @@ class Rows(Encoding):
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor without rows."""
+        """Returns a tensor without rows."""
         self._rows = self._no_rows(like_gradient(parameter))
         return self._rows
 
@@ -196,7 +196,7 @@ class Rows(Encoding):
         return self._prepared.submit(input, 0, memory)
 
     def decode(self, _encoded: Tensor, handle: int) -> Tensor:
-        """The sum or average of all ranks' elements: sparse, coalesced."""
+        """Returns the sum or average of all ranks' elements, as a coalesced sparse tensor."""
         assert self._key is not None
         dtype, shape, _ = self._key
         rows, split = receive(handle, self._rows), self._sparse_dim * _INDEX_BYTES
@@ -207,5 +207,5 @@ class Rows(Encoding):
 
 
 def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes of each row as `dtype`. A copy, because view() refuses some strides."""
+    """Reads the bytes of each row as `dtype`. Copies the rows: view() rejects some strides."""
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)

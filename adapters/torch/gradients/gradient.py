@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of one parameter: a hook takes it on autograd's threads, and the thread that
-waits for the round delivers it. Used by the Reducer only."""
+"""The gradient of one parameter. A hook takes the gradient on autograd's threads; the thread that
+waits for the round delivers the result. Used by the Reducer only."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _dtype_of, _shape_of, _is_on_cpu = (x.__get__ for x in (_base.dtype, _base.shape, _base.is_cpu))
 _users: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2  # references to a storage of a single tensor: the tensor's and the caller's
+_ALONE = 2  # references to a storage that one tensor uses: the tensor's and the caller's
 
 
 class Gradient:
-    """Takes `.grad` when autograd has accumulated it, and stores the reduced gradient there.
+    """Takes `.grad` once autograd has accumulated it, and stores the reduced gradient there.
 
-    In between `.grad` is None, so neither the user nor autograd can write to memory that is being
-    reduced. If autograd accumulates again in the same pass, a further round takes that gradient.
+    In between, `.grad` is None, so neither the user nor autograd can write to memory that is being
+    reduced. If autograd accumulates again in the same pass, another round takes that gradient.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Gradient:
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
-        """`name`: the parameter's, for error texts; `encoding`: the form in which it is sent."""
+        """`name`: the parameter's name in error texts; `encoding`: how the gradient is sent."""
         self.reducer = reducer
         self.parameter = parameter
         self.name = name
@@ -53,9 +53,9 @@ class Gradient:
         self._leave_round()
 
     def _leave_round(self) -> None:
-        self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
-        self.encoded: Tensor | None = None  # memory of the result; None: that of `grad`
-        self.sparse_dim = 0  # > 0: the gradient is sparse, and was sent as absent
+        self.grad: Tensor | None = None  # taken from `.grad`; None after the round
+        self.encoded: Tensor | None = None  # tensor for the result; None: `grad` itself
+        self.sparse_dim = 0  # above 0: the gradient is sparse, so this round reported it as absent
 
     def install_hook(self) -> None:
         """Installs the hook, if the parameter requires a gradient and has none."""
@@ -64,7 +64,7 @@ class Gradient:
             self.remove_hook = register(self.on_accumulated).remove
 
     def on_accumulated(self, parameter: Tensor) -> None:
-        """The hook: autograd calls it after it has accumulated into `.grad`."""
+        """Hook: autograd calls this after it has accumulated into `.grad`."""
         now = self.reducer.round
         if not now.sending:
             if now.inside() is None:
@@ -89,16 +89,16 @@ class Gradient:
     # ---- sending
 
     def takes_part(self) -> bool:
-        """True if each round must send this gradient, with data or as absent. A frozen parameter
-        takes part if it has a gradient, because the optimizer then steps it."""
+        """True if each round must send this gradient or report it as absent. A frozen parameter
+        takes part if it has a gradient, because the optimizer then updates the parameter."""
         if self.parameter.requires_grad:
             return True
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
     def send(self) -> None:
-        """Starts to reduce the gradient in `.grad`, or the one that a hook has taken from there. If
-        there is none, sends it as absent.
-        If it cannot be sent, the round fails: all ranks raise the error.
+        """Starts to reduce the gradient that a hook has taken, or else the one in `.grad`. If there
+        is neither, reports the gradient as absent. If it cannot be sent, the round fails, and all
+        ranks raise the error.
         """
         try:
             with torch.no_grad():
@@ -110,7 +110,7 @@ class Gradient:
                 if grad is not None:
                     check_no_tangent(grad)
                     encoded = self._encode(grad)
-                    if encoded is None:  # sparse; other ranks may not know that yet
+                    if encoded is None:  # sparse; other ranks may not yet know
                         self.sparse_dim = grad.sparse_dim()
                         number = self.reducer.gradients.index(self)
                         self.reducer.round.sparse = (number << 8) + self.sparse_dim
@@ -124,14 +124,14 @@ class Gradient:
             raise self.reducer.fail(reason, self.name) from None
 
     def _encode(self, grad: Tensor) -> Tensor | None:
-        """The tensor to send. None if the gradient is sparse, so that all ranks must first change
-        to Rows."""
+        """Returns the tensor to send. Returns None if the gradient is sparse: then all ranks must
+        first change to Rows."""
         if grad.layout is torch.strided:
             if overlaps(grad):  # its memory cannot hold the result
                 grad = grad.contiguous()
             elif grad._base is None and not _have_own_memory([grad.untyped_storage()]):
-                grad = grad.detach().clone()  # the memory may be another parameter's too
-            address = address_of(grad)  # raises if it has no memory
+                grad = grad.detach().clone()  # another parameter's gradient may use the memory
+            address = address_of(grad)  # raises if `grad` has no memory
             self._refuse_shared(grad)
             if self.encoding.view is None and grad.numel() > 0:
                 self.reducer.round.memory.add(address)
@@ -142,7 +142,7 @@ class Gradient:
         return encoded
 
     def _refuse_shared(self, grad: Tensor) -> None:
-        """Raises RuntimeError if another gradient of this round has the same memory."""
+        """Raises RuntimeError if another gradient of this round uses the same memory."""
         memory = self.reducer.round.memory
         if memory and grad.layout is torch.strided and address_of(grad) in memory:
             raise RuntimeError(
@@ -162,15 +162,15 @@ class Gradient:
     # ---- the end of the round
 
     def deliver(self, handle: int, final: bool) -> str | None:
-        """Stores the result of a finished call in `.grad`. If the round is not the `final` one of
-        the pass, keeps the result for the next round instead.
+        """Stores the result of a finished call in `.grad`. If the pass has more rounds (not
+        `final`), keeps the result for the next round instead.
 
         Returns an error text if the parameter cannot hold the result.
         """
         p, result, complaint = self.parameter, self._result(handle), None
         if not final:
             self.base = result
-            if self.sparse_dim and self.grad is not None:  # the next round sends it
+            if self.sparse_dim and self.grad is not None:  # the next round sends `.grad`
                 p.grad = self.grad if p.grad is None else p.grad + self.grad
         elif result is None or self._can_hold(result):
             self.base = None
@@ -186,7 +186,7 @@ class Gradient:
         return complaint
 
     def _result(self, handle: int) -> Tensor | None:
-        """The gradient as reduced so far in this pass; None if no rank had one."""
+        """The gradient as reduced so far in this pass; None if no rank had a gradient."""
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
         if encoded is None or (absent and is_absent(handle)):
@@ -203,14 +203,14 @@ class Gradient:
         return result.shape == p.shape and torch.can_cast(result.dtype, p.dtype)
 
     def _fitted(self, result: Tensor) -> Tensor:
-        """`result` with the parameter's present dtype and device, which model.half() may have
-        changed."""
+        """Converts `result` to the present dtype and device of the parameter, which model.half()
+        may have changed."""
         dtype = dtype_of_gradient(self.parameter) or result.dtype
         return self._placed(result.to(self.parameter.device, dtype))
 
     def _placed(self, result: Tensor) -> Tensor:
-        """`result` in the memory that `.grad` must keep: a bucket view, or a view that the user has
-        set. In any other case, `result` with the strides that autograd gives gradients."""
+        """Returns `result` in the memory that `.grad` must keep: a bucket view or the user's view.
+        Without such memory, returns `result` with the strides that autograd gives gradients."""
         home, view, parameter = self.grad, self.encoding.view, self.parameter
         if result.layout is not torch.strided:
             return result
@@ -230,23 +230,23 @@ class Gradient:
     def drop(self) -> None:
         """Leaves a failed round without a result."""
         if self.encoding.view is not None and self in self.reducer.round.sent:
-            self.encoding.use_view(None)  # peers may still read and write there
+            self.encoding.use_view(None)  # peers may still read and write the view's memory
         self.base = None
         self._leave_round()
 
 
 def send_together(batch: list[Gradient], now: Round) -> Exception | None:
-    """Sends gradients by one call, which costs a third of separate calls. If any of them cannot be
-    sent unchanged, sends them one by one. Returns the core's error."""
+    """Sends all gradients in one call, which costs a third of separate calls. If one cannot be sent
+    unchanged, sends each by a separate call. Returns the core's error."""
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
         storages = [*map(Tensor.untyped_storage, grads)]
-    except NotImplementedError:  # one is sparse, and was not in the last round
+    except NotImplementedError:  # one is sparse, but was dense in the last round
         storages = []
     if (
         storages
-        and forward_ad._current_level < 0  # else some may have tangents
+        and forward_ad._current_level < 0  # otherwise gradients may have tangents
         and (*map(_dtype_of, grads),) == dtypes
         and (*map(_shape_of, grads),) == shapes
         and all(map(_is_on_cpu, grads))
@@ -273,7 +273,7 @@ def send_together(batch: list[Gradient], now: Round) -> Exception | None:
 def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
     """True if each storage is used by one tensor only.
 
-    A gradient that passes only through views may share memory with other parameters' gradients, or
-    with the tensor that the user gave to backward().
+    If a gradient has passed only through views, its memory may also belong to other parameters'
+    gradients, or to the tensor that the user gave to backward().
     """
     return {*map(_users, map(attrgetter("_cdata"), storages))} <= {_ALONE}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes: which ones reduce gradients, and where the outermost one ends. The Reducer uses
-both classes, on autograd's threads."""
+"""Backward passes: which passes reduce gradients, and where the outermost pass ends. The Reducer
+uses both classes, on autograd's threads."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ def is_compiled() -> bool:
 
 
 class Accumulation:
-    """Decides which backward passes of an optimizer reduce; the others only accumulate.
+    """Decides which backward passes of an optimizer reduce; the other passes only accumulate.
 
-    Counting restarts at each reduction, step() and reset.
+    Counting restarts at each reduction, step() and zero_grad().
     """
 
     __slots__ = ("complete", "counted", "holding", "reduced", "task", "wanted")
 
     def __init__(self, wanted: int) -> None:
-        """`wanted`: passes outside of no_sync() per reduction; the last one reduces."""
+        """`wanted`: number of passes per reduction, not counting those in no_sync()."""
         self.wanted = wanted
         self.holding = False  # True in no_sync(): passes only accumulate
         self.restart(reduced=False)
 
     def restart(self, reduced: bool, complete: bool = False) -> None:
-        """Counts from 0. `reduced`: gradients were reduced since the last step() or zero_grad();
-        `complete`: no gradient was accumulated after that reduction."""
+        """Counts from 0. `reduced`: True if gradients were reduced since the last step() or
+        zero_grad(); `complete`: True if no gradient was accumulated after that reduction."""
         self.counted, self.reduced, self.complete = 0, reduced, complete
         self.task = task_id()
 
     def is_complete(self) -> bool:
-        """True if no gradient was accumulated after the last reduction. Within a backward pass only
-        a reduction in the same pass counts, because a user's hook may run before farandole's has
+        """True if no gradient was accumulated after the last reduction. Within a backward pass,
+        only a reduction of that pass counts: a user's hook may run before farandole's hooks have
         noticed the pass."""
         self.complete = self.complete and task_id() in (-1, self.task)
         return self.complete
 
     def begin_pass(self) -> bool:
-        """Counts a pass. Returns True if it reduces."""
+        """Counts a pass. Returns True if the pass reduces."""
         self.complete = False
         self.counted += not self.holding
         return not self.holding and self.counted >= self.wanted
@@ -68,12 +68,13 @@ class BackwardPass:
     """An outermost backward pass, with the Reducers that take part in it.
 
     Autograd runs each backward() as a task. A nested task (reentrant checkpointing) runs inside a
-    node of an outer task, but autograd does not say which task that is. So when a task ends inside
-    a node, hooks on the next nodes pass the reducers on to the task that runs those nodes. If there
-    is no next node, because a hook of a leaf called backward(), the node itself gets the hook.
+    node of an outer task, but autograd does not tell which task is the outer one. So when a task
+    ends inside a node, hooks on the next nodes pass the reducers on to the task that runs those
+    nodes. If there is no next node, because a leaf's hook called backward(), the node gets the
+    hook.
 
-    Only autograd keeps this object alive, so it is collected with the task. That is how reducers
-    notice an exception in the pass.
+    Only autograd keeps this object alive, so Python collects it with the task. That is how reducers
+    notice that an exception has ended the pass.
     """
 
     __slots__ = ("__weakref__", "_reducers")
@@ -82,14 +83,14 @@ class BackwardPass:
         self._reducers: dict[Reducer, None] = {}
 
     def add(self, reducer: Reducer) -> ref[BackwardPass]:
-        """Adds a reducer, whose round ends with the pass. Returns a weak reference that calls the
+        """Adds a reducer, whose round ends with the pass. Returns a weak reference, which calls the
         reducer if the pass is collected before its end. (A `__del__` would swallow Ctrl-C.)"""
         self._reducers[reducer] = None
         return ref(self, reducer.on_pass_lost)
 
     def on_task_end(self) -> None:
-        """Autograd calls it when a task is over. Closes all rounds, in an order that is equal on
-        all ranks, and only then waits for them."""
+        """Autograd calls this when a task ends. If the task is the outermost one, closes all
+        rounds, in an order that is equal on all ranks, and only then waits for them."""
         node = _current_node()
         if node is None:
             self._end()
@@ -110,11 +111,11 @@ class BackwardPass:
             for reducer in reducers:
                 if reducer.round.open:
                     reducer.synchronize()
-        except Exception as reason:  # the other rounds of the pass fail with this one
+        except Exception as reason:  # the other rounds of the pass fail with this round
             for reducer in reducers:
                 if reducer.round.open:
                     reducer.fail(reason)
-            raise without_frames(reason)  # noqa: B904  # the same one
+            raise without_frames(reason)  # noqa: B904  # the same error
 
     def _pass_on(self, register: Callable[[Callable[..., None]], Any]) -> None:
         def pass_on(*_gradients: Any) -> None:
@@ -132,7 +133,7 @@ _passes: WeakValueDictionary[int, BackwardPass] = WeakValueDictionary()  # by au
 
 
 def pass_of(task: int, new: BackwardPass | None = None) -> BackwardPass:
-    """The outermost pass of a running task. If none is known, `new` or a new one."""
+    """The outermost pass of a running task. If none is known, registers `new` or a new one."""
     found = _passes.get(task)
     if found is None:
         found = new or BackwardPass()

@@ -36,9 +36,9 @@ _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 
-_NAMED = 4  # parameters in an error text
+_NAMED = 4  # most parameters that an error text names
 _serials = count()
-# Parameter's id -> its gradient in the newest optimizer that has it. Only that one reduces it.
+# Parameter's id -> its gradient in the newest optimizer that has it. Only that optimizer reduces.
 _newest: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _all: WeakSet[Reducer] = WeakSet()
 
@@ -46,23 +46,23 @@ _all: WeakSet[Reducer] = WeakSet()
 class Reducer:
     """Reduces the gradients of one optimizer, round by round.
 
-    The first gradient of a backward pass opens a round, and the end of the pass closes it; step()
-    closes a round that no pass closes. If autograd accumulates a gradient again in the same pass,
-    after it was sent, a further round reduces it: the consensus tells all ranks.
+    The first gradient of a backward pass opens a round, and the end of the pass closes it. If no
+    pass closes the round, step() does. If autograd accumulates a gradient again in the same pass,
+    after it was sent, another round reduces it; the consensus tells all ranks to hold that round.
 
     A round ends in one of four ways:
     - _finish() delivers the results.
-    - fail(): this rank cannot complete the round, so it fails on all ranks, which may continue.
+    - fail(): this rank cannot complete the round. The round fails on all ranks, which may continue.
     - drop(): the round has failed on all ranks, or the runtime has ended.
-    - leave_if_open(): nobody can complete the round, so this rank leaves the job.
+    - leave_if_open(): no rank can complete the round, so this rank leaves the job.
 
-    Hooks may run on several threads; `lock` lets one at a time send or close.
+    Hooks may run on several threads; `lock` lets only one of them send or close.
     """
 
     def __init__(
         self, settings: Settings, accumulation: Accumulation, optimizer: torch.optim.Optimizer
     ) -> None:
-        """`accumulation`: decides which passes reduce; `optimizer`: its settings are compared."""
+        """`accumulation` decides which passes reduce. Ranks compare the settings of `optimizer`."""
         self.settings = settings
         self.accumulation = accumulation
         self._whose = whose = ref(optimizer)
@@ -72,26 +72,26 @@ class Reducer:
         )
         self.serial = next(_serials)  # the same order on all ranks
         self.gradients: list[Gradient] = []
-        self.taken = ""  # name of a parameter that a newer optimizer reduces
+        self.taken = ""  # a parameter that a newer optimizer reduces; "": none
         self.lock = threading.RLock()
         self.round = Round()
         # In a mixed world of an elastic job, new ranks have made fewer optimizers than survivors.
-        # So there an optimizer gets its name at its first use.
+        # So there, an optimizer gets its name when it is first used.
         self._enter_world(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
     def _enter_world(self, world: int) -> None:
-        """Names the calls for this world; 0: they are named later."""
+        """Names the calls for `world`. 0: choose_name() will name them later."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # see RoundState
-        self._steps: Counter[int] = Counter()  # step() calls, by number of earlier join() calls
+        self._steps: Counter[int] = Counter()  # step() calls; key: number of earlier join() calls
         self._equality.restart()
 
     # ---- parameters
 
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
-        """Starts to reduce the gradients of these parameters. An older optimizer that has one of
-        them stops reducing."""
+        """Starts to reduce the gradients of these parameters. If an older optimizer has one of
+        them, that optimizer stops reducing."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(name))
@@ -123,10 +123,10 @@ class Reducer:
             self.drop()
 
     def forget(self) -> None:
-        """Stops reducing parameters that have left the optimizer's groups, if no round is open.
+        """Stops reducing parameters that have left the optimizer's groups. Does nothing in a round.
 
-        All ranks must call this at the same point of the program: step() does, and add() of an
-        optimizer that takes one of the parameters.
+        All ranks must call this at the same point of the program. The callers are step(), and add()
+        of an optimizer that takes over a parameter.
         """
         if self.round.open or (optimizer := self._whose()) is None:
             return
@@ -138,7 +138,7 @@ class Reducer:
 
     def check_usable(self) -> None:
         """Raises ShutdownError if this rank has left the job, and RuntimeError if a newer optimizer
-        has one of the parameters."""
+        has taken one of the parameters."""
         part.check()
         if self.taken:
             raise RuntimeError(
@@ -151,9 +151,9 @@ class Reducer:
     # ---- backward passes
 
     def enter_pass(self, parameter: Tensor) -> Round:
-        """Opens a round. The first hook of an outermost pass calls this, with its parameter.
+        """Opens a round. The first hook of an outermost pass calls this, with the hook's parameter.
 
-        Raises ValueError, on all ranks, if the pass cannot add to reduced gradients.
+        Raises ValueError, on all ranks, if new gradients cannot be added to reduced ones.
         """
         with self.lock:
             if self.round.inside() is None:
@@ -172,11 +172,11 @@ class Reducer:
                     )
                 inside = pass_of(task).add(self)
                 sending = self._begin_pass(parameter)
-                now.inside, now.sending = inside, sending  # last: other threads' hooks read them
+                now.inside, now.sending = inside, sending  # last: hooks on other threads read them
             return self.round
 
     def _begin_pass(self, parameter: Tensor) -> bool:
-        """Counts the pass. Returns True if gradients are sent as they are accumulated."""
+        """Counts the pass. Returns True if hooks shall send gradients as they are accumulated."""
         accumulation, now = self.accumulation, self.round
         if accumulation.reduced and not self.settings.is_linear:
             # The model's own zero_grad() may have reset all gradients.
@@ -190,27 +190,27 @@ class Reducer:
                 "them in step(), such as AdaHessian, the ranks' models would differ",
                 UserWarning,
             )
-        # In a mixed world optimizers are named at the end of a pass; an unnamed one sends only
-        # then.
+        # In a mixed world, optimizers get names at the end of a pass; without a name, an optimizer
+        # sends all gradients then.
         sending = now.closing and (self.has_name or not requests.is_mixed())
         if sending:
             self.open_round()
         return sending
 
     def end_pass(self) -> None:
-        """Closes the round if the pass reduces. The end of the outermost pass calls this."""
+        """Closes the round if the pass reduces. Called at the end of the outermost pass."""
         self.round.inside = no_pass
         if self.round.closing:
             self.close(at_step=False)
 
     @property
     def has_name(self) -> bool:
-        """True if its calls have their name in the present world."""
+        """True if this optimizer's calls have names in the present world."""
         return self.consensus.world == requests.world()
 
     def choose_name(self, together: int) -> None:
-        """Names its calls by the order in which optimizers are first used in this world, which is
-        equal on all ranks. `together`: number of optimizers that get a name now."""
+        """Names this optimizer's calls by the order in which optimizers are first used in this
+        world, which all ranks share. `together`: number of optimizers that get a name now."""
         self._enter_world(requests.world())
         self.named = together
         for gradient in self.gradients:
@@ -222,7 +222,7 @@ class Reducer:
 
     def open_round(self) -> None:
         """Prepares the round for its first gradient. Raises ValueError, on all ranks, if gradients
-        are reduced already and nothing can be added to them."""
+        are already reduced and new ones cannot be added."""
         if not self.has_name:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
@@ -236,7 +236,7 @@ class Reducer:
             raise self.fail(ValueError(text))
 
     def send_batch(self) -> None:
-        """Sends the gradients that were taken and not sent yet. Raises the core's error, on all
+        """Sends the gradients that hooks have taken but not sent. Raises the core's error on all
         ranks."""
         with self.lock:
             now = self.round
@@ -245,7 +245,7 @@ class Reducer:
                 raise self.fail(failure)
 
     def close(self, at_step: bool) -> None:
-        """Sends the gradients that no hook has sent, then the consensus. Does not wait.
+        """Sends the gradients that no hook has sent, then submits the consensus. Does not wait.
 
         `at_step`: True if step() closes the round.
         """
@@ -279,7 +279,7 @@ class Reducer:
         self.named = 0
 
     def _sent_parameters(self) -> tuple[int, str]:
-        """A checksum of the parameters whose gradients were sent, and a text about them."""
+        """Returns (a checksum of the parameters whose gradients were sent, a text about them)."""
         total, sent = len(self.gradients), self.round.sent
         if len(sent) == total:
             return total, f"all its {total}"
@@ -290,14 +290,14 @@ class Reducer:
         return (crc32(repr(missing).encode()) << 24) + total, text
 
     def synchronize(self, at_step: bool = False) -> None:
-        """Blocks until every parameter's `.grad` is reduced, and equal on all ranks.
+        """Blocks until every parameter's `.grad` is reduced and equal on all ranks.
 
         Does nothing if no gradient was accumulated since the last reduction. `at_step`: True if
-        step() calls this. One thread at a time may call this.
+        step() calls this. Only one thread at a time may call this.
         """
         with self.lock:
             self.check_usable()
-            # A retained graph may keep the pass alive although no task runs it any more.
+            # A retained graph may keep the pass alive after its task has ended.
             if self.round.inside is not no_pass and (self.round.inside() is None or task_id() < 0):
                 self.leave_if_open("an exception has ended its backward pass")
             try:
@@ -311,25 +311,25 @@ class Reducer:
                 raise
 
     def _finish(self) -> None:
-        """Waits for the closed round and ends it, then raises its error."""
+        """Waits until the closed round has ended, then raises the round's error."""
         now, scope = self.round, self.consensus.scope
         state = self._wait()
         final = not (state.late or state.sparse)
         now.again |= not final
         try:
             complaint = self._deliver(final)
-        except FarandoleError:  # all ranks raise it, because all received the same sparse rows
+        except FarandoleError:  # all ranks received the same sparse rows, so all raise it
             self.drop()
             raise
-        except BaseException as reason:  # on this rank only, such as from a user's decompress()
+        except BaseException as reason:  # on this rank only, for example in a user's decompress()
             part.end(reason)
             raise
-        if state.sparse:  # is about one gradient; later rounds report others
+        if state.sparse:  # reports one gradient; later rounds report others
             g = self.gradients[state.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
         self.round = Round(again=not final)
         if final:
-            # A hook of the user may have made the step and reset all gradients before the round.
+            # Before the round, a user's hook may have called step() and reset all gradients.
             reduced = any(g.parameter.grad is not None for g in self.gradients)
             self.accumulation.restart(reduced, complete=True)
         leases.end(now.handles)
@@ -339,8 +339,8 @@ class Reducer:
             self._equality.report()
 
     def _wait(self) -> RoundState:
-        """Waits for the consensus, then for all gradients. Raises the round's error, after which it
-        has ended on all ranks."""
+        """Waits for the consensus, then for all gradients. Raises the error of a failed round,
+        which has then ended on all ranks."""
         now, consensus, handles = self.round, self.consensus, self.round.handles
         state = consensus.wait(handles[len(handles) - 1])
         if isinstance(state, Exception):
@@ -365,7 +365,7 @@ class Reducer:
 
     @torch.no_grad()
     def _deliver(self, final: bool) -> str | None:
-        """Stores the results in `.grad`. Returns the first error's text."""
+        """Stores the results in `.grad`. Returns the text of the first error, or None."""
         now, plain = self.round, self.round.plain
         rest = now.sent.items()
         if not now.again:
@@ -382,10 +382,10 @@ class Reducer:
     # ---- failures
 
     def fail(self, reason: Exception, whose: str = "") -> Exception:
-        """Fails the round on all ranks, because this one cannot complete it. Returns the error,
-        which names the parameter `whose`, if given.
+        """Fails the round on all ranks, because this rank cannot complete it. Returns `reason`,
+        with the name of the parameter `whose` in its text, if given.
 
-        This rank refuses each call that it has not made. So each rank has made or refused each
+        This rank refuses each call that it has not made, so every rank has made or refused every
         call. No rank waits for another, and all names are free for the next round.
         """
         if whose:
@@ -398,8 +398,8 @@ class Reducer:
         return reason
 
     def drop(self) -> None:
-        """Ends a failed round without results. The next round first waits for the calls that are
-        still under way. They end, because every rank has made or refused each of them."""
+        """Ends a failed round without results. The next round first waits until the calls of this
+        round have ended. They will end, because every rank has made or refused each of them."""
         now = self.round
         handles = now.sent.values() if now.handles is None else now.handles
         numbers = [*filter(None, handles)]
@@ -412,8 +412,8 @@ class Reducer:
         self.round = Round()
 
     def leave_if_open(self, why: str) -> None:
-        """Ends this rank's part in the job and raises if a round is open, because nobody can
-        complete that round any more."""
+        """If a round is open, ends this rank's part in the job and raises. No rank can complete
+        that round any more."""
         if self.round.open:
             part.check()
             reason = self._unfinished(why)
@@ -422,7 +422,7 @@ class Reducer:
 
     def on_pass_lost(self, inside: object) -> None:
         """Called when an exception has ended the pass `inside`. Like leave_if_open(), but waits a
-        moment. If the exception ends the program, the peers then get it as the cause."""
+        moment. If the exception ends the program meanwhile, peers receive it as the cause."""
         now, world = self.round, requests.world()
         if now.inside is not inside:
             return
@@ -439,7 +439,7 @@ class Reducer:
     # ---- between passes
 
     def reset(self) -> None:
-        """Restarts the counts, for zero_grad()."""
+        """Restarts the counts; zero_grad() calls this."""
         self.leave_if_open("zero_grad() was called")
         self.accumulation.restart(reduced=False)
         for gradient in self.gradients:
@@ -464,4 +464,4 @@ def _drop_all() -> None:
             reducer.drop()
 
 
-requests.on_restart(_drop_all)  # the rounds have ended with the runtime
+requests.on_restart(_drop_all)  # rounds end with the runtime

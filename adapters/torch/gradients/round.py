@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round, and the consensus that ends it. A round is one reduction of an optimizer's gradients: by
-a backward pass, or by step() instead. Used on the threads that send gradients and wait for them."""
+"""A round, and the consensus that ends it. A round is one reduction of an optimizer's gradients, by
+a backward pass or by step(). Used on the threads that send gradients and wait for them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INT64 = DTYPES.index("int64")
 
 
 def no_pass() -> None:
-    """Value of Round.inside if the round belongs to no pass, or its pass has ended."""
+    """Value of Round.inside if the round belongs to no pass, or to a pass that has ended."""
 
 
 class Round:
-    """The state of one round. Each round has a new object, so it inherits nothing from the last."""
+    """The state of one round. Each round has a new object, so no state of earlier ones remains."""
 
     __slots__ = (
         *("again", "batch", "closing", "handles", "inside", "late", "memory", "open", "plain"),
@@ -36,20 +36,20 @@ class Round:
     )
 
     def __init__(self, again: bool = False) -> None:
-        """`again`: True for a further round of the same pass."""
+        """`again`: True if an earlier round of the same pass has ended."""
         self.again = again
-        # Weak reference to the pass, from its first gradient to its end. It returns None if an
-        # exception has ended the pass.
+        # Weak reference to the pass; set from the pass's first gradient to its end. Returns None if
+        # an exception has ended the pass.
         self.inside: Callable[[], BackwardPass | None] = no_pass
         self.open = False  # gradients may have been sent
         self.closing = False  # the end of the pass will close the round
         self.sending = False  # gradients are sent as they are accumulated
         self.late = False  # a gradient was accumulated again after it had been sent
-        self.sparse = 0  # see RoundState
-        self.batch: list[Gradient] = []  # taken, and not sent yet
+        self.sparse = 0  # as in RoundState
+        self.batch: list[Gradient] = []  # taken by hooks, but not sent yet
         self.plain: list[Gradient] = []  # sent in a batch; each becomes `.grad` unchanged
-        self.sent: dict[Gradient, int] = {}  # all that were sent, with the core's handles
-        # int64_t[] of these handles and the consensus' one, once the round is closed.
+        self.sent: dict[Gradient, int] = {}  # all gradients that were sent -> the core's handles
+        # int64_t[] of these handles and the handle of the consensus; set once the round is closed.
         self.handles: Any = None
         self.memory: set[int] = set()  # addresses of gradients that are reduced in place
 
@@ -63,9 +63,9 @@ class RoundState(NamedTuple):
     at_step: int  # 1: step() closes the round; 0: a backward pass or synchronize()
     steps: int  # step() calls since the last join()
     parameters: int  # a checksum of the parameters whose gradients this rank has sent
-    named: int  # number of optimizers named together with this one in this round, itself included
+    named: int  # optimizers, including this one, that get a name in this round
     # Compared, but not required to be equal; see Consensus.equal_models:
-    model: int  # a digest of this rank's model, not negative; 0: not compared now
+    model: int  # a digest of this rank's model, never negative; 0: not compared now
 
 
 _FREE = 2  # the first two fields may differ
@@ -80,34 +80,34 @@ _REMEDIES = {
 
 
 class Consensus:
-    """The allreduce by which ranks agree how they have closed a round. An optimizer has one in each
-    world. Its name has the same scope as the optimizer's other calls."""
+    """The allreduce by which ranks agree how they have closed a round. An optimizer has one
+    Consensus in each world. Its name starts with the scope of the optimizer's other calls."""
 
     def __init__(self, process_set: int, world: int) -> None:
-        """`world`: number of the present world; 0: the calls are named later."""
+        """`world`: number of the present world; 0: the calls get their names later."""
         self.scope = next_scope("optimizer", process_set) if world else "optimizer"
         self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _FREE,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
-        # Memory of the call: all fields, then the compared fields negated. So the maximum of both
-        # halves gives the largest and the smallest value of each compared field.
+        # Memory of the call: all fields, then the compared fields negated. The maxima of the two
+        # halves are the largest values, and the negated smallest values of the compared fields.
         self._words = array("q")
         self._own_part = ""
-        self.equal_models = True  # in the last round
-        self.left: list[int] = []  # handles of a failed round, whose names are still in use
+        self.equal_models = True  # True if the models were equal in the last round
+        self.left: list[int] = []  # handles of a failed round, whose names may be in use
 
     def begin(self) -> None:
-        """Waits until a failed round has released its names. Call this before a round's first
-        gradient is sent."""
+        """Waits until the calls of a failed round have released their names. Call this before the
+        first gradient of a round is sent."""
         left, self.left = self.left, []
         for handle in left:
             outcome((handle,))
 
     def submit(self, state: RoundState, own_part: str) -> int:
-        """Submits this rank's view, after all gradients. Returns the core's handle.
+        """Submits this rank's state, after all gradients. Returns the core's handle.
 
-        `own_part`: names the gradients that this rank sent, for the error if ranks sent others.
+        `own_part` names the gradients that this rank has sent, for the error if ranks differ.
         """
         self._own_part = own_part
         self._words = words = array("q", [*state, *(-x for x in state[_FREE:])])
@@ -115,7 +115,7 @@ class Consensus:
         return leases.lend(self._prepared.start, address, address, words)
 
     def wait(self, handle: int) -> RoundState | Exception:
-        """Waits. Returns the largest values, or the error, which is the same on all ranks."""
+        """Waits for the call. Returns the largest values, or the error, equal on all ranks."""
         if failure := outcome((handle,)):
             return failure
         state = RoundState(*self._words[:_COUNT])
@@ -140,6 +140,6 @@ class Consensus:
 
 
 def outcome(handles: Any) -> Exception | None:
-    """Waits for these calls. Returns the error of one of them."""
+    """Waits for these calls. Returns the error of one of them, or None."""
     code = wait_until(handles, None)
     return None if code == lib.FARANDOLE_OK else error(code)
