@@ -15,7 +15,7 @@
 namespace farandole {
 namespace {
 
-// The ranks that have each value of a field. More than one value is a disagreement.
+// For each value of a field, the ranks with this value. More than one value is a disagreement.
 using Opinions = std::map<std::string, std::vector<Rank>>;
 
 std::string text_of(const Opinions& opinions) {

@@ -24,7 +24,7 @@ struct PeerInfo {
   uint64_t net_namespace = 0;
   std::string boot_id;
   std::string host;      // name for messages to users; not unique
-  std::string listener;  // path of this rank's Unix socket; empty if it is alone
+  std::string listener;  // path of this rank's Unix socket; empty if the rank is alone
   std::string sockets;   // SocketFolder::identity
   TcpAddress tcp;        // for other hosts
 

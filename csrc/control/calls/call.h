@@ -43,7 +43,7 @@ class Inputs {
   // Payload of a member; empty: none.
   ByteView payload(int member) const;
   const ByteString& payloads() const { return payloads_; }  // in order of arrival
-  size_t bytes(const Signature& signature) const;           // bytes to move; they fill a bucket
+  size_t bytes(const Signature& signature) const;           // bytes to move; a bucket limits them
 
  private:
   struct Extent {
@@ -68,7 +68,7 @@ class Inputs {
 // Name of a call, or of one tensor of a group, in error messages: "'grad.w' (allreduce)".
 std::string text_of(const CallKey& key, const Request& request, size_t part = 0);
 
-// Values with the ranks that gave each, ordered by lowest rank.
+// Values, each with the ranks that gave it, ordered by lowest rank.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
 // "(3, 4) on rank 0, (4, 3) on ranks 1-2"
 std::string text_of(const RanksByValue& opinions);
@@ -76,15 +76,15 @@ std::string text_of(const RanksByValue& opinions);
 // The requests of a call's members, and whether they agree.
 class Terms {
  public:
-  // Starts with the first report's request. `defined`: the request of the report's id, which must outlive the call;
-  // null: copies `request`.
+  // Starts with the first report's request. `defined`: the request that the report's id stands for; it must outlive the
+  // call. If null, copies `request`.
   void begin(const Request* defined, const Request& request);
 
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   bool redefines() const { return defined_ == nullptr; }
   // True while all reports agree, also about the site.
   bool agreed() const { return versions_.empty(); }
-  // True if the request is this call's. `same`: the report has this call's id.
+  // True if the request has this call's terms. `same`: the report has this call's id.
   bool match(const Request& request, bool same) const {
     return same || same_terms(request, this->request());
   }
@@ -93,7 +93,8 @@ class Terms {
     return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
-  // Adds a report, if it or an earlier one differs from the first. `arrived`: the members that had reported before.
+  // Adds a report. Call if this report or an earlier one differs from the first. `arrived`: the members that had
+  // reported before.
   void add(int member, const Request& request, const MemberMask& arrived);
   // Adds a joined member, which has no terms.
   void add_joined(int member);
@@ -107,7 +108,7 @@ class Terms {
 
   // Call once all have reported. Returns why the call fails, or nullopt. ranks[m]: world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
-  // Returns the sites of the call, with the ranks of each. Empty if there is only one.
+  // Returns the sites of the call, with the ranks of each. Empty if there is only one site.
   RanksByValue sites(const std::vector<Rank>& ranks) const;
   // Returns the members' requests that differ from request() only in the site.
   std::vector<Request> of_other_sites() const;
@@ -157,10 +158,11 @@ class Call {
   bool absent() const;      // no member has a buffer
   bool rode_along() const;  // every input came with its report
 
-  // Takes a member's report. `same`: it has this call's id. Throws Error(kInternal) if it is invalid, or the member has
-  // reported before.
+  // Takes a member's report. `same`: the report has this call's id. Throws Error(kInternal) if the report is invalid,
+  // or the member has reported before.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Take plain contributions with the call's id, of one member or of several. Return false if they cannot.
+  // Both take plain contributions with the call's id. They return false if the call cannot take these on this short
+  // path.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
   // Records different terms of a member that this by_members() call does not need. The call will fail.
@@ -172,7 +174,7 @@ class Call {
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all have reported.
   void refuse(int member, Failure failure);
-  // True if the member itself has reported. A further report of it means the next call of that name.
+  // True if the member itself has reported. A further report of this member means the next call of that name.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
   // A report of the next call, kept until this call has ended.
   struct Later {

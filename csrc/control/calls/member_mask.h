@@ -29,7 +29,8 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members: `words` holds their bits from `first_word` on. Adds none and returns false if one is present.
+  // Adds `count` members: `words` holds their bits from `first_word` on. Adds none and returns false if one of them is
+  // present.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {

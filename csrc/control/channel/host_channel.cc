@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // per message
 
 // A frame holds this header, the header's MAC, the message, and the MAC of these three. The reader checks the first MAC
-// before it waits for the number of bytes in the header.
+// before it trusts the header's length and waits for that many bytes.
 struct FrameHeader {
   uint64_t bytes;   // message length
   uint64_t number;  // counts the frames of its direction, from 0
@@ -121,7 +121,7 @@ bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   for (auto& [rank, link] : links_) {
     if (!std::exchange(link.changed, false)) continue;
     any = true;
-    read(link, hear, lose);  // first, because it tells why a connection ended
+    read(link, hear, lose);  // first, because read() tells why a connection ended
     write(link);
   }
   return any;

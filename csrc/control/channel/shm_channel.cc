@@ -61,7 +61,7 @@ void MessageWriter::flush() {
   waiting_ = left;
 }
 
-// Moves queued pieces into the ring. True: the queue is empty.
+// Moves queued pieces into the ring. Returns true if the queue is empty then.
 bool MessageWriter::move_queue() {
   while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
   return queue_.empty();

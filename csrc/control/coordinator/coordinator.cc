@@ -58,8 +58,9 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Exceptions: a
-// request that succeeds without ranks that have left; a request with the name of such an open call, to compare the two.
+// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Two kinds of
+// requests are never too late: those that succeed without ranks that have left, and those with the name of such an open
+// call, because the coordinator must compare the two.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -73,7 +74,8 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call has counted as arrived joined members that may still report it: the first leave has ended joins.
+// True if the call has counted joined members as arrived, and they may still report it, because the first leave has
+// ended their joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -91,7 +93,7 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Returns the failure if a rank that ended normally has waited too long for the others. Names those that stay.
+// Returns the failure of a rank that ended normally and has waited too long for the others. Names the ranks that stay.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall, "rank " + std::to_string(from) +
                                  " called shutdown() or exited, waited for " + text_of_ranks(stay) +
@@ -185,7 +187,7 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
   }
 }
 
-// Notes that the group's members of the set have made a call. Looks at them once for each set and report.
+// Notes that the group's members of the set have made a call. Does this once for each set and report.
 void Coordinator::hear(RankGroup& group, SetId id, int64_t now_ns) {
   const std::pair now{id, now_ns};
   if (std::exchange(group.heard, now) == now) return;

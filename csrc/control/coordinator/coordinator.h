@@ -62,7 +62,8 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions of one rank or of a group. ready_at_once() returns false if it must be done rank by rank.
+  // Take plain contributions of one rank or of a group. ready_at_once() returns false if the group's ranks must be
+  // taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   void hear(RankGroup& group, SetId id, int64_t now_ns);

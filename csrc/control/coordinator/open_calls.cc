@@ -10,8 +10,9 @@ namespace farandole {
 namespace {
 
 constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls by which a rank may be ahead of the slowest
+                                                // rank
 
-// True if the call does not wait for this member, because it has joined or left, or does not take part.
+// True if the call does not wait for this member: the member has joined, has left or does not take part.
 bool goes_without(const SetState& set, const Request& request, int member) {
   if (set.joined.contains(member) && set.left.empty()) return true;  // after a leave, joins end
   if (set.left.contains(member)) return spares_the_left(request);

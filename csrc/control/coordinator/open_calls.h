@@ -72,8 +72,8 @@ class PostTable {
   uint64_t arrivals_ = 0;
 };
 
-// A request that has an id. If there are too many, the least recently used is evicted; its id is free once all ranks
-// have dropped it.
+// A request that has an id. If there are too many, the coordinator evicts the least recently used; that id is free once
+// all ranks have dropped it.
 struct Definition {
   uint32_t id = 0;
   int uses = 0;            // calls in flight
@@ -82,7 +82,7 @@ struct Definition {
   // The call in flight of a named request. Stored here, because most reports need nothing else.
   Call call;
   Request request;
-  MemberMask forgotten;  // while forgetting: ranks that have dropped it
+  MemberMask forgotten;  // while forgetting: ranks that have dropped the id
   std::list<uint32_t>::iterator recency;
 };
 
@@ -142,7 +142,7 @@ class OpenCalls {
   // order until all have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
-  // Returns deferred reports whose call has ended.
+  // Returns the reports that were deferred until the end of a call that has now ended.
   std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
   // Open calls of the set, in any order.

@@ -320,7 +320,7 @@ void Publisher::remove_set(const CallKey& key, SetId id) {
   shared_.outbox.write(CloseSet{id, key});
 }
 
-// Opens the set's GPU backend. False: the set's next GPU call has failed.
+// Opens the set's GPU backend. If this fails, makes the set's next GPU call fail, and returns false.
 bool Publisher::open_gpu(SetState& set) {
   if (backends_.is_open(set.id)) return true;
   try {

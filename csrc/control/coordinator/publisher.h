@@ -56,7 +56,7 @@ class Publisher {
   explicit Publisher(Shared& shared) : shared_(shared), backends_(shared), sites_(shared) {}
 
   BackendPolicy& backends() { return backends_; }
-  // Call it after each report. Fails or queues a complete call.
+  // Call it after each report. If the call is complete, fails or queues it.
   void judge(SetState& set, Call& call);
   // Queues a complete call on which all ranks agree.
   void queue(SetState& set, Call& call);

@@ -120,8 +120,8 @@ class SetTable {
  public:
   SetTable(int world_size, int max_sets);
 
-  // Finds a report's set. Returns null if it was removed, which `from` may not know yet. Throws Error(kInternal) if
-  // `from` is not a member.
+  // Finds a report's set. Returns null if the set was removed, which `from` may not know yet. Throws Error(kInternal)
+  // if `from` is not a member.
   SetState* of(SetId id, Rank from);
   SetState* find(SetId id);
   SetState& at(SetId id) { return *sets_.at(id); }
@@ -134,8 +134,8 @@ class SetTable {
   SetState& pair(Rank a, Rank b, Outbox& outbox);
   void erase(SetId id) { sets_.erase(id); }
 
-  // Stores the failure of a by_members() call under its name, for ranks that report the name later. Never removes it,
-  // because a rank may be arbitrarily late.
+  // Stores the failure of a by_members() call under the call's name, for ranks that report the name later. Never
+  // removes the failure, because a rank may be arbitrarily late.
   void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
   // nullptr: no failure is stored, or the request is not by_members().
   const Failure* barred(const Request& request) const {

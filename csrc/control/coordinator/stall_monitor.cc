@@ -36,7 +36,8 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// Detects a deadlock if `call` waits for `rank`. Returns a call in which `rank` waits for a rank of call.here, or null.
+// `call` waits for `rank`. If they are in a deadlock, returns a call in which `rank` waits for a rank of call.here.
+// Otherwise returns null.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -81,7 +82,8 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// Returns what is equal in all warnings while a rank makes no progress: the facts without digits, and stack frames.
+// Returns the part of a warning that stays the same while a rank makes no progress: facts without digits, and stack
+// frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -189,7 +191,8 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age at which a call's missing ranks are asked for stacks: when the warning is due, or before the failure if sooner.
+// Age at which a call's missing ranks are asked for stacks: when the warning is due or, if this is sooner, shortly
+// before the failure.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -305,7 +308,8 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Waiting calls, and calls that failed recently: if two block each other, the text about the second names the first.
+// Waiting calls, and calls that failed recently: if two calls block each other, the text about the second call names
+// the first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -337,7 +341,8 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Fails an overdue join. give_up_stalled() has failed the set's waiting calls, because they are at least as old.
+// Fails an overdue join. give_up_stalled() has already failed the set's waiting calls, because they are at least as old
+// as the join.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);
@@ -360,8 +365,8 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   });
 }
 
-// Returns the failure of a stalled bucket, which ends the job, because a bucket cannot be withdrawn. Returns kOk if no
-// member is known to be stopped or silent, because the machine may just be slow.
+// Returns the failure of a stalled bucket. This failure ends the job, because a bucket cannot be withdrawn. Returns kOk
+// if no member is known to be stopped or silent, because the machine may just be slow.
 Failure StallMonitor::standing(int64_t now_ns) const {
   const int64_t abort_ns = shared_.settings.stall_abort_ns;
   const int64_t silent_ns = std::max(kAnswerNs, std::min(kGoneNs, abort_ns / 4));
@@ -409,7 +414,7 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
   state.answered_ns = now_ns;
   state.answer = stack_report;
   if (const int64_t ago = stack_report.direct_ago_ns; ago >= 0) {
-    // Not later than its last call, because the rank was asked before it computed `ago`.
+    // This time is not later than the rank's last call, because the rank was asked before it computed `ago`.
     state.heard_ns = std::max(state.heard_ns, state.asked_ns - ago);
     active_ns_ = std::max(active_ns_, state.heard_ns);
   }

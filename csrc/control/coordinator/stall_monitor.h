@@ -35,7 +35,8 @@ class StallMonitor {
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
   // Throws Error(kInternal) on a report that a correct rank would not send.
   void stands_still(Rank from, const Stuck& stuck, int64_t now_ns);
-  // Call when a rank's own limit (timeout=) has passed. Says which ranks its call waits for. `set`: null if removed.
+  // Call when a rank's own limit (timeout=) has passed. Says for which ranks the call waits. `set`: null if it was
+  // removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
   // Fails overdue calls, asks ranks for stacks, warns users. A returned failure ends the job.
   Failure tick(int64_t now_ns);
@@ -62,7 +63,7 @@ class StallMonitor {
   // For a rank that does not answer: the silent rank on its path to rank 0 that is nearest to rank 0.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
-  SetId joined_by(Rank rank) const;  // the set in whose join() it waits; -1: none
+  SetId joined_by(Rank rank) const;  // the set in whose join() the rank waits; -1: none
 
   int64_t patience_ns() const;
   WaitingCall view_of(const SetState& set, const Call& call) const;

@@ -140,7 +140,8 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a number of items of at least `least` bytes each. To bound allocations, fails if the rest is too short.
+  // Reads a number of items of at least `least` bytes each. To bound allocations, fails if the rest of the message is
+  // too short.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

@@ -17,7 +17,8 @@ struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
   uint64_t sequence = 0;  // unnamed calls: index in this set, from 0
-  Rank poster = -1;       // >= 0: rank that posted this send or receive as Post::number `sequence`
+  // If not -1, the rank that posted this send or receive. `sequence` is then its Post::number.
+  Rank poster = -1;
   bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
 };
@@ -72,7 +73,7 @@ struct Contribution {
   // True if the only information is that there is an input. All plain contributions are equal.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
-// Largest input that travels in a report. The root receives those of all ranks, so large jobs have a lower limit.
+// Largest input that travels in a report. Rank 0 receives the inputs of all ranks, so large jobs have a lower limit.
 constexpr size_t kTinyBytes = 4096;
 constexpr size_t tiny_bytes(int ranks) {
   return std::clamp(kTinyBytes * 64 / static_cast<size_t>(ranks), size_t{1024}, kTinyBytes);
@@ -92,7 +93,8 @@ struct Ready {
     return contribution.plain() && std::ranges::all_of(more, &Contribution::plain);
   }
 };
-// This rank is ready for these named calls, with plain contributions. Means the same as a Ready for each, in order.
+// This rank is ready for these named calls, with plain contributions. Means the same as a Ready for each call, in
+// order.
 struct ReadyMany {
   IdRuns ids;
 };
@@ -104,8 +106,8 @@ struct Post {
   Failure refusal = {};  // an argument error: this rank makes no call, and the peer's call fails
 };
 // This rank cannot take part in a call because of an argument error, so its peers' calls fail, too. A Refuse counts
-// as the rank's report of the call. The rank reports the name again only after the call's Fail. It never refuses a call
-// in flight, nor any call after it has joined.
+// as the rank's report of the call. The rank reports the name again only after the call's Fail. A rank never refuses a
+// call that it has in flight, nor any call after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;
@@ -129,7 +131,7 @@ struct Forgot {  // this rank has read Forget, and no longer uses the id for the
 struct Leave {
   bool failed = false;  // may follow a Leave that did not fail
   std::string text;     // why it has failed
-  bool waited = false;  // it failed because the other ranks have not left in time
+  bool waited = false;  // the rank failed because the others have not left in time
 };
 struct StackReport {     // answers CollectStacks with a few lines about this process
   bool stopped = false;  // the process is stopped, and its leader answers for it
@@ -154,7 +156,7 @@ struct Stuck {
   int64_t age_ns = 0;
   std::vector<Rank> ranks = {};  // members of the set, ascending; empty for the world
 };
-// The rank is gone. Sent by the leader of its host, or by the leader above that one.
+// The rank is gone. Sent by the leader of the rank's host, or by the leader above that leader.
 struct Lost {
   Failure failure;
 };
@@ -232,7 +234,7 @@ struct Result {  // completes a call without a bucket, with a result or as absen
 struct Fail {
   CallKey key;
   Failure failure;
-  // Ranks that had not reported the call. A later report of theirs means the next call.
+  // Ranks that had not reported the call. A later report of one of these ranks means the next call.
   std::vector<Rank> unheard = {};
 };
 struct Joined {
@@ -263,7 +265,7 @@ struct Abort {  // the job has failed: all calls fail with this failure, now and
   Failure failure;
 };
 struct Stop {};         // all ranks have left
-struct CollectStacks {  // others wait for these ranks; they must answer with a StackReport
+struct CollectStacks {  // others wait for these ranks, which must answer with a StackReport
   std::vector<Rank> ranks;
 };
 struct Answer {  // the answer to one rank's Inquire
