@@ -2,7 +2,7 @@
 """Collectives on arrays of any framework. The package `farandole`.
 
 Each call takes NumPy, CuPy, torch, JAX or other arrays, and returns arrays of the same kind.
-Horovod users change one line: `import farandole.torch as hvd`.
+Horovod users need to change one line: `import farandole.torch as hvd`.
 """
 
 from farandole import shared as _shared

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the C core, libfarandole.so, through cffi. All other modules use this one to reach the
-core. Any thread may use it."""
+"""Loads the C core, libfarandole.so, through cffi. All other modules reach the core through this
+one. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from farandole.errors import from_code
 _FOLDER = Path(__file__).resolve().parent / "lib"
 _LIBRARY = _FOLDER / "libfarandole.so"
 _HEADER = _FOLDER / "farandole.h"
-_PARSED = _FOLDER / "abi"  # Python source: the header, parsed by setup.py
+_PARSED = _FOLDER / "abi"  # Python source, which setup.py makes from the header
 
 
 def _parsed(header: bytes) -> Any:
-    """The declarations that setup.py parsed; None if the header has changed since."""
+    """The declarations that setup.py parsed; None if the header has changed since then."""
     loader = SourceFileLoader("_farandole_abi", str(_PARSED))
     module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     try:
@@ -61,7 +61,7 @@ ffi, lib = _load()
 os.register_at_fork(after_in_child=lib.farandole_forked)
 
 
-why_left = ""  # the reason if this rank left the job before shutdown(), see calls/part.py
+why_left = ""  # why this rank left the job before shutdown(); set by calls/part.py
 
 
 def text(pointer: Any) -> str:
@@ -72,8 +72,8 @@ def text(pointer: Any) -> str:
 def error(code: int, what: str = "") -> Exception:
     """The typed exception for a C error code, with this thread's farandole_error() text.
 
-    `what` describes the call. It precedes the text if the whole job has failed, because the core's
-    text then names no call.
+    `what` describes the call. If the whole job has failed, `what` precedes the text, because the
+    core's text then names no call.
     """
     said = text(lib.farandole_error())
     if why_left and code == lib.FARANDOLE_E_SHUTDOWN:

@@ -3,11 +3,11 @@
 
 Adasum averages parallel vectors and adds orthogonal ones:
 Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, applied along a binary tree whose leaves are
-the ranks in order. So the result is a linear combination of the ranks' tensors, and its
-coefficients depend only on their dot products. Each rank computes the dot products of one stripe of
-all tensors, a small allreduce adds them, and an allreduce of the scaled tensors gives the result.
+the ranks in order. So the result is a linear combination of the ranks' tensors, whose coefficients
+depend only on the tensors' dot products. Each rank computes the dot products of one stripe of all
+tensors, a small allreduce adds them up, and an allreduce of the scaled tensors gives the result.
 
-GPU tensors are copied to the host and back. Each call runs on its own thread.
+GPU tensors are copied to the host and back. Each call runs on a separate thread.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_COLUMNS = 1 << 16  # elements of each rank that are widened to float64 at a time
-_LABELS = 256  # unnamed calls reuse this many labels
+_COLUMNS = 1 << 16  # elements per rank that are converted to float64 at a time
+_LABELS = 256  # number of labels, which unnamed calls use in rotation
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -51,8 +51,8 @@ def adasum_async(
     """Adasum of each tensor over the members of a set, times both `factors`.
 
     Tensors are floating point, of any shape; dtypes and shapes are equal on all ranks. Dot products
-    are taken in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes.
-    Waiting raises FarandoleError if a rank has joined, else the errors of allreduce.
+    are computed in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes.
+    wait() raises FarandoleError if a rank has joined, or else the errors of allreduce.
     """
     number = set_id(process_set)
     kinds, inputs = starts.describe(tensors, in_place)
@@ -68,7 +68,7 @@ def adasum_async(
         check_apart(inputs)
     else:
         results, outputs = starts.new_results(kinds, tensors, inputs)
-    # Other calls may run between the rounds of this one and change the caller's memory.
+    # Other calls may run between the rounds of this call and change the caller's memory.
     copies = [_copied(x, y) for x, y in zip(inputs, outputs, strict=True)]
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
@@ -88,9 +88,9 @@ starts.composed[ops.Adasum] = adasum_async
 
 
 class _Working(Handle[list[T]]):
-    """A handle for a call in several rounds.
+    """A handle for a call that takes several rounds.
 
-    Each handle has a thread, so calls progress in whatever order the handles are waited for.
+    Each handle has a thread, so the order of waits does not matter to the progress of calls.
     """
 
     def __init__(self, work: Callable[[], list[T]], what: str, timeout: float | None) -> None:
@@ -105,7 +105,7 @@ class _Working(Handle[list[T]]):
             self._results = work()
         except Exception as reason:
             if not (isinstance(reason, FarandoleError) or is_told(reason) or is_from_core(reason)):
-                part.end(reason)  # the other ranks wait, or have their results
+                part.end(reason)  # the other ranks wait, or have their results already
             self._failure = reason
         self._finished.set()
 
@@ -125,12 +125,12 @@ def _combine(
     process_set: ProcessSet,
 ) -> None:
     """Writes the Adasum of all members' inputs to the outputs. All members pass the same label.
-    `copies`: see _copied()."""
+    `copies`: for each input, the result of _copied()."""
     own = process_set.rank()
     assert own is not None
     sources = [_flat(x) if copy is None else copy for x, copy in zip(inputs, copies, strict=True)]
     grams = _dot_products(sources, label, process_set)
-    # GPU tensors are scaled in the host copies of the inputs.
+    # For GPU tensors, the host copies of the inputs are scaled.
     targets = [
         source if output.device >= 0 else _raw(output)
         for source, output in zip(sources, outputs, strict=True)
@@ -159,7 +159,7 @@ def _combine(
 
 
 def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
-    """Shape (tensors, p, p): the dot products of all p members' tensors."""
+    """Returns the dot products of each tensor for all p members; shape (tensors, p, p)."""
     members = process_set.size()
     assert members is not None
     handles = []
@@ -169,11 +169,11 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
         name = f"{label}.stripes.{i}"
         handles.append(ops.alltoall_async(flat, splits, name=name, process_set=process_set))
     sums = np.zeros(len(tensors) * members**2 + 1)
-    sums[-1] = 1.0  # the sum counts the members that take part
+    sums[-1] = 1.0  # the allreduce counts the members that take part
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
     for gram, handle in zip(grams, handles, strict=True):
         stripes, rows = handle.wait()
-        if stripes.shape[0] == rows[0] * members:  # else a rank has joined; sums[-1] will show it
+        if stripes.shape[0] == rows[0] * members:  # else a rank has joined, as sums[-1] will show
             gram[:] = _gram(stripes, members)
     ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
     if sums[-1] != members:
@@ -184,7 +184,7 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
 
 
 def _gram(stripes: Array, members: int) -> Float64:
-    """Dot products (p, p) of the rows of a (p * n,) array, in float64."""
+    """Returns the dot products (p, p) of the rows of a (p * n,) array, in float64."""
     stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
@@ -195,10 +195,10 @@ def _gram(stripes: Array, members: int) -> Float64:
 
 
 def coefficients(gram: Float64) -> Float64:
-    """The p coefficients of Adasum as a linear combination of p vectors.
+    """Returns the p coefficients of Adasum as a linear combination of p vectors.
 
-    `gram` (p, p) holds their dot products. Neighbours are combined first: p is split at the largest
-    power of two below it.
+    `gram` (p, p) holds the vectors' dot products. Neighbours are combined first: p vectors are
+    split at the largest power of two below p.
     """
     return _node(gram, 0, len(gram))
 
@@ -225,16 +225,16 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
 
 
 def _check_unused(buffer: Buffer, writes: bool) -> None:
-    """Raises ValueError if another call uses this memory. The core cannot check it: this module
-    reads and writes it between its own calls."""
+    """Raises ValueError if another call uses this memory. The core cannot check that, because this
+    module reads and writes the memory between its calls of the core."""
     if buffer.device < 0:
         nbytes = prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
         check_unused(buffer.pointer, nbytes, (), (), writes)
 
 
 def _check_unchanged(source: Array, output: Buffer) -> None:
-    """Raises ValueError if a call uses the output, or has changed it since `source` was copied from
-    it. Skips the check for GPU memory."""
+    """Raises ValueError if a call uses the output, or has changed it since its values were copied
+    to `source`. Does not check GPU memory."""
     if output.device < 0 and output.pointer != _address(source):
         _check_unused(output, writes=True)
         if not np.array_equal(_raw(output).view(np.uint8), source.view(np.uint8)):
@@ -246,7 +246,7 @@ def _check_unchanged(source: Array, output: Buffer) -> None:
 
 @contextmanager
 def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
-    """Context: reports a ValueError also to the ranks that wait in the allreduce of this name."""
+    """Context: reports a ValueError also to the ranks that wait in the allreduce called `name`."""
     try:
         yield
     except ValueError as reason:
@@ -255,8 +255,8 @@ def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
 
 
 def _copied(buffer: Buffer, output: Buffer) -> Array | None:
-    """A flat copy of the buffer's values, written to the output unless the call is in place.
-    Returns None for a GPU buffer, which the call's thread copies."""
+    """Returns a flat copy of the buffer's values; unless the call is in place, the copy lies in the
+    output's memory. Returns None for a GPU buffer, which the call's thread copies later."""
     if buffer.device >= 0:
         return None
     in_place = output.pointer == buffer.pointer
@@ -266,7 +266,7 @@ def _copied(buffer: Buffer, output: Buffer) -> Array | None:
 
 
 def _flat(buffer: Buffer) -> Array:
-    """A flat array: the buffer's memory, or a host copy of a GPU buffer."""
+    """Returns a flat array over the buffer's memory, or over a host copy of a GPU buffer."""
     if buffer.device < 0:
         return _raw(buffer)
     copy = np.empty(prod(buffer.shape), dtype_of(buffer.dtype))
@@ -285,7 +285,7 @@ def _copy(on_gpu: Buffer, target: int, source: int, nbytes: int) -> None:
 
 
 def _scaled(x: Array, factor: float, y: Array) -> Array:
-    """`x * factor`, written to `y`. For 16-bit floats, a new float32 array instead."""
+    """Writes `x * factor` to `y`, or, for 16-bit floats, to a new float32 array. Returns it."""
     x = _widened(x)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
@@ -293,7 +293,7 @@ def _scaled(x: Array, factor: float, y: Array) -> Array:
 
 
 class _Bytes:
-    """Exposes a buffer to NumPy; arrays over it keep the buffer and its owner alive."""
+    """Exposes a buffer to NumPy. Arrays over the buffer keep it and its owner alive."""
 
     def __init__(self, buffer: Buffer, nbytes: int) -> None:
         self._buffer = buffer
@@ -306,13 +306,13 @@ class _Bytes:
 
 
 def _raw(buffer: Buffer) -> Array:
-    """The buffer's memory as a flat array; bfloat16 appears as uint16."""
+    """The buffer's memory as a flat array. bfloat16 appears as uint16."""
     dtype = dtype_of(buffer.dtype)
     return np.asarray(_Bytes(buffer, prod(buffer.shape) * dtype.itemsize)).view(dtype)
 
 
 def _widened(raw: Array) -> Array:
-    """The values, with 16-bit floats widened to float32."""
+    """Returns the values; converts 16-bit floats to float32."""
     if raw.dtype == np.uint16:
         bits: Array = raw.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)

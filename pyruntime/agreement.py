@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public checks that a value is equal on all ranks. While it is, each rank sends only a digest."""
+"""Public checks that a value is equal on all ranks. As long as it is, ranks send only a digest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farandole.objects import allgather_object
 from farandole.ops import allgather
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in reprs; addresses differ between processes
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # part of some reprs; addresses differ between processes
 
 
 def same_on_all_ranks(
@@ -31,13 +31,13 @@ def same_on_all_ranks(
 ) -> T:
     """Raises MismatchError on all ranks if a value differs between them; else returns the value.
 
-    Arrays are equal if dtype, shape and all bytes are; lists, dicts, dataclasses and objects with a
-    state_dict() are compared item by item, anything else by its repr. Costs a small allgather, and
-    copies GPU arrays to the host.
+    Arrays are equal if their dtypes, shapes and bytes are equal. Lists, dicts, dataclasses and
+    objects with a state_dict() are compared item by item, anything else by its repr. Costs a small
+    allgather. Copies GPU arrays to the host.
 
-    - value: what to compare. All ranks of the set must call.
+    - value: what to compare. All ranks of the set must make the call.
     - name: appears in errors. Ranks compare values of the same name.
-    - process_set: the ranks that compare. Other ranks skip the comparison.
+    - process_set: the ranks that compare values. Other ranks return at once.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError; TypeError
     for a function, because its repr does not identify its code.
@@ -85,7 +85,7 @@ def equal_on_all_ranks(
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(path, text) of each leaf of a nested value; equal leaves have equal texts."""
+    """Yields (path, text) of each leaf of a nested value. Equal leaves have equal texts."""
     items: Any = []
     if (array := _array_text(value)) is not None:
         yield path, array
@@ -106,13 +106,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (set, frozenset)):  # their order differs between processes
+    if isinstance(value, (set, frozenset)):  # the order of a set differs between processes
         return f"{type(value).__name__}({sorted(map(_text, value))})"
     return _ADDRESS.sub("", repr(value))
 
 
 def _array_text(value: Any) -> str | None:
-    """An array's first values, dtype, shape and fingerprint; None if `value` is not an array."""
+    """The first values, dtype, shape and fingerprint of an array; None if `value` is no array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
@@ -131,7 +131,7 @@ def _array_text(value: Any) -> str | None:
             f"same_on_all_ranks: this {type(value).__name__} has no values yet; remedy: compare "
             "outside of jit and tf.function"
         ) from reason
-    if array.dtype.hasobject:  # its bytes are addresses of objects
+    if array.dtype.hasobject:  # bytes would be addresses of objects
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
     whole = np.ascontiguousarray(array)
     summary = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates arrays that all ranks of a host can map, so collectives on them copy nothing.
 
-Every adapter's empty() and gradient_as_bucket_view use it. Any thread may call it.
+empty() of every adapter and gradient_as_bucket_view use this module. Any thread may call it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _ArenaMemory:
-    """Bytes in this process's arena; freed with the last view of them."""
+    """Bytes in this process's arena. Freed when no view of the bytes is left."""
 
     def __init__(self, nbytes: int) -> None:
         memory = ffi.new("void**")
@@ -46,7 +46,7 @@ def allocate(nbytes: int) -> Array:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
-    """An uninitialised array in memory shared by the host's ranks: no collective copies it.
+    """An uninitialised array in memory that the host's ranks share: no collective copies it.
 
     The array and its views behave like any other array; copies and pickles are ordinary arrays.
     farandole allocates whole pages, so prefer few large arrays. Not collective: each rank may

@@ -20,11 +20,11 @@ DTYPES: tuple[str, ...] = tuple(
     constant.removeprefix("FARANDOLE_").lower()
     for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
-# dtypes of ml_dtypes that NumPy lacks, and the NumPy dtype that views the same memory.
+# dtypes of ml_dtypes that NumPy lacks -> the NumPy dtype under which NumPy sees their memory.
 _SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
-# Address of every tensor without elements. A null pointer would mean "this rank contributes none".
+# Address for every tensor without elements. A null pointer would mean that the rank has no tensor.
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
 _int64s = partial(ffi.new, ffi.typeof("int64_t[]"))
@@ -32,7 +32,7 @@ _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
 def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
-    """`pointer`, or EMPTY if `shape` has no elements. Raises ValueError for null with elements."""
+    """`pointer`, or EMPTY if `shape` has no elements. Otherwise, raises ValueError for null."""
     if 0 in shape:
         return EMPTY
     if not pointer:
@@ -48,14 +48,14 @@ def check_unused(
 ) -> None:
     """Raises ValueError if an earlier call that has not ended writes to this CPU memory or, with
     `writes`, reads it. Call this before you copy from or to the user's memory: the core checks only
-    memory that it gets. `size`: bytes of an element; `strides` in bytes."""
+    memory that it gets. `size`: bytes per element; `strides`: in bytes."""
     sizes = _int64s(shape), _int64s(strides)
     check(lib.farandole_check_unused(address, size, len(shape), *sizes, writes))
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A C-contiguous array as the core needs it. Device -1 is the CPU.
+    """A C-contiguous array in the form that the core needs. Device -1 is the CPU.
 
     `owner` keeps the memory alive: the array itself, a view, or a contiguous copy.
     """
@@ -69,7 +69,7 @@ class Buffer:
 
 
 def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
-    """(i, j) for each buffer j that overlaps a buffer i with a lower address."""
+    """Yields (i, j) for each buffer j that overlaps a buffer i at a lower address."""
     end = last = 0
     for i, buffer in sorted(enumerate(buffers), key=lambda pair: pair[1].pointer):
         nbytes = math.prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
@@ -90,9 +90,8 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
 
 
 def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
-    """Maps each buffer that shares memory with earlier ones to the buffer to send just before it.
-
-    Keys and values are indices of `buffers`.
+    """Returns an order for buffers that share memory. Maps each such buffer, except the first of
+    its group, to the buffer to send just before it. Keys and values are indices of `buffers`.
     """
     group = list(range(len(buffers)))  # per buffer: the lowest index in its group of overlaps
     for i, j in _sharing(buffers):
@@ -113,7 +112,7 @@ class ResultMemory:
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
     def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
-        """`pointer` owns the memory (farandole.calls.handles.take); `dtype` is a core code.
+        """`pointer` owns the memory (farandole.calls.handles.take); `dtype` is the core's code.
 
         Raises ValueError for a null pointer, unless the shape has no elements.
         """
@@ -140,12 +139,12 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """The NumPy dtype for a core code; for ml_dtypes, an unsigned integer of the same size."""
+    """The NumPy dtype for a core's code; for ml_dtypes, an unsigned integer of the same size."""
     return np.dtype(_SEEN_AS.get(DTYPES[code], DTYPES[code]))
 
 
 class NumpyKind(Kind):
-    """NumPy arrays and scalars. Base class for every array that NumPy can view without a copy."""
+    """NumPy arrays and scalars. Base class of kinds whose arrays NumPy can view without a copy."""
 
     gives_pointers = True  # NumPy needs 1.5 us to return the address as an int
 
@@ -158,7 +157,7 @@ class NumpyKind(Kind):
         return np.asarray(x)
 
     def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
-        """Converts a NumPy array to the kind of `like`."""
+        """Converts a NumPy array to an array of the kind of `like`."""
         return result
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
@@ -188,7 +187,7 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """Returns a cffi pointer twice: as the address, and as the owner, since it keeps the memory
+        """Returns a cffi pointer twice: as the address, and as the object that keeps the memory
         alive. Returns (0, None) if `x` has a different form or would be copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
@@ -199,7 +198,7 @@ class NumpyKind(Kind):
         return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new array of the kind and dtype of `like`, and of its shape if `shape` is None."""
+        """A new array like `like` in kind, dtype and, if `shape` is None, shape."""
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU arrays without a framework: CudaArray for the core's memory, and the kinds of objects that
+"""GPU arrays without a framework: CudaArray for the core's memory, and kinds for objects that
 export their address through DLPack or `__cuda_array_interface__`."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.arrays.kinds import Kind, Shape, Stream, register
 LEGACY_STREAM = 1  # CUDA's handle of the legacy default stream
 _LAST_DEFAULT = 2  # CUDA's handle of the per-thread default stream
 
-# (memory to free, its stream). Memory cannot be freed while its stream is being captured.
+# (memory to free, stream of that memory). Memory cannot be freed while its stream is captured.
 _dropped: deque[tuple[Any, int]] = deque()
 
 
@@ -34,7 +34,7 @@ def _free_dropped(dropped: Any = _dropped, free: Any = lib.farandole_free_on) ->
 
 
 class _GpuMemory:
-    """GPU memory of the core; freed after all work already in its stream."""
+    """GPU memory of the core. It is freed in its stream, after all work that is there then."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
         _free_dropped()
@@ -46,7 +46,7 @@ class _GpuMemory:
 
 
 class _BorrowedMemory:
-    """GPU memory that belongs to `buffer.owner`, which it keeps alive."""
+    """GPU memory owned by `buffer.owner`. This object keeps the owner alive."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.pointer = ffi.cast("void*", buffer.pointer)
@@ -54,19 +54,19 @@ class _BorrowedMemory:
 
 
 class CudaArray:
-    """A contiguous array on a GPU: the result for GPU arrays of a library without an adapter.
+    """A contiguous array on a GPU, returned for GPU arrays of a library that has no adapter.
 
     shape is a tuple of int; dtype is a name of NumPy or ml_dtypes; device is CUDA's ordinal. The
     values are valid once the work now in `stream` is done. Other libraries read the memory without
     a copy through DLPack or `__cuda_array_interface__` (version 3; bfloat16 appears as uint16). The
-    memory is freed in the order of `stream`: before you drop the array, wait for any other stream
-    that reads it.
+    memory is freed in the order of `stream`. If other streams read it, wait for them before you
+    drop the array.
     """
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
     def __init__(self, allocation: _GpuMemory | _BorrowedMemory, dtype: int, shape: Shape) -> None:
-        """`dtype` is a core code. Raises ValueError for null memory if the shape has elements."""
+        """`dtype` is the core's code. Raises ValueError for elements whose memory is null."""
         self._allocation = allocation
         address_or_empty(self.address, shape, "a result on a GPU")
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
@@ -74,7 +74,7 @@ class CudaArray:
 
     @classmethod
     def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Takes ownership of `pointer` from farandole_take; `stream` reads it next."""
+        """Takes ownership of `pointer`, from farandole_take; `stream` is the first to read it."""
         return cls(_GpuMemory(pointer, device, stream), dtype, shape)
 
     @classmethod
@@ -106,8 +106,8 @@ class CudaArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule for a consumer working in `stream`. None means the default stream; -1 means
-        that the consumer needs no ordering."""
+        """A capsule for a consumer that works in `stream`. None: the default stream; -1: the
+        consumer needs no ordering."""
         if stream is None:
             stream = LEGACY_STREAM
         if stream not in (-1, self.stream):
@@ -116,7 +116,7 @@ class CudaArray:
         return dlpack.capsule(self.address, device, self.dtype, self.shape, self._allocation)
 
     def bytes(self) -> CudaArray:
-        """The same memory as uint8, shape (number of bytes,)."""
+        """The same memory as an array of uint8, of shape (number of bytes,)."""
         itemsize = dtype_of(DTYPES.index(self.dtype)).itemsize
         count = itemsize * prod(self.shape)
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
@@ -131,8 +131,8 @@ class CudaArray:
 
 
 class _CpuDlpackKind(NumpyKind):
-    """CPU arrays with DLPack. Results are of the same kind if the library has an array-API
-    namespace, else NumPy arrays."""
+    """CPU arrays with DLPack. Results are arrays of the same library if it has an array-API
+    namespace, otherwise NumPy arrays."""
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
@@ -151,7 +151,7 @@ class _CpuDlpackKind(NumpyKind):
 
 
 class _StreamOwner:
-    """The first array that named a stream; results keep it alive, and so the stream."""
+    """The first array that named a stream. Results keep the array alive, and thereby the stream."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -163,10 +163,10 @@ _owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # keyed
 
 
 def _named_stream(x: Any) -> int:
-    """The stream that an array names, else the default stream.
+    """Returns the stream that an array names, or else the default stream.
 
-    All results in a stream keep the first array that named it. If each result kept its own input,
-    a chain of calls would keep every earlier result.
+    All results in a stream keep only the first array that named it alive. If each result kept its
+    own input alive, a chain of calls would keep every earlier result.
     """
     number = x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
     if isinstance(number, Stream) or number <= _LAST_DEFAULT:
@@ -180,14 +180,14 @@ def _named_stream(x: Any) -> int:
 class _CudaKind(Kind):
     """Objects with `__cuda_array_interface__`, which names their stream.
 
-    Results are of the same kind if the library has an array-API namespace, else CudaArrays.
+    Results are arrays of the same library if it has an array-API namespace, otherwise CudaArrays.
     """
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__cuda_array_interface__")
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """Describes `x` without a copy. Raises ValueError if it is not contiguous."""
+        """Describes `x` without a copy. Raises ValueError if `x` is not contiguous."""
         interface = x.__cuda_array_interface__
         if interface.get("mask") is not None:
             raise TypeError("a masked array cannot be sent: fill it first")
@@ -221,7 +221,7 @@ class _CudaKind(Kind):
 
 
 class _CudaDlpackKind(_CudaKind):
-    """GPU arrays with DLPack only. DLPack names no stream, so they use the default stream."""
+    """GPU arrays that have only DLPack, which names no stream. They use the default stream."""
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
         if isinstance(x, CudaArray):  # a result: the library of `like` has no namespace
@@ -239,7 +239,7 @@ class _CudaDlpackKind(_CudaKind):
 
 
 class _DeviceKind(Kind):
-    """Arrays with DLPack or `__cuda_array_interface__`; delegates by each array's device."""
+    """Arrays with DLPack or `__cuda_array_interface__`. Each array's device decides the kind."""
 
     def __init__(self) -> None:
         self._cpu, self._interface, self._dlpack = _CpuDlpackKind(), _CudaKind(), _CudaDlpackKind()
@@ -275,7 +275,7 @@ def _buffer(
     stream: int,
     owner: object,
 ) -> Buffer:
-    """Builds a Buffer. `strides` count elements; None means contiguous."""
+    """Builds a Buffer. `strides` are in elements; None means contiguous."""
     if strides is not None and not _contiguous(shape, strides):
         raise ValueError(
             f"an array on a GPU with strides {strides} is not contiguous: make a contiguous "
@@ -286,7 +286,7 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """CUDA ordinal of `x`. For an empty array that names no device, the ordinal of this rank's."""
+    """CUDA's ordinal for the device of `x`; for an empty array that names none, this rank's GPU."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))
@@ -303,4 +303,4 @@ def _contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-register(_DeviceKind(), 1_000)  # last: more specific kinds match first
+register(_DeviceKind(), 1_000)  # last, so that more specific kinds match first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and makes DLPack capsules, as dlpack.h defines them, for cuda_array.py. A consumer may free
+"""Reads and creates DLPack capsules, as defined in dlpack.h, for cuda_array.py. A consumer may free
 a capsule on any thread."""
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 )
 _get = ("PyCapsule_GetPointer", ctypes.pythonapi)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
-# Takes a capsule by address: a reference to an object under destruction would revive it.
+# Takes a capsule by address: a reference to a capsule that is being destroyed would revive it.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
 
-# Memory that consumers of farandole's capsules still use, keyed by address of the DLPack structure.
+# Memory that consumers of farandole's capsules still use. Key: address of the DLPack structure.
 _lent: dict[int, tuple[object, ...]] = {}
 
 
 class CapsuleInfo(NamedTuple):
-    """An array as a capsule describes it.
+    """An array, as described by a capsule.
 
     `pointer` is 0 if there is no memory. `strides` count elements; None means C-contiguous.
     """
@@ -83,7 +83,7 @@ def read(made: Any) -> CapsuleInfo:
 def capsule(
     pointer: int, device: tuple[int, int], dtype: str, shape: tuple[int, ...], owner: object
 ) -> Any:
-    """A capsule over contiguous memory. `owner` keeps the memory alive while it is in use."""
+    """Returns a capsule over contiguous memory. `owner` keeps the memory alive while it is used."""
     kind = dtype.rstrip("0123456789")
     bits = 8 if kind == "bool" else int(dtype[len(kind) :])
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between the calls and array libraries: a Kind per family of arrays.
+"""The interface between the calls and array libraries. Each family of arrays has a Kind.
 
-Each adapter is a package that derives a class from Kind and registers an instance on import. Its
-entry point in the group "farandole.adapters" has the name of the framework's top-level module, so
-farandole imports the adapter when it first meets such an array. docs/adapters.md is the guide. Any
-thread may call everything here, including the methods of a Kind.
+Each adapter is a package that derives a class from Kind and registers an instance on import. The
+adapter's entry point in the group "farandole.adapters" has the name of the framework's top-level
+module, so farandole imports the adapter when it first sees such an array. docs/adapters.md is the
+guide. Any thread may call everything here, including the methods of a Kind.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Shape = tuple[int, ...]
 
 
 class Stream(int):
-    """A CUDA stream's handle that keeps the stream alive through its owner."""
+    """A CUDA stream's handle, which keeps the stream alive by keeping the stream's owner alive."""
 
     owner: object
 
     def __new__(cls, number: int, owner: object) -> Stream:
-        """The stream exists as long as `owner` does."""
+        """`owner`: an object that keeps the stream alive."""
         made = super().__new__(cls, number)
         made.owner = owner
         return made
@@ -36,8 +36,8 @@ class Stream(int):
 class Kind(ABC):
     """One family of arrays.
 
-    Methods get arrays that `matches` accepted or `empty` returned. Several threads may call them at
-    once. No method waits for other ranks.
+    Methods receive arrays that `matches` has accepted or `empty` has returned. Several threads may
+    call methods at once. No method waits for other ranks.
     """
 
     gives_pointers = False  # True: lent() returns cffi pointers instead of ints
@@ -50,40 +50,40 @@ class Kind(ABC):
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
         """Describes the memory of `x`, or of a contiguous copy if `x` is not contiguous.
 
-        With `in_place`, raises ValueError instead of copying, and for read-only arrays. Raises
-        TypeError for a dtype or layout that the core does not support. The Buffer's owner keeps the
-        memory alive until the call has ended.
+        With `in_place`, raises ValueError for arrays that are read-only or would have to be copied.
+        Raises TypeError for a dtype or layout that the core does not support. The Buffer's owner
+        keeps the memory alive until the call has ended.
         """
 
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """Fast path of describe() for arrays that are sent repeatedly.
+        """A faster describe() for arrays that are sent repeatedly.
 
         Returns (address, object that keeps the memory alive) if `x` has this dtype, shape and
-        device, and describe() would not copy it. Else returns (0, None). `device` is compared with
-        x.device; None is the CPU.
+        device, and describe() would not copy `x`. Otherwise returns (0, None). `device` is compared
+        with x.device; None means the CPU.
         """
         return 0, None
 
     def stream(self, x: Any) -> int:
         """The CUDA stream in which the caller now uses arrays such as `x`; 0 on the CPU.
 
-        Returns a Stream if the stream may be destroyed, because results are freed in its order,
-        possibly long after the call.
+        If the stream may be destroyed, returns a Stream, which keeps it alive: results are freed in
+        the order of the stream, possibly long after the call.
         """
         return 0
 
     @abstractmethod
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array with the dtype and device of `like`, and its shape if `shape` is
-        None. The core writes a result to it; the user gets sealed(result, like)."""
+        """A new contiguous array with the dtype and device of `like`; if `shape` is None, also with
+        its shape. The core writes a result to the array; the user gets sealed(result, like)."""
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """Converts `result`, which empty() made and the core has filled, for the user.
+        """Converts `result`, which empty() made and the core has filled, to the user's array.
 
-        Libraries with read-only arrays override this: their empty() makes a writable stand-in, such
-        as a NumPy array, which describe() accepts too.
+        Libraries with read-only arrays override this. Their empty() makes a writable stand-in, such
+        as a NumPy array, and describe() must accept this, too.
         """
         return result
 
@@ -93,13 +93,13 @@ class Kind(ABC):
 
     @abstractmethod
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array with the dtype of `like` over a result's memory, without a copy if possible.
+        """An array over a result's memory, with the dtype of `like`; without a copy if possible.
 
         `memory` is a buffers.ResultMemory, or a cuda_array.CudaArray on GPUs.
         """
 
 
-_kinds: list[Kind] = []  # the first match wins
+_kinds: list[Kind] = []  # the first kind that matches is used
 _by_type: dict[type, Kind] = {}
 
 
@@ -110,7 +110,7 @@ def register(kind: Kind, place: int = 0) -> None:
 
 
 def kind_of(x: Any) -> Kind:
-    """The kind of an array. Imports the adapter of its framework if there is one.
+    """The kind of an array. Imports the adapter of the array's framework if there is one.
 
     Raises TypeError if `x` is not an array or its adapter cannot be imported.
     """

@@ -3,8 +3,8 @@
 
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 
-`path/` holds a package `horovod`, with Horovod's module names and farandole's calls. It also holds
-the command `horovodrun`, which runs `farandole run`.
+The folder `path/` holds a package `horovod` that has Horovod's module names and farandole's calls.
+It also holds the command `horovodrun`, which runs `farandole run`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's data loaders, in which a thread reads batches ahead."""
+"""Horovod's data loaders. A thread reads batches ahead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Reader:
                 self._queue.put((batch, None))
                 if self._stopped.is_set():
                     return
-        except BaseException as error:  # such as SystemExit: else the consumer would wait for ever
+        except BaseException as error:  # even SystemExit, or the consumer would wait forever
             last = error
         self._queue.put((_END, last))
 
@@ -62,8 +62,8 @@ class _Reader:
                 raise error
 
     def stop(self) -> None:
-        """Ends the thread, even if batches are left. An iterator that still waits for one raises
-        RuntimeError."""
+        """Ends the thread, even if batches are left. If an iterator is still waiting for a batch,
+        the iterator raises RuntimeError."""
         self._stopped.set()
         while self._thread.is_alive() or not self._queue.empty():
             try:  # make room for a put() that waits
@@ -76,13 +76,13 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin that reads ahead in a thread: class Loader(AsyncDataLoaderMixin, MyLoader).
+    """Mixin that reads batches ahead in a thread: class Loader(AsyncDataLoaderMixin, MyLoader).
 
     The consumer's thread raises the loader's errors.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """Reads up to `async_loader_queue_size` batches ahead; with 0, no thread is started."""
+        """Reads up to `async_loader_queue_size` batches ahead; 0 starts no thread."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)

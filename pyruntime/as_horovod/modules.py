@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's modules as a table, and the import finder that creates them on the importing thread."""
+"""A table of Horovod's modules, and the import finder that creates them on the importing thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Module -> sources of its names. `module` means all that it exports; `module:A B=C` means its A,
-# and its C under the name B. A package has its submodules as attributes, as in Horovod.
+# Module -> sources of its names. The source `module` means all of its names; `module:A B=C` means
+# its A, and its C under the name B. As in Horovod, submodules are attributes of their package.
 _RANKS = "farandole:cross_rank cross_size is_initialized local_rank local_size rank size"
 _SETS = "farandole:ProcessSet add_process_set global_process_set remove_process_set"
 _FAILURE = "farandole.errors:HorovodInternalError=FarandoleError"
@@ -152,7 +152,7 @@ class HorovodFinder(MetaPathFinder, Loader):
 
 
 def _children(name: str) -> list[str]:
-    """Submodules that are imported with a package; TensorFlow must load without Keras."""
+    """Submodules to import with a package, but not LATE: TensorFlow must load without Keras."""
     inner = [row.removeprefix(f"{name}.") for row in TABLE if row.startswith(f"{name}.")]
     return [row for row in inner if "." not in row and f"{name}.{row}" not in LATE]
 

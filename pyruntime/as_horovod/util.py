@@ -93,7 +93,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """True if Adasum supports `num_rank` ranks. farandole's supports any number."""
+    """True if Adasum supports `num_rank` ranks. farandole's Adasum supports any number."""
     return num_rank > 0
 
 
@@ -128,8 +128,8 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """True if version `ver` ("2.1.0") is `target` or newer. Raises ValueError unless both have
-    three numbers."""
+    """True if version `ver`, such as "2.1.0", is `target` or newer. Raises ValueError unless both
+    have three numbers."""
     numbers = [int(part) for part in ver.split("+")[0].split(".")[:3]]
     wanted = [int(part) for part in target.split(".")]
     if len(numbers) < 3 or len(wanted) < 3:
@@ -139,7 +139,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 @contextmanager
 def env(**kwargs: str) -> Iterator[None]:
-    """Sets environment variables, and restores them at the end of the context."""
+    """Context: sets environment variables, and restores the old values at the end."""
     before = {name: os.environ.get(name) for name in kwargs}
     os.environ.update(kwargs)
     try:
@@ -166,5 +166,5 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, A
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """The reduction that `op`, or Horovod's older argument `average`, selects."""
+    """The reduction selected by `op`, or by Horovod's older argument `average`."""
     return get_average_backwards_compatibility_fun(ReduceOp)(op, average)

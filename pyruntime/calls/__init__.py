@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One collective call: arguments, submission to the core, memory and handle."""
+"""What one collective call consists of: arguments, submission to the core, memory and handle."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the public calls' arguments: one row per name, which says what a value must be. The
-wrapper of public calls uses it to check arguments, on the caller's thread."""
+"""The table of arguments of public calls. Each argument name has a row, which tells which values
+are valid. The wrapper of public calls checks arguments by this table, on the caller's thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from farandole._library import lib
 from farandole.arrays.kinds import kind_of
 from farandole.members import ProcessSet, global_process_set, size_of
 
-Fault = type[Exception] | None  # the error to raise for a wrong value; None: it is right
+Fault = type[Exception] | None  # the error to raise for a wrong value; None: the value is valid
 
 
 class ReduceOp(IntEnum):
     """Combines the ranks' values element by element, in rank order.
 
-    Average: their sum, divided by the number of ranks; integers are truncated. Sum: their sum;
-    16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
-    greatest; NaNs propagate. Product: their product. Adasum (floats only): adds orthogonal
+    Average: the sum of the values, divided by the number of ranks; integers are truncated. Sum: the
+    sum; 16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
+    greatest value; NaNs propagate. Product: the product. Adasum (floats only): adds orthogonal
     components, averages parallel ones (Maleki et al., 2020).
     """
 
@@ -34,7 +34,7 @@ class ReduceOp(IntEnum):
     MAX = lib.FARANDOLE_MAX
     PRODUCT = lib.FARANDOLE_PRODUCT
 
-    __hash__ = int.__hash__  # Enum's __hash__ is slow, and calls are looked up by it
+    __hash__ = int.__hash__  # Enum's __hash__ is slow, and look-ups of calls use it
 
     def __repr__(self) -> str:  # the form that help() shows
         return f"farandole.{self.name.title()}"
@@ -47,8 +47,8 @@ def divisor_of(op: int, process_set: int) -> int:
 
 
 class Argument(NamedTuple):
-    """A row: the advice in errors, and a function that returns the error type for a bad value, or
-    None."""
+    """A row: advice for errors, and a function that returns the type of the error for a wrong
+    value, or None for a valid one."""
 
     wants: str
     fault: Callable[[Any], Fault]
@@ -66,7 +66,7 @@ def wrong(what: str, value: Any, argument: Argument, fault: type[Exception]) -> 
 
 
 def shown(value: Any) -> str:
-    """The value as an error shows it. Never raises."""
+    """The text of a value in an error. Never raises."""
     try:
         text = repr(value)
     except Exception:
@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
 
 
 def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
-    """The type of error for a value that is not an int of this range; None for a valid one."""
+    """The type of error for a value that is not an int in this range; None for a valid value."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return TypeError
     try:
@@ -85,9 +85,8 @@ def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
 
 
 def number(value: Any) -> float | None:
-    """The value of an int, a float, or an array or tensor of one element; None for all else.
-
-    NaN for an int that no float can hold.
+    """The value of an int, a float, or an array or tensor of one element, as a float. None for
+    other values, and NaN for an int that no float can hold.
     """
     try:
         value = value.item() if hasattr(value, "item") else value
@@ -101,7 +100,7 @@ def number(value: Any) -> float | None:
 
 
 def is_factor(value: Any) -> Fault:
-    """The type of error for a value that is not a number, or NaN; None for a valid one."""
+    """The type of the error for a value that is not a number or is NaN; None for a valid value."""
     if type(value) is float and value == value:
         return None
     as_float = number(value)
@@ -210,7 +209,7 @@ _FACTOR = "pass a number that is not NaN"
 _COUNT = Argument("pass an int of at least 1", _is_passes)
 
 
-# Not checked here. Some are checked where they are used; the others are ignored.
+# Not checked by this table. Some are checked where they are used; the others are ignored.
 _LATER = (
     "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
     "keras_model variables obj model grads params optimizer"
@@ -255,7 +254,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
 }
 
-# Options of constructors. They are checked before any call is made, so no peer waits.
+# Options of constructors. They are checked before the program makes calls, so no peer waits.
 OPTIONS: dict[str, Argument] = {
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole",
@@ -272,7 +271,7 @@ OPTIONS: dict[str, Argument] = {
 
 
 def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
-    """Raises an error for the first invalid option, passed as name=value."""
+    """Raises an error for the first invalid option. Options are passed as name=value."""
     for name, value in values.items():
         row = rows.get(name) or OPTIONS[name]
         fault = row.fault(value)
@@ -281,12 +280,12 @@ def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
 
 
 def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float, float]:
-    """Returns the factors before and after the reduction for gradient_predivide_factor. Raises an
-    error if an argument is invalid."""
+    """Returns the factors that gradient_predivide_factor requires: (before, after the reduction).
+    Raises an error if an argument is invalid."""
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor works with op=Average only: omit one of them")
-    whole = number(divisor) or 1.0  # never None or 0: it has been checked
+    whole = number(divisor) or 1.0  # neither None nor 0: already checked
     return 1.0 / whole, whole
 
 

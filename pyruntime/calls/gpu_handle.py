@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of calls on GPUs: wait() returns once the work is launched, and the caller's stream waits
-for the result. The framework-neutral calls and the torch adapter make them. For any thread."""
+"""Handles of calls on GPUs. wait() returns once the work is launched, and then the caller's stream
+waits for the result. Used by the framework-neutral calls and the torch adapter, on any thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """Makes later work in a CUDA stream wait for the results of handles whose wait() returned.
+    """Makes later work in a CUDA stream wait for the results of handles whose wait() has returned.
 
     Does not block. Raises LibraryError if the device has failed.
     """
@@ -27,7 +27,7 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 class GpuHandle(Handle[T]):
     """A Handle whose wait() returns once the work is launched; then the caller's stream waits.
 
-    It keeps the buffers until the GPU is done with them, which may be after wait() returns.
+    The handle keeps the buffers until the GPU is done with them, possibly after wait() returns.
     """
 
     __slots__ = ("_joined", "_launched", "_stream")
@@ -40,7 +40,7 @@ class GpuHandle(Handle[T]):
         timeout: float | None,
         stream: Callable[[], int],
     ) -> None:
-        """`stream` returns the caller's current stream; the other arguments are Handle's."""
+        """`stream` returns the caller's current stream. The other arguments are those of Handle."""
         super().__init__(numbers, collect, what, timeout)
         self._stream = stream
         self._launched: Any = None

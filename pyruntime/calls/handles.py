@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles, which asynchronous calls return, and functions that wait for them. Any thread may use
-them."""
+"""Handles, which asynchronous calls return, and functions that wait for handles. Any thread may use
+this module."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from farandole.errors import ShutdownError, StallError
 
 T = TypeVar("T")
 R = TypeVar("R")
-SLICE = 0.15  # seconds that the core waits at a time; in between, Python handles signals
-_ANSWER_SECONDS = 1.0  # limit for the coordinator to answer which ranks a call waits for
+SLICE = 0.15  # seconds of each wait in the core; Python handles signals in between
+_ANSWER_SECONDS = 1.0  # limit for the coordinator's answer, which ranks a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
@@ -50,8 +50,8 @@ class Handle(Generic[T]):
         what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: handles of the core. `collect` makes the result from them. `what` names it
-        in errors. `timeout`: default limit of waits, in seconds."""
+        """`numbers`: the core's handles. `collect` makes the result from `numbers`. `what` names
+        the call in errors. `timeout`: the default limit of waits, in seconds."""
         self._numbers = numbers
         self._collect = collect
         self._what = what
@@ -65,7 +65,7 @@ class Handle(Generic[T]):
         """Blocks until the call is done and returns its result.
 
         Raises the call's error, or StallError after `timeout` seconds: the call then continues, and
-        you may wait again. An exception in a wait, such as Ctrl-C, makes this rank leave the job.
+        you may wait again. If an exception, such as Ctrl-C, ends a wait, this rank leaves the job.
         """
         limit = self._timeout if timeout is None else timeout
         try:
@@ -81,12 +81,12 @@ class Handle(Generic[T]):
 
     @property
     def numbers(self) -> Any:
-        """Handles of the core; None once a wait has stored the outcome."""
+        """The core's handles; None once a wait has stored the outcome."""
         return self._numbers
 
     def _settle(self, limit: float | None) -> Exception | None:
-        """Waits, one thread at a time, and stores the outcome. Returns a StallError if time is up.
-        Raises only exceptions of signal handlers."""
+        """Waits, one thread at a time, and stores the outcome. Returns a StallError if the time is
+        up. Raises exceptions of signal handlers only."""
         lock = self._lock
         if lock is None:
             with _making_locks:
@@ -106,7 +106,7 @@ class Handle(Generic[T]):
         return None
 
     def _outcome(self, numbers: Any, limit: float | None) -> Exception | None:
-        """Waits. Returns the call's error, a StallError if time is up, or None."""
+        """Waits. Returns the call's error, or a StallError if the time is up, or None."""
         return _block(numbers, limit, str(self._what))
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
@@ -140,15 +140,15 @@ class Handle(Generic[T]):
         if failure is None and self._collect is not None:
             try:
                 self._value = self._collect(numbers)
-            except Exception as reason:  # kept, because a result can be taken only once
+            except Exception as reason:  # stored, because a result can be taken only once
                 failure = reason
         self._error = failure
         self._numbers = self._collect = None  # before the release: a second wait finds the result
         self._let_go(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
-        """Releases the core's handles. After a failure, leaves them to sweep(), because other
-        tensors of the group may still be under way."""
+        """Releases the core's handles. After a failure, leaves the handles to sweep(), because
+        other tensors of the group may not have ended."""
         if failure is None:
             leases.end(numbers)
         else:
@@ -164,7 +164,7 @@ class Handle(Generic[T]):
 
 
 class OneHandle(Handle[T]):
-    """A handle of one tensor whose result array exists already: a wait calls the core once."""
+    """A handle of one tensor whose result array exists already. wait() calls the core only once."""
 
     __slots__ = ()
 
@@ -195,8 +195,8 @@ class OneHandle(Handle[T]):
         return super().wait(timeout)
 
     def _complete(self, numbers: Any, failure: Exception | None) -> None:
-        """Stores the result or the error. If the core has no such handle, another thread's wait()
-        has released it, so the call has succeeded."""
+        """Stores the result or the error. If the core does not know the handle, another thread's
+        wait() has released it, so the call has succeeded."""
         here = failure is not None and not _lost(numbers)
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
             _end_one(numbers[0], None)
@@ -205,7 +205,7 @@ class OneHandle(Handle[T]):
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
-    """Waits for all handles. Returns None, the error of one, or a StallError if time is up."""
+    """Waits for all handles. Returns None, a handle's error, or a StallError if the time is up."""
     code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
         return stall(what, timeout, explanation(numbers))
@@ -213,7 +213,7 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
 
 
 def explanation(numbers: Any) -> str:
-    """The coordinator's answer: which ranks the first unfinished call waits for; or ""."""
+    """Asks the coordinator which ranks the first unfinished call waits for. May return ""."""
     waiting = [number for number in numbers if is_under_way(number)]
     if not waiting:
         return ""
@@ -223,7 +223,7 @@ def explanation(numbers: Any) -> str:
 
 
 def stall(what: str, timeout: float | None, why: str = "") -> StallError:
-    """The StallError of a wait of `timeout` seconds. `why` says which ranks are missing."""
+    """The StallError for a wait of `timeout` seconds. `why` names the missing ranks."""
     why = why or "this rank has submitted it and waits for others"
     error = StallError(
         f"{what}: not done within the timeout of {timeout:g} s; {why}\n"
@@ -234,11 +234,11 @@ def stall(what: str, timeout: float | None, why: str = "") -> StallError:
 
 
 def wait_until(handles: Any, deadline: float | None) -> int:
-    """Waits for core handles until time.monotonic() is `deadline`; None: no limit.
+    """Waits for handles of the core until time.monotonic() reaches `deadline`; None: no limit.
 
-    It waits in slices, so that Python can handle signals. Returns FARANDOLE_OK, FARANDOLE_PENDING
-    if time is up, or a failure's code for farandole._library.error(). If a signal handler raises,
-    this rank leaves the job.
+    Waits in slices, so that Python can handle signals. Returns FARANDOLE_OK, FARANDOLE_PENDING if
+    the time is up, or the code of a failure for farandole._library.error(). If a signal handler
+    raises, this rank leaves the job.
     """
     count = len(handles)
     if count == 0:  # an empty group
@@ -258,8 +258,8 @@ def wait_until(handles: Any, deadline: float | None) -> int:
 
 
 def done_within(handle: Handle[Any], seconds: float) -> bool:
-    """True if the call of one tensor is done or has failed within `seconds`. Sleeps once, so use it
-    in threads that handle no signals."""
+    """True if a call of one tensor ends or fails within `seconds`. Sleeps without handling signals,
+    so use this only in threads that handle no signals."""
     numbers = handle._numbers
     return numbers is None or bool(lib.farandole_wait(numbers_of(numbers), 1, seconds) != _PENDING)
 
@@ -278,20 +278,20 @@ def _result(number: int) -> Any:
 
 
 def is_absent(number: int) -> bool:
-    """True if no rank had a buffer for this finished handle, so that its output was not written."""
+    """True if no rank had a buffer for this finished handle, so its output was not written."""
     return bool(_result(number).absent)
 
 
 def value_of(number: int) -> int:
-    """The number that a finished handle holds: join's last rank, or the id of a new process set."""
+    """The number that a finished handle holds: the last rank to join, or a new process set's id."""
     return int(_result(number).value)
 
 
 def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaArray, Shape]:
     """Takes the memory that the core allocated for a finished handle's result. For an allgather or
-    alltoall, also returns the rows received from each member: 0 from one that has joined.
+    alltoall, also returns the number of rows from each member; 0 from a member that has joined.
 
-    `buffer`: the input; `stream`: the first stream that reads a result on a GPU.
+    `buffer`: the input; `stream`: the first stream that reads the result, on a GPU.
     """
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])

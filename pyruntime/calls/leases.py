@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: the one owner of memory that the core reads or writes.
 
-Every submission goes through lend() or lend_all(), which keep its buffers in one table, keyed by
-the core's handle. An entry is removed only after the core reports that the handle is settled. So no
-event in Python (a dropped handle, an exception, a time-out, garbage collection) can free memory
-that the core uses. Any thread may use this module.
+Every submission goes through lend() or lend_all(), which keep the submission's buffers in a table,
+keyed by the core's handle. An entry is removed only after the core has reported that the handle is
+settled. So no event in Python (a dropped handle, an exception, a time-out, garbage collection) can
+free memory that the core uses. Any thread may use this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.calls import part
 
 _held: dict[int, object] = {}
 _dropped: deque[int] = deque()  # handles that nobody will wait for
-# Memory of submissions that an exception interrupted: their handles are unknown.
+# Memory of submissions that an exception has interrupted, so that their handles are unknown.
 _stranded: list[object] = []
 
 end_one = _held.pop  # like end(), for one handle that farandole_finish has released
@@ -32,7 +32,7 @@ def restart() -> None:
 
 
 def lost(numbers: Iterable[int]) -> bool:
-    """True if these handles, which were not ended, were under way at the last shutdown()."""
+    """True if these handles, which were not ended, were still in use at the last shutdown()."""
     return not all(map(_held.__contains__, numbers))
 
 
@@ -42,10 +42,10 @@ def in_flight() -> list[tuple[int, object]]:
 
 
 def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
-    """Submits a call by the C function `start(input, output)`, which returns a handle, 0 if the
-    call is done already, or -code. Returns the handle or 0.
+    """Submits a call through the C function `start(input, output)`, which returns a handle, 0 if
+    the call is done already, or minus an error code. Returns the handle or 0.
 
-    `memory` is kept until the handle is settled. Raises the core's error; then nothing is kept.
+    Keeps `memory` until the handle is settled. If the core raises an error, keeps nothing.
     """
     if _dropped:
         sweep()
@@ -63,8 +63,8 @@ def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: obje
 
 
 def _broken_off(reason: BaseException, memory: object) -> None:
-    """Keeps `memory`, which the core may have taken before a signal handler raised `reason`, and
-    makes this rank leave the job."""
+    """Keeps `memory` and makes this rank leave the job. The core may have taken the memory before a
+    signal handler raised `reason`."""
     _stranded.append(memory)
     part.end(reason)
 
@@ -72,11 +72,11 @@ def _broken_off(reason: BaseException, memory: object) -> None:
 def lend_all(
     calls: Any, inputs: Any, outputs: Any, streams: Any, memory: Sequence[object], count: int
 ) -> tuple[Any, Exception | None]:
-    """Submits `count` prepared calls, given by their numbers in `calls`, at once. For every tensor
-    there is an address of an input and of an output, and a stream.
+    """Submits `count` prepared calls at once; `calls` holds their numbers. For every tensor there
+    is the address of an input, the address of an output, and a stream.
 
-    `memory[i]` is kept until tensor i is settled. Returns int64_t[] of handles, and the error of
-    the call that the core has refused, which its peers get too. That call and the later ones have
+    Keeps `memory[i]` until tensor i is settled. Returns (handles as int64_t[], error of the call
+    that the core has refused). Peers also get that error. The refused call and later calls have
     handles 0.
     """
     if _dropped:
@@ -101,27 +101,27 @@ def end(numbers: Any) -> None:
 
 
 def drop(numbers: Iterable[int]) -> None:
-    """Leaves these handles, which nobody will wait for, to sweep()."""
+    """Leaves these handles to sweep(), because nobody will wait for them."""
     _dropped.extend(filter(_held.__contains__, numbers))
 
 
 def sweep(most: int = 8) -> None:
-    """Looks at the `most` oldest dropped handles and ends those that are settled.
+    """Examines the `most` oldest dropped handles and ends those that are settled.
 
-    Every submission calls this first, so handles are ended faster than they are added.
+    Every submission calls this first, so handles end faster than new ones are added.
     """
     for _ in range(min(most, len(_dropped))):
         try:
             number = _dropped.popleft()
         except IndexError:  # another thread sweeps too
             return
-        settled = lib.farandole_settled(number)  # farandole_poll() counts as a waiting user
+        settled = lib.farandole_settled(number)  # farandole_poll() would count as a waiting user
         if settled == 0:
             _dropped.append(number)
-        elif settled != -lib.FARANDOLE_E_SHUTDOWN:  # else restart() will free it
+        elif settled != -lib.FARANDOLE_E_SHUTDOWN:  # otherwise restart() frees the memory
             end((number,))
 
 
 def numbers_of(handles: Any) -> Any:
-    """Core handles as int64_t[], so that several C calls can share the array."""
+    """The core's handles as int64_t[], an array that several C calls can share."""
     return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes this rank leave the job when an exception interrupts a call: Ctrl-C, an error of a signal
-handler, or one in a backward pass. All calls and adapters use it, on any thread.
+handler, or an error in a backward pass. All calls and adapters use it, on any thread.
 
-Nobody knows how far such a call has got, so this rank cannot take part again. The others get a
+Nobody knows how far such a call has got, so this rank cannot take part again. The other ranks get a
 PeerError with the cause, and the next call here raises ShutdownError. The call's memory stays lent.
 """
 
@@ -21,7 +21,7 @@ _MOMENT = 0.5  # seconds; an uncaught exception ends a program sooner
 
 
 def end(reason: BaseException) -> None:
-    """Makes this rank leave, unless it has left. Does not wait. The caller raises `reason`."""
+    """Makes this rank leave, unless it has left. Does not wait. The caller then raises `reason`."""
     if lib.farandole_initialized() and not _library.why_left:
         cause = describe(reason)
         topology.keep()
@@ -33,8 +33,8 @@ def end(reason: BaseException) -> None:
 
 
 def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
-    """Calls end(reason) after a moment, if `still()` is true then. If the exception ends the
-    program sooner, the peers get that exception as the cause."""
+    """After a moment, calls end(reason) if `still()` is true. If the exception ends the program
+    before that, peers get the exception itself as the cause."""
 
     def act() -> None:
         if still():
@@ -47,17 +47,17 @@ def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
 
 
 def check() -> None:
-    """Raises ShutdownError if end() was called and shutdown() was not called since."""
+    """Raises ShutdownError if end() has been called, and shutdown() has not been called since."""
     if _library.why_left:
         raise ShutdownError(_library.why_left)
 
 
 def has_ended() -> bool:
-    """True if end() was called and shutdown() was not called since."""
+    """True if end() has been called, and shutdown() has not been called since."""
     return bool(_library.why_left)
 
 
 def restart() -> None:
-    """Forgets end(). shutdown() calls this."""
+    """Undoes end(). shutdown() calls this."""
     _library.why_left = ""
     topology.forget()

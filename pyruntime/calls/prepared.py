@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a call on one array once, for training loops that repeat it in every step. Any thread
-may use it."""
+"""Prepares a call on one array once, for training loops that make the call in every step. Any
+thread may use it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from farandole.members import ProcessSet
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
-_MOST = 4096  # remembered calls; the oldest are dropped first
-# Key: a call's name, or its arguments. Value: its arguments, and the prepared call.
+_MOST = 4096  # limit for remembered calls; the oldest are dropped first
+# Key: the call's name, or all of its arguments. Value: the arguments and the prepared call.
 _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
 _all: list[_Known] = []  # the table of each decorated function
 _NONE: Any = None, None, None
 _preparing = threading.Lock()
-# Types of arguments that can't change; an array could hold a different factor next time.
+# Types of arguments that cannot change; an array, for example, could hold a different factor later.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
 
 
 class _Exactly:
-    """Equals only numbers of the same type: 1 is a rank, and True is not."""
+    """Equals only numbers of the same type: 1 is a valid rank, and True is not."""
 
     __slots__ = ("_type", "_value")
-    __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values
+    __hash__ = None  # type: ignore[assignment]  # keys hold the user's values, not these
 
     def __init__(self, value: float) -> None:
         self._type, self._value = type(value), value
@@ -54,7 +54,7 @@ def _exactly(value: object) -> object:
 def remember(
     known: _Known, key: Hashable, args: Any, kwargs: dict[str, Any], prepared: RepeatedCall
 ) -> None:
-    """Stores a call that has been made once, if its arguments cannot change."""
+    """Stores a call that has been made once, unless its arguments can change."""
     if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
         return
     exactly = {name: _exactly(value) for name, value in kwargs.items()}
@@ -68,15 +68,15 @@ def remember(
 
 
 def clear() -> None:
-    """Forgets all calls: in a new world, names and process set numbers may mean other things."""
+    """Forgets all calls: in a new world, names and process set numbers may have new meanings."""
     for known in _all:
         known.clear()
 
 
 def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
-    """Decorates a call that returns a handle. If it is repeated with equal arguments, on an array
-    of the same form, the prepared call is submitted. `by_name`: looks up named calls by name.
-    `waits`: the caller waits at once; a repeated call that is done then returns its result."""
+    """Decorates a call that returns a handle. If the call is repeated with equal arguments, on an
+    array of the same form, submits a prepared call. `by_name`: looks up named calls by their names.
+    `waits`: the caller waits at once; a repeated call that is done already returns its result."""
     place = list(signature(function).parameters).index("name") - 1  # after the array
     known: _Known = {}
     _all.append(known)
@@ -122,7 +122,7 @@ repeating_wait = partial(repeating, waits=True)
 
 
 class RepeatedCall:
-    """A call for arrays of one form, whose result has this form too."""
+    """A call on arrays of one form, whose result also has this form."""
 
     __slots__ = (
         "_buffer",
@@ -142,15 +142,15 @@ class RepeatedCall:
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
     ) -> None:
-        """`buffer` describes `array`. This object keeps neither alive."""
+        """`buffer` describes `array`. This object keeps neither of them alive."""
         self._call = call  # its text appears in errors
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
         self._shape = buffer.shape
-        # None: the CPU
+        # None means the CPU.
         self._device = getattr(array, "device", None) if buffer.device >= 0 else None
-        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # its form
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # only its form
         self._in_place = in_place
         self._timeout = timeout
         self._prepared: dict[str, PreparedCall] = {}  # keyed by the call site's text
@@ -159,14 +159,14 @@ class RepeatedCall:
         self._plain = in_place and self._device is None and call.name is not None
 
     def start(self, array: Any, waits: bool = False) -> Any:
-        """Submits the call on `array`; returns None if the array has a different form. Returns the
-        handle or, if the caller `waits` and the call is done, the result."""
+        """Submits the call on `array`. Returns None if the array has a different form. Otherwise
+        returns the handle or, if the caller `waits` and the call is done already, the result."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        site = here(4 if waits else 3)  # skips here(), this and one or two decorators
+        site = here(4 if waits else 3)  # skips here(), start() and one or two decorators
         call = self._prepared.get(site.text) or self._prepare(site)
         submit = call.call if waits else call.start
         if not self._plain:
@@ -187,7 +187,7 @@ class RepeatedCall:
         if not self._in_place:
             try:
                 result = kind.empty(array)
-            except RuntimeError:  # out of GPU memory: the ordinary call reports it to the peers
+            except RuntimeError:  # out of GPU memory: the ordinary call tells the peers
                 return None
             output, written = kind.lent(result, self._dtype, self._shape, True, device)
             memory = memory, written
@@ -201,7 +201,7 @@ class RepeatedCall:
         return OneHandle(number, result, self._call, self._timeout) if number else result
 
     def _prepare(self, site: Site) -> PreparedCall:
-        with _preparing:  # another thread may be preparing it too
+        with _preparing:  # another thread may prepare the same call
             if site.text not in self._prepared:
                 pointers = self._kind.gives_pointers
                 call = PreparedCall(self._call, self._buffer, pointers=pointers, site=site)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decorators of every public collective, for any thread: an error on one rank becomes an error
-on all.
+"""The decorators of every public collective, for any thread. They make an error on one rank an
+error on all ranks.
 
-An error raised before the core takes the call is reported to the peers under the name by which they
-know the call, so that they fail too instead of waiting. `collective` decorates functions that
-submit a call, `waiting` those that call such a function and wait. Both look up each parameter in
-the table of arguments when the function is defined, so a new call cannot have an unchecked
-parameter. Neither changes a function's signature.
+If a call raises an error before the core takes it, the error is reported to the peers under the
+name by which they know the call, so that they fail, too, instead of waiting. `collective` decorates
+functions that submit a call; `waiting` decorates functions that call such a function and wait. Both
+look up each parameter in the table of arguments when the function is defined, so a new call cannot
+have an unchecked parameter. Neither changes a function's signature.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Then(NamedTuple):
 
 
 def then(meet: Callable[[], R]) -> R:
-    """Returned by a collective that makes several calls, or waits. Its decorator calls `meet` and
-    returns the result. It does not report errors of `meet`, because the calls in it report theirs.
+    """Returned by a collective that makes several calls, or waits. The collective's decorator calls
+    `meet` and returns its result. The calls in `meet` report their own errors.
     """
     return cast("R", _Then(meet))
 
@@ -48,13 +48,13 @@ def collective(
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
 ) -> Callable[[F], F]:
     """Decorates a function so that its errors are reported to the peers. The function submits one
-    call and does nothing afterwards that could fail, or submits none and returns then(...).
+    call and does nothing afterwards that could fail, or it submits none and returns then(...).
 
-    `op` is the first operation that the peers submit. `first` is the pattern of that call's name,
-    filled in with the user's `name`. `unnamed` is its name if the user gives none; None means that
+    `op` is the first operation that the peers submit. `first` is the pattern of that call's name;
+    the user's `name` is filled in. `unnamed` is the call's name if the user gives none; None:
     unnamed calls match by their order. `tell` reports errors to the peers; it gets every call in
-    which a peer may be waiting. `calls` derives those calls from the arguments; it is needed if the
-    name does not determine them.
+    which a peer may be waiting. `calls` derives those calls from the arguments, if `name` does not
+    determine them.
     """
 
     def decorate(function: F) -> F:
@@ -78,7 +78,7 @@ def collective(
             try:
                 return result.meet()
             except Exception as reason:
-                raise without_frames(reason)  # noqa: B904  # the same one
+                raise without_frames(reason)  # noqa: B904  # the same error
             except BaseException as reason:
                 part.end(reason)
                 raise
@@ -93,16 +93,16 @@ def collective(
 
 
 def wait_for(handle: Handle[R]) -> R:
-    """Returned by a function that waits; its decorator returns the handle's result."""
+    """Returned by functions that wait. Their decorator then returns the handle's result."""
     return cast("R", handle)
 
 
 def waiting(
     op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
 ) -> Callable[[F], F]:
-    """Decorates functions that call a collective, which reports its own errors, and return
-    wait_for(handle), or the result of a call that is done. Only arguments that do not fit the
-    function's signature are reported here."""
+    """Decorates functions that call a collective and return wait_for(handle), or the result if the
+    call is done. The collective reports its own errors. Here, only arguments that do not fit the
+    function's signature are reported."""
 
     def decorate(function: F) -> F:
         checks = _Checks(function, op, calls=calls)
@@ -114,10 +114,10 @@ def waiting(
                 return made.wait() if isinstance(made, Handle) else made
             except TypeError as reason:
                 if checks.unbound(args, kwargs) is None:
-                    raise without_frames(reason)  # noqa: B904  # the same one
+                    raise without_frames(reason)  # noqa: B904  # the same error
                 raise checks.told(reason, args, kwargs) from None
             except Exception as reason:
-                raise without_frames(reason)  # noqa: B904  # the same one
+                raise without_frames(reason)  # noqa: B904  # the same error
             except BaseException as reason:
                 part.end(reason)
                 raise
@@ -130,7 +130,7 @@ def waiting(
 
 @contextmanager
 def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
-    """Context: reports an error also to the ranks that wait in the allgather named `meeting`."""
+    """Context: reports errors also to the ranks that wait in the allgather named `meeting`."""
     try:
         yield
     except Exception as reason:
@@ -139,7 +139,7 @@ def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
 
 
 def is_collective(function: object) -> bool:
-    """True if a public function, or one that it wraps, is checked here."""
+    """True if the arguments of `function`, or of a function that it wraps, are checked here."""
     return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ class _Checks:
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
-        # Errors name the call without `_`, `_async` and `grouped_`.
+        # In errors, the call's name has no leading `_` or `grouped_`, and no `_async`.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
@@ -170,15 +170,15 @@ class _Checks:
             raise TypeError(
                 f"{self._name}: give {', '.join(unknown)} a row in farandole.calls.arguments"
             )
-        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # process set 0 makes these calls
+        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # such calls are made in process set 0
         self._faults = {name: ARGUMENTS[name].fault for name in self._order}
         if self._about_sets:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises the error of the first wrong argument. If arguments do not fit the signature, the
-        call itself raises."""
+        """Raises the error for the first wrong argument. If arguments do not fit the signature,
+        returns; then the call itself raises."""
         for i, value in enumerate(args):
             if i == len(self._in_order):
                 return
@@ -194,7 +194,7 @@ class _Checks:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
     def unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
-        """The error for arguments that do not fit the signature; None if they fit."""
+        """The error for arguments that do not fit the signature; None if all arguments fit."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as reason:
@@ -202,7 +202,7 @@ class _Checks:
         return None
 
     def told(self, reason: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-        """Reports an error to the peers; returns the exception to raise."""
+        """Reports an error to the peers; returns the exception that this rank raises."""
         if is_told(reason):
             return reason
         if isinstance(reason, TypeError):
@@ -218,8 +218,8 @@ class _Checks:
         return told(reason)
 
     def _named(self, given: dict[str, Any]) -> list[Call]:
-        """The calls that peers may wait in. Empty if this rank's `name` is invalid, because the
-        name that the peers use is then unknown."""
+        """The calls in which peers may wait. Empty if this rank's `name` is invalid, because then
+        the peers' name is unknown."""
         name = given.get("name")
         if isinstance(name, (bytes, bytearray)):
             name = name.decode(errors="replace")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts each call to farandole_request structures and submits it to the core. Every call uses
+"""Converts each call to farandole_request structures and submits these to the core. Every call uses
 this module, on its caller's thread."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The fields that all tensors of one call share; see farandole_request."""
+    """Fields that all tensors of one call share; farandole_request in the header explains them."""
 
     op: Op
     name: str | None = None
@@ -54,26 +54,26 @@ class Call:
     root: int = -1
     splits: tuple[int, ...] = ()
     tag: int = 0
-    by_members: bool = False  # only members add or remove the set: the shape lists them
+    by_members: bool = False  # only members add or remove this set; the request's shape lists them
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
 Part = tuple[Call, Buffer]  # one tensor of a call
-MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
+MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have the shape of the input
 NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
-_UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order
+_UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by their order
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
 # Process set -> the only thread that may make unnamed calls: two threads' calls have no order.
 _callers: dict[int, threading.Thread] = {}
-_in_order: set[int] = set()  # sets whose callers keep the calls of all threads in one order
+_in_order: set[int] = set()  # sets whose callers order the calls of all their threads
 _world = 0  # see world()
 _mixed = False  # see is_mixed()
-# join() calls of this rank, by process set. Each restarts the counts of calls and steps, because
-# ranks that joined early have made fewer.
+# This rank's number of join() calls, by process set. Each join() restarts the counts of calls and
+# steps, because ranks that joined early have made fewer.
 joins: Counter[int] = Counter()
 _scopes: Counter[tuple[str, int]] = Counter()  # objects made in this world, by kind and process set
 _at_restart: list[Callable[[], None]] = []
@@ -86,7 +86,7 @@ def on_restart(forget: Callable[[], None]) -> None:
 
 
 def on_leave(say: Callable[[], None]) -> Callable[[], None]:
-    """Registers a function that is called when this rank leaves the job, while it can send."""
+    """Registers a function to call when this rank leaves the job, while it can still send."""
     _at_leave.append(say)
     return say
 
@@ -110,36 +110,36 @@ def restart() -> None:
 
 
 def enter(number: int, before: Iterable[int]) -> None:
-    """Stores the new world's number. `before`: each rank's previous one. init() calls this."""
+    """Stores the new world's number. `before`: each rank's previous world. init() calls this."""
     global _world, _mixed
     _world, _mixed = number, len(set(before)) > 1
 
 
 def world() -> int:
-    """The number of the present or last world, counted from 1, equal on its ranks; 0 before the
-    first one. Calls prepared in an earlier world are invalid."""
+    """The number of the present or last world, counted from 1; 0 before the first world. It is
+    equal on all ranks of a world. Calls that were prepared in an earlier world are invalid."""
     return _world
 
 
 def is_mixed() -> bool:
-    """True if this world has new ranks and survivors of an earlier world. Survivors already have
-    objects that new ranks make now, so ranks make objects in different orders."""
+    """True if this world has new ranks and also survivors of an earlier world. Survivors already
+    have objects that new ranks create now, so the order of creation differs between ranks."""
     return _mixed
 
 
 def next_scope(kind: str, process_set: int) -> str:
-    """Names the calls of a new object, for this world. Ranks get the same name if they have made
-    equally many objects of this kind in the process set."""
+    """Returns a name for the calls of a new object, valid in this world. Ranks get the same name if
+    they have made the same number of objects of this kind in the process set."""
     key = kind, process_set
     _scopes[key] += 1
     return f"{kind}.{_scopes[key] - 1}"
 
 
 class Scope:
-    """The name of an object's calls; it changes after shutdown() and init()."""
+    """The name of an object's calls. It changes after shutdown() and init()."""
 
     def __init__(self, kind: str, process_set: ProcessSet) -> None:
-        """Passes both to next_scope() when the name is first needed."""
+        """When the name is first needed, passes `kind` and the set to next_scope()."""
         self._kind = kind
         self._set = process_set
         self._world = 0
@@ -155,13 +155,13 @@ class Scope:
 
 
 def note_join(process_set: int, count: int = 1) -> None:
-    """Counts a join of this rank. When it makes its next call, all members have joined."""
+    """Counts joins of this rank. When this rank makes its next call, all members have joined."""
     joins[process_set] += count
 
 
 def begin_unnamed(call: Call) -> None:
     """Call this before an unnamed call. Raises ValueError if another living thread makes such calls
-    in this set. Peers need no report: the same program raises the error on each of them."""
+    in this set. Peers need no report of the error: the same program raises it on each of them."""
     own = threading.current_thread()
     if call.op in _UNORDERED or call.process_set in _in_order:
         return
@@ -177,17 +177,17 @@ def begin_unnamed(call: Call) -> None:
 
 
 def allow_threads(process_set: int) -> None:
-    """Allows unnamed calls in this set from any thread. The caller guarantees their order."""
+    """Allows unnamed calls in this set from any thread. The caller then guarantees their order."""
     _in_order.add(process_set)
 
 
 def count_unnamed(process_set: int) -> int:
-    """The number of unnamed calls made in this set, equal on all members."""
+    """The number of unnamed calls made so far in this set, equal on all members."""
     return check_count(lib.farandole_count_unnamed(process_set))
 
 
 def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
-    """Fills the request of one tensor. Appends the memory that it points to to `keep`."""
+    """Fills in the request for one tensor. Appends memory that the request points to to `keep`."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -210,8 +210,8 @@ def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
 
 
 def _prepare(parts: Sequence[Part], count: int, site: Site, alike: bool = True) -> int:
-    """Prepares a call of `count` tensors, several as a group with the name of the first. Returns
-    its number in the core. Raises the core's error, which peers do not get."""
+    """Prepares a call of `count` tensors; several form a group with the name of the first. Returns
+    the call's number in the core. Raises the core's error, which peers do not get."""
     requests, keep = _new("farandole_request[]", len(parts)), list[Any]()
     for request, (call, buffer) in zip(requests, parts, strict=True):
         _fill(request, call, buffer, keep)
@@ -227,13 +227,13 @@ def submit(
     own: int = 0,
     alike: bool = True,
 ) -> Any:
-    """Submits the tensors of one call, several as a group; returns int64_t[] of handles. `own`:
-    number of farandole's frames from the caller outwards; 0: the call has no site. `alike`: True if
-    all ranks make it on the same line.
+    """Submits the tensors of a call, as a group if there are several. Returns int64_t[] of handles.
 
-    A call without tensors also has one handle, which waits for peers; they must not send tensors.
-    Without `outputs` the core allocates the results, if there are any. Raises the core's error
-    about wrong arguments; peers then fail too.
+    `own`: how many stack frames above this function's are known to be farandole's; 0: the call has
+    no site. `alike`: True if all ranks make this call on the same line of the program. A call
+    without tensors also gets a handle, which waits for the peers; they must pass no tensors either.
+    Without `outputs`, the core allocates results. Raises the core's error about wrong arguments;
+    peers then fail, too.
     """
     if call.name is None:
         begin_unnamed(call)
@@ -241,7 +241,7 @@ def submit(
     site = here(own + 2) if own else UNKNOWN
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
     parts = [(call, buffer) for buffer in buffers]
-    nothing = replace(call, op=Op.BARRIER), NOTHING  # peers with tensors get an error
+    nothing = replace(call, op=Op.BARRIER), NOTHING  # if peers have tensors, they get an error
     try:
         number = _prepare(parts or [nothing], len(parts), site, alike)
     except Exception as reason:
@@ -267,7 +267,7 @@ def _submit_tensors(
     memory: Sequence[object],
 ) -> Any:
     """Submits all tensors of a prepared call; returns int64_t[] of handles. Raises the core's
-    error, which the peers get too."""
+    error, which the peers also get."""
     ordered = _new("uint64_t[]", streams) if any(streams) else _NULL
     addresses = _new("uintptr_t[]", inputs), _new("uintptr_t[]", outputs)
     made, failure = lend_all(_new("int64_t[]", (number,)), *addresses, ordered, memory, 1)
@@ -296,8 +296,8 @@ def is_told(reason: Exception) -> bool:
 
 
 def refuse(call: Call, reason: Exception, ranks: Sequence[int] = ()) -> None:
-    """Reports to the peers of a call that this rank cannot take part, and why. `ranks`: the
-    members, if they add or remove a set."""
+    """Reports to the peers of a call that this rank cannot take part, and why. `ranks`: the members
+    of the set, if the call adds or removes a set."""
     refuse_all([call], reason, ranks=ranks)
 
 
@@ -306,8 +306,7 @@ def refuse_all(
     reason: Exception,
     ranks: Sequence[int] = (),
 ) -> None:
-    """Reports to the peers of each call that this rank cannot take part, and why. `ranks`: the
-    argument of refuse()."""
+    """Like refuse(), for each of these calls."""
     said = str(reason) if is_from_core(reason) else f"{type(reason).__name__}: {reason}"
     text = _new("char[]", said.encode(errors="replace"))
     codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
@@ -319,14 +318,14 @@ def refuse_all(
             and call.op not in _UNORDERED
             and _callers.get(call.process_set, own) != own
         ):
-            continue  # peers do not match this thread's unnamed calls
+            continue  # peers do not match unnamed calls of this thread
         request = _new("farandole_request*")
         _fill(request, call, Buffer(0, 0, tuple(ranks), None), keep)
         lib.farandole_refuse(request, code, text)
 
 
 class PreparedCall:
-    """A call that is submitted repeatedly, each time by one C call. For adapters' hooks."""
+    """A call that is submitted repeatedly, each time by one call of C. For adapters' hooks."""
 
     __slots__ = ("call", "current", "number", "start", "stream")
 
@@ -340,18 +339,18 @@ class PreparedCall:
     ) -> None:
         """`buffer` gives dtype, shape and device.
 
-        `pointers`: start() gets cffi pointers, not numbers. `site`: where all submissions are made.
-        `current` returns the current stream, for submit() on a GPU. Raises the core's error about
-        wrong arguments. Valid until shutdown().
+        `pointers`: True if start() gets cffi pointers, not numbers. `site`: the site of all
+        submissions. `current` returns the current stream, for submit() on a GPU. Raises the core's
+        error about wrong arguments. Valid until shutdown().
         """
-        self.number = 0  # the core's number of the call
+        self.number = 0  # the call's number in the core
         self.current = current
-        self.stream = 0  # used by the last submit() on a GPU
+        self.stream = 0  # the stream of the last submit() on a GPU
         self.number = _prepare([(call, buffer)], 1, site)
-        # On the CPU, (input, output) -> the core's handle, or -code for check_count().
+        # On the CPU: (input, output) -> the core's handle, or -code for check_count().
         submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
-        # The same for a caller that waits at once; returns 0 if the call is done.
+        # The same, for a caller that waits at once. Returns 0 if the call is done already.
         at_once = lib.farandole_call_pointers if pointers else lib.farandole_call_one
         self.call: Callable[[Any, Any], int] = partial(at_once, self.number)
 
@@ -359,7 +358,7 @@ class PreparedCall:
         """Submits memory at these addresses (input 0: the identity); returns the core's handle.
 
         `memory` owns these addresses and is kept until the core is done with it. After a wait, the
-        caller ends the handle by farandole.calls.leases.
+        caller ends the handle through farandole.calls.leases.
         """
         if self.current is None:
             return lend(self.start, input, output, memory)
@@ -372,7 +371,7 @@ class PreparedCall:
         return made[0]  # type: ignore[no-any-return]
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
-        """Makes the core forget the call. __del__ does so too."""
+        """Makes the core forget the call. __del__ does the same."""
         forget(getattr(self, "number", 0))  # an exception may have come before __init__
 
     __del__ = close

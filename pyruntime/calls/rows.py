@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row counts for each member of a process set. A member that has joined sends 0 rows, and the
-gradient of rows sent to it is zero. For adapters' backward passes, on any thread."""
+"""Numbers of rows for each member of a process set. A member that has joined sends 0 rows, and rows
+sent to it get a gradient of zero. For adapters' backward passes, on any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from farandole.calls.arguments import shown
 
-Table = tuple[int, ...]  # row count of each member
+Table = tuple[int, ...]  # number of rows of each member
 
 
 def splits_of(splits: Any) -> Table:
-    """Row counts from a list, an array or a tensor on any device. Raises ValueError for others."""
+    """Numbers of rows, from a list, array or tensor on any device. Raises ValueError for others."""
     if splits is None:
         return ()
     try:
@@ -34,16 +34,16 @@ def splits_of(splits: Any) -> Table:
 
 
 def kept(rows: int, members: int) -> list[int]:
-    """The rows that each member gets from a reducescatter, by the core's rule."""
+    """The number of rows that each member gets from a reducescatter, by the core's rule."""
     return [rows // members + (member < rows % members) for member in range(members)]
 
 
 def parts(splits: Sequence[int], rows: int, members: int) -> list[int]:
-    """The rows for each member: `splits`, or equal parts if it is empty."""
+    """The number of rows for each member: `splits`, or equal parts if `splits` is empty."""
     return list(splits) or [rows // members] * members
 
 
 def places(came: Sequence[int], sent: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices, among all sent rows, of those that came back. A member returns all rows or none.
-    `came`, `sent`: counts for each member."""
+    """Indices, among all rows that were sent, of the rows that came back. A member returns all its
+    rows or none. `came`, `sent`: numbers of rows for each member."""
     return np.flatnonzero(np.repeat(np.asarray(came) != 0, sent))

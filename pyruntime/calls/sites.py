@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call sites: lines of the user's program that make calls. The core records and compares them.
-Every call looks up its site on its caller's thread, so a known one costs only a few table look-ups.
+"""Call sites: the lines of the user's program that make calls. The core records and compares them.
+Every call looks up its site on the caller's thread; a known site costs only a few table look-ups.
 
-A site is the innermost frame that is neither farandole's, torch's nor another library's. Its text
-is file:line. It is equal on all hosts, wherever they keep the program: the file's path has one
-folder for each dot in the module's name.
+A site is the innermost frame that belongs to none of farandole, torch and other libraries. The
+site's text is file:line. The text is equal on all hosts, wherever the program is stored: of the
+file's path, it has one folder for each dot in the module's name.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from farandole._library import ffi
 from farandole.config import setting
 from farandole.installed import own_folders
 
-_MOST = 10_000  # code objects that are remembered
-# Code of torch.distributed that ranks may call on different lines, though they make the same call:
-# (function, file), and a file.
+_MOST = 10_000  # limit for remembered code objects
+# Code of torch.distributed in which ranks may make the same call on different lines: (function,
+# file), and a file.
 _UNLIKE = ("gather_object", "torch/distributed/distributed_c10d.py")
 _UNLIKE_FILE = "torch/distributed/algorithms/join.py"
-_USERS = ("<stdin>", "<string>")  # programs without a file; others in <> are generated code
+_USERS = ("<stdin>", "<string>")  # programs without a file; other names in <> are generated code
 
 
 class Site:
-    """A line that makes calls."""
+    """A line of the program that makes calls."""
 
     __slots__ = ("alike", "pointer", "text")
 
     def __init__(self, text: str, alike: bool) -> None:
-        """`alike`: True if all ranks should make the call on this line."""
+        """`alike`: True if all ranks should make their calls on this line."""
         self.text = text
         self.alike = alike
         self.pointer: Any = ffi.new("char[]", text.encode(errors="replace")) if text else ffi.NULL
 
 
 UNKNOWN = Site("", False)
-# id of a code object -> its sites by instruction; None for a library's code.
+# id of a code object -> the sites in it, by instruction. None: the code belongs to a library.
 _codes: dict[int, dict[int, Site] | None] = {}
-_kept: list[CodeType] = []  # these code objects, so that no other gets their ids
+_kept: list[CodeType] = []  # keeps these code objects, so that no other object gets their ids
 _libraries: tuple[str, ...] = ()  # prefixes of libraries' file names
 _wanted = False
-# Thread -> the site of the public call that it is in, from begin() to end().
+# Thread -> the site of its current public call, from begin() to end().
 _outer: dict[int, Site] = {}
 
 
@@ -55,14 +55,14 @@ def restart() -> None:
     global _wanted, _libraries
     _outer.clear()
     _wanted = setting("FARANDOLE_CALL_SITES") != "off"
-    standard = str(Path(os.__file__).parent)  # sysconfig would read files, perhaps unreadable ones
+    standard = str(Path(os.__file__).parent)  # sysconfig would read files, which may be unreadable
     _libraries = tuple(f"{folder}/" for folder in (*own_folders(), standard))
 
 
 def here(depth: int) -> Site:
-    """The site of the call under way; UNKNOWN if no frame is the user's.
+    """The site of the call that this thread is making; UNKNOWN if no frame belongs to the user.
 
-    `depth`: how many of the innermost frames, this one included, are known to be farandole's.
+    `depth`: how many of the innermost frames, here()'s included, are known to be farandole's.
     """
     if not _wanted:
         return UNKNOWN
@@ -80,20 +80,20 @@ def here(depth: int) -> Site:
 
 
 def begin(depth: int) -> int:
-    """Until end(), all calls of this thread have the present call's site. Returns the argument for
-    end(), or 0 if an outer call has done this. `depth`: see here()."""
+    """Until end(), every call of this thread has the site of the present public call. Returns the
+    argument for end(), or 0 if an outer call has called begin(). `depth`: as for here()."""
     if not _wanted or (own := get_ident()) in _outer:
         return 0
     _outer[own] = here(depth + 1)
     return own
 
 
-# end(thread, None) undoes begin(). No signal handler can run in it.
+# end(thread, None) undoes begin(). It is a C function, so no signal handler can interrupt it.
 end = _outer.pop
 
 
 def _found(frame: FrameType | None) -> Site:
-    """Finds a site that is not in a table yet, and stores it."""
+    """Finds a site that is not in the table yet, and stores it there."""
     if len(_kept) >= _MOST:
         _codes.clear()
         _kept.clear()
@@ -128,7 +128,7 @@ def _is_users(name: str, module: dict[str, Any]) -> bool:
 
 
 def _file(frame: FrameType) -> str:
-    """The part of a file's path that does not depend on the program's folder."""
+    """The part of the file's path that does not depend on where the program is stored."""
     path = Path(frame.f_code.co_filename)
     module = str(frame.f_globals.get("__name__", ""))
     folders = module.count(".") + (path.name == "__init__.py")

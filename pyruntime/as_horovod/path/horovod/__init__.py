@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for the package `horovod`: its module names, with farandole's calls."""
+"""Replaces the package `horovod`: has its module names, with farandole's calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __version__ = "0.28.1"  # the Horovod release with this API
 if not any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
     sys.meta_path.insert(0, HorovodFinder())
 
-# Options that are accepted and ignored: farandole always behaves this way.
+# Options that are accepted and ignored, because farandole always behaves as they ask.
 _GRANTED = {"use_mpi", "use_gloo", "disable_cache"}
 
 
@@ -42,10 +42,10 @@ def run(
     verbose: Any = None,
     **others: Any,
 ) -> list[Any]:
-    """Calls farandole.run() with Horovod's argument names, older ones such as `np` included.
+    """Calls farandole.run(). Takes Horovod's argument names, including older ones such as `np`.
 
-    The number of ranks is fixed: `num_proc`, else the upper limit, else the lower one. Raises
-    ValueError for contradicting numbers, and for arguments of other launchers.
+    The number of ranks is fixed: `num_proc`, or else the upper limit, or else the lower limit.
+    Raises ValueError for numbers that contradict each other, and for arguments of other launchers.
     """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
@@ -69,7 +69,7 @@ def run(
 
 
 def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
-    """The value of an argument or its older name. Raises ValueError if they differ."""
+    """The value given by an argument or by its older name. Raises ValueError if the two differ."""
     if value is not None and other is not None and value != other:
         raise ValueError(f"horovod.run({name}={value}, {alias}={other}): pass only one of them")
     return other if value is None else value
