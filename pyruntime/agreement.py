@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """The first values, dtype, shape and fingerprint of an array; None if `value` is no array."""
+    """First values, dtype, shape and fingerprint of an array; None if `value` is not an array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()

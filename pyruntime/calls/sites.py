@@ -81,7 +81,7 @@ def here(depth: int) -> Site:
 
 def begin(depth: int) -> int:
     """Until end(), every call of this thread has the site of the present public call. Returns the
-    argument for end(), or 0 if an outer call has called begin(). `depth`: as for here()."""
+    argument for end(), or 0 if an outer call has set a site. `depth`: as for here()."""
     if not _wanted or (own := get_ident()) in _outer:
         return 0
     _outer[own] = here(depth + 1)
