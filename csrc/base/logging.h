@@ -41,7 +41,7 @@ struct LogSettings {
   int64_t per_second = 0;  // limit for lines below kError; 0: unlimited
 };
 
-// init() calls it. Until then the defaults apply.
+// init() calls this function. Until then the defaults apply.
 void set_log(LogSettings settings);
 
 // Any thread may call it. Writes each line with one write(2), so that lines of different ranks do not mix.

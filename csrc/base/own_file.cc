@@ -61,8 +61,7 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Returns the target of the link `name` in `folder`. If `name` is not a link, or the link must not be followed, returns
-// "" and sets errno.
+// Returns the target of the link `name` in `folder`. Returns "", with errno, if it is no link or must not be followed.
 std::string target_of(int folder, const char* name, bool reads) {
   const int reason = errno;  // why open_own() could not open the name itself
   struct stat where{};

@@ -25,14 +25,13 @@ bool is_own_choice(int folder, const struct stat& found);
 
 constexpr int kOwnFolder = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
 // Opens `path` one component at a time. `flags` (kOwnFolder, or flags to read a file) apply to the last component. If
-// `makes`, creates missing folders. On failure returns -1 and sets errno. It is EPERM if a link fails is_own_choice(),
-// if a file to read is not in a folder of this user or root, or if a link to that file is in a folder that fails
-// is_own().
+// `makes`, creates missing folders. On failure returns -1 and sets errno. EPERM: a link fails is_own_choice(), a file
+// to read is not in a folder of this user or root, or a link to it is in a folder that fails is_own().
 int open_own(const std::string& path, int flags, bool makes = false);
 
 // Returns the text of a regular file of at most 64 MB that open_own() opens and that passes is_own(). Otherwise returns
-// nullopt; `why` says what is wrong, but is empty if opening failed with another errno than EPERM. If the file is a
-// pipe, does not wait for a writer.
+// nullopt; `why` says what is wrong, but is empty if opening failed with another errno than EPERM. Never waits for a
+// pipe's writer.
 std::optional<std::string> read_own_file(const std::string& path, std::string& why);
 
 }  // namespace farandole

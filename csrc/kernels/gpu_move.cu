@@ -261,8 +261,7 @@ __device__ void fill_any(const MoveChunk& chunk) {
   }
 }
 
-// Converts from kNarrow to kWide, the type in which kNarrow is accumulated, or back. Returns false if the chunk has
-// other types.
+// Converts from kNarrow to its accumulator type kWide, or back. Returns false if the chunk has other types.
 template <unsigned char kNarrow, unsigned char kWide>
 __device__ bool convert_between(const MoveChunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;

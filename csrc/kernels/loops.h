@@ -79,8 +79,7 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical: if both operands of an addition are NaN, the compiler decides which NaN the addition
-  // returns.
+  // Makes all NaNs canonical: which operand's NaN an addition returns would depend on the compiler.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;

@@ -234,8 +234,7 @@ void Driver::background() {
     if (setup_.wakeup.try_drive()) {
       const bool moved = step();
       setup_.wakeup.stop_driving([] { return false; });
-      // Polls until a caller drives. Does not drive meanwhile, because a caller that found this thread driving would
-      // sleep.
+      // Polls until a caller drives. Does not drive itself, because a caller that finds another driver sleeps.
       if (moved || setup_.background_spin(setup_.engine.moving(), has_reason)) continue;
     }
     const Deadline tick = driven() ? Deadline::never() : setup_.engine.next_tick();

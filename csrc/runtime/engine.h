@@ -32,7 +32,6 @@ class Engine {
   // ---- Driver only
   // Handles control messages, then moves one block per lane. False: nothing to do until a wake-up.
   bool step();
-  // Handles only control messages.
   bool control_step();
   // Ends the job, because this rank cannot go on.
   void give_up(const Failure& failure);

@@ -32,8 +32,7 @@ class GpuAccess {
   // See farandole_join_stream().
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
-  // Returns an event for each stream, recorded after the work now in that stream. Equal streams next to each other
-  // share an event. The GPU must be open.
+  // Returns an event after the work now in each stream; equal adjacent streams share an event. The GPU must be open.
   std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:

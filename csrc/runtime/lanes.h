@@ -81,7 +81,7 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
-  // The oldest bucket in progress; nullptr: there is none. Its age counts from the time when it began.
+  // The oldest bucket in progress; nullptr: there is none. Its age counts from when it began to move.
   const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
   // `together`: all ranks have left.

@@ -23,8 +23,7 @@ std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's key, set before probe(); a listener's peers must prove that they
-                 // know it
+  JobKey key{};  // the world's key, set before probe(); listeners demand a proof of it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;

@@ -175,7 +175,7 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
-    // The coordinator's failure names the ranks that stay. Without such a failure, rank 0 does not answer.
+    // The coordinator's failure names the ranks that stay. If there is none, rank 0 does not answer.
     gave_up = job.broken() ? job.failure()
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }

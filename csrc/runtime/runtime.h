@@ -23,8 +23,7 @@ namespace farandole {
 
 class Runtime {
  public:
-  // All ranks must call this constructor within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm with the
-  // same ranks, or null.
+  // All ranks must call this within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm of these ranks, or null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
   // For simulations: `fabric` already connects this rank, and the simulation reports deaths by lose().

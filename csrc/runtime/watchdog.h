@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// farandole_end_after(): ends this process at a deadline or when an awaited process exits, unless the Watchdog is
-// destroyed before.
+// farandole_end_after(): a Watchdog, while it exists, ends this process at a deadline or when an awaited process exits.
 #pragma once
 
 #include <unistd.h>

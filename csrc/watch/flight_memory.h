@@ -192,7 +192,7 @@ struct FlightPage {
   std::atomic<LifeState> state;
   std::atomic<uint64_t> recorded;  // number of events; the last kEvents are stored
   std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
-  Stamped<FlightFailure> failure;  // the last one
+  Stamped<FlightFailure> failure;  // the last failure
   Stamped<FlightText> story;       // a line for each world: how it was formed
   Stamped<FlightText> findings;    // a line for each suspicious observation, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused

@@ -105,8 +105,7 @@ constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main thread, or has a frame in one of kQuietFiles. False if the list
-// of threads is truncated.
+// True if every thread with Python frames is the main thread, or has a frame in kQuietFiles. False if the list is cut.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;

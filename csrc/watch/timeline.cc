@@ -29,7 +29,7 @@ std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<O
 
 constexpr size_t kEnough = 4096;                       // events that wake the writer
 constexpr size_t kMost = 1u << 18;                     // events in memory; others are dropped
-constexpr auto kRest = std::chrono::milliseconds(50);  // writes fewer events after this time
+constexpr auto kRest = std::chrono::milliseconds(50);  // longest wait for kEnough events
 
 }  // namespace
 

@@ -18,8 +18,7 @@ namespace farandole {
 class HostLinks {
  public:
   virtual ~HostLinks() = default;
-  // Leader only. Creates a segment for this set and sends it to these local ranks. If it throws, some of them may have
-  // received the segment.
+  // Leader only. Creates this set's segment and sends it to these local ranks. If it throws, some may have the segment.
   virtual Segment give(SetId set, const char* label, SegmentSize size,
                        std::span<const int> locals) = 0;
   // Other ranks only. Waits until `deadline` for the set's next segment. Drops segments of sets that never opened.

@@ -93,8 +93,7 @@ class Terms {
     return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
-  // Adds a report. Call if this report or an earlier one differs from the first. `arrived`: the members that had
-  // reported before.
+  // Call if this report or an earlier one differs from the first. `arrived`: the members that had reported before.
   void add(int member, const Request& request, const MemberMask& arrived);
   // Adds a joined member, which has no terms.
   void add_joined(int member);
@@ -161,8 +160,7 @@ class Call {
   // Takes a member's report. `same`: the report has this call's id. Throws Error(kInternal) if the report is invalid,
   // or the member has reported before.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Both take plain contributions with the call's id. They return false if the call cannot take these on this short
-  // path.
+  // Both take plain contributions with the call's id, or return false if arrive() must take them.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
   // Records different terms of a member that this by_members() call does not need. The call will fail.

@@ -29,7 +29,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members: `words` holds their bits from `first_word` on. Adds none and returns false if one of them is
+  // Adds `count` members: `words` holds their bits from `first_word` on. Returns false, and adds none, if one is
   // present.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;

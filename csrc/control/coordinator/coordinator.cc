@@ -58,9 +58,9 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. Two kinds of
-// requests are never too late: those that succeed without ranks that have left, and those with the name of such an open
-// call, because the coordinator must compare the two.
+// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. A request that
+// succeeds without ranks that have left is never too late. Nor is a request with the name of such an open call, because
+// the two must be compared.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -74,8 +74,7 @@ bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call has counted joined members as arrived, and they may still report it, because the first leave has
-// ended their joins.
+// True if the call has counted joined members as arrived that may still report it: the first leave has ended joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {

@@ -18,7 +18,7 @@
 namespace farandole {
 
 // Driver only. Order: receive(), receive_all(), lose() and tick() in any order, then publish() once per batch. After an
-// Abort it ignores all reports but Leave, Lost and Forgot; after Stop it writes nothing.
+// Abort the coordinator ignores all reports but Leave, Lost and Forgot; after Stop it writes nothing.
 class Coordinator {
  public:
   using Settings = CoordinatorSettings;
@@ -62,8 +62,7 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions of one rank or of a group. ready_at_once() returns false if the group's ranks must be
-  // taken one by one.
+  // Take plain contributions of a rank or a group. ready_at_once() returns false if the ranks must be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   void hear(RankGroup& group, SetId id, int64_t now_ns);

@@ -44,8 +44,7 @@ Failure mismatch(const Posted& sent, const Posted& received) {
                                     "device, or give different messages different tags"};
 }
 
-// Returns why no rank can match this post any more, or kOk. Joined ranks can match it once a rank has left, because
-// joins then end.
+// Returns why no rank can match this post any more, or kOk. Joined ranks can, once a leave has ended their joins.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {

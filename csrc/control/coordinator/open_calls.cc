@@ -9,8 +9,7 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls by which a rank may be ahead of the slowest
-                                                // rank
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // lead over the slowest rank, in calls
 
 // True if the call does not wait for this member: the member has joined, has left or does not take part.
 bool goes_without(const SetState& set, const Request& request, int member) {

@@ -36,8 +36,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// `call` waits for `rank`. If they are in a deadlock, returns a call in which `rank` waits for a rank of call.here.
-// Otherwise returns null.
+// Detects a deadlock: `call` waits for `rank`, which waits for a rank in call.here. Returns the second call, or null.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -82,8 +81,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// Returns the part of a warning that stays the same while a rank makes no progress: facts without digits, and stack
-// frames.
+// Returns the part of a warning that stays the same until a rank makes progress: facts without digits, stack frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -191,8 +189,7 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age at which a call's missing ranks are asked for stacks: when the warning is due or, if this is sooner, shortly
-// before the failure.
+// Age at which a call's missing ranks are asked for stacks: when the warning is due, or before a sooner failure.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -308,8 +305,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Waiting calls, and calls that failed recently: if two calls block each other, the text about the second call names
-// the first.
+// Waiting calls, and calls that failed recently: if two block each other, the second one's text names the first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -341,8 +337,7 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Fails an overdue join. give_up_stalled() has already failed the set's waiting calls, because they are at least as old
-// as the join.
+// Fails an overdue join. give_up_stalled() has failed the set's waiting calls, because the join is no older.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);

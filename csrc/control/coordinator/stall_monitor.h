@@ -35,8 +35,7 @@ class StallMonitor {
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
   // Throws Error(kInternal) on a report that a correct rank would not send.
   void stands_still(Rank from, const Stuck& stuck, int64_t now_ns);
-  // Call when a rank's own limit (timeout=) has passed. Says for which ranks the call waits. `set`: null if it was
-  // removed.
+  // Call when a rank's own limit (timeout=) has passed. Says for which ranks the call waits. `set`: null if removed.
   std::string explain(SetState* set, const Inquire& inquire, int64_t now_ns);
   // Fails overdue calls, asks ranks for stacks, warns users. A returned failure ends the job.
   Failure tick(int64_t now_ns);

@@ -140,8 +140,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a number of items of at least `least` bytes each. To bound allocations, fails if the rest of the message is
-  // too short.
+  // Reads a number of items of at least `least` bytes each. Fails if `in_` is too short for them, to bound allocations.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

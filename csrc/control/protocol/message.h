@@ -93,8 +93,7 @@ struct Ready {
     return contribution.plain() && std::ranges::all_of(more, &Contribution::plain);
   }
 };
-// This rank is ready for these named calls, with plain contributions. Means the same as a Ready for each call, in
-// order.
+// This rank is ready for these named calls, with plain contributions. Equivalent to a Ready for each, in order.
 struct ReadyMany {
   IdRuns ids;
 };

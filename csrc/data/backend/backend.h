@@ -77,7 +77,7 @@ class Backend {
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight.
   virtual void abort() = 0;
-  // Bytes that rest() frees. Call both between buckets. rest() does nothing while a peer still reads the bytes.
+  // Bytes that rest() would free. Call both only between buckets. rest() frees nothing while a peer reads the bytes.
   virtual size_t held() const { return 0; }
   virtual void rest() {}
 };

@@ -25,7 +25,8 @@ class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // On the lowest member, the first call returns the key that all members pass to connect(). Else returns nullopt.
+  // On the lowest member, the first call returns the key that all members pass to connect(). All other calls return
+  // nullopt.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
   // Returns the bucket's work. Call once, after step() has returned kFinished.
@@ -35,7 +36,7 @@ class GpuBackend : public Backend {
   virtual bool failed() const = 0;  // true if check() would throw
   // Call when the oldest launched bucket is done.
   virtual void finished() = 0;
-  // Call it after abort(): blocks until no work in the stream writes to buffers, for at most a few seconds.
+  // Call after abort(): blocks, for at most a few seconds, until no work in the stream writes to buffers.
   void synchronize() const noexcept { device_->synchronize(); }
 
  protected:

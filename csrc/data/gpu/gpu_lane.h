@@ -36,8 +36,7 @@ class GpuLane {
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
   // Retires buckets that are done; then, if `may_launch`, launches at most one bucket, and sets `past` to the event
-  // that fires when that bucket is done. Returns false if there was no progress. Throws errors of a backend or the
-  // device.
+  // that fires when that bucket is done. False: no progress. Throws errors of a backend or the device.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
   // Number of buckets that are done, in launch order. Nothing uses a done bucket's buffers.
   uint64_t finished() const { return finished_; }

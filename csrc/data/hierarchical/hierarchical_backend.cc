@@ -144,7 +144,7 @@ bool HierarchicalBackend::can_consume() const {
          progress_.all_reached(&HostProgress::reduced, at_.consumed + 1);
 }
 
-// False while messages are in flight, because no thread polls the wire after the bucket.
+// False while messages are in flight, because no thread polls the wire once a bucket is finished.
 bool HierarchicalBackend::finished() const {
   return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }

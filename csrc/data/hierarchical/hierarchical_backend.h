@@ -22,8 +22,7 @@
 
 namespace farandole {
 
-// Decides when to poll a wire that cannot wake a thread: at intervals that double up to a limit. Detects a wire that is
-// silent for too long.
+// Decides when to poll a wire that cannot wake a thread: at intervals that double up to a limit. Detects a silent wire.
 class WirePatience {
  public:
   // `silence_ns`: longest silence while a bucket is in flight; 0: no limit. `names`: names of all members, for errors.

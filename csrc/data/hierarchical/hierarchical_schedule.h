@@ -24,8 +24,8 @@ struct Piece {
 
 // On every host with inputs to a chunk, the reducer makes a partial result and sends it to combiners. A combiner makes
 // the result and sends it to relays on other hosts that need it. If the chunk has a stripe, the stripe's worker on each
-// host has all three tasks. Otherwise the sender or the receiver has the tasks on its own host, and worker(host,
-// local_of(receiver)) on other hosts.
+// host has all three tasks. Without a stripe, they fall to the sender, the receiver or, on other hosts, worker(host,
+// local_of(receiver)).
 struct Chunk {
   static constexpr int kAll = -1;
 
@@ -41,7 +41,7 @@ struct Chunk {
   bool reduces() const { return sender == kAll; }
   int reducer(const HostMap& hosts, int host) const;
   int combiner(const HostMap& hosts, int host) const;
-  // True if the host's members need the result. False on the only sender's host: they read the bytes that it staged.
+  // True if the host's members need the result. False on the only sender's host, where members read staged bytes.
   bool needed_on(const HostMap& hosts, int host) const;
   bool combined_on(const HostMap& hosts, int host) const {
     return (home == kAll || home == host) && needed_on(hosts, host);
@@ -62,7 +62,7 @@ class HierarchicalSchedule {
  public:
   // Chunks that all hosts need start at multiples of this, a cache line.
   static constexpr size_t kAlignment = 64;
-  // Also limits messages: MPI takes their size as an int.
+  // Also limits a message's size, which MPI takes as an int.
   static constexpr size_t kMostBlockBytes = size_t{1} << 30;
 
   // Must be equal on all members.

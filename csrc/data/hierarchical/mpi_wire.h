@@ -21,7 +21,7 @@ class MpiWire final : public Wire {
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 
-  // MPI sends messages below about 64 KB eagerly. Longer ones use a rendezvous, which waits behind other messages.
+  // MPI sends messages below about 64 KB eagerly. Longer messages use a rendezvous, which waits behind other messages.
   size_t most_bytes() const override { return 48 * 1024; }
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;

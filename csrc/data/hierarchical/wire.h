@@ -57,8 +57,8 @@ class Wire {
   virtual void move() = 0;
   // True if the rank's Poller wakes the driver when move() can make progress. False: the driver must poll move().
   virtual bool wakes() const { return false; }
-  // True: the message is complete and the ticket invalid. A sent message then arrives without further calls. Throws
-  // Error(kPeer), which names the rank, if a member cannot be reached.
+  // Returns true once the message is complete; the ticket is then invalid. A sent message then arrives without more
+  // calls. Throws Error(kPeer), which names the rank, if a member cannot be reached.
   virtual bool done(Ticket ticket) = 0;
   // Drops messages in flight. False: the wire may access their memory until the process ends.
   virtual bool abandon() = 0;

@@ -25,9 +25,9 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 }  // namespace
 
 // State shared by the communicator and its two threads, worker and watcher. It outlives the communicator, because a
-// thread may stay in NCCL. The worker makes NCCL's calls in a group. It holds the mutex while the group collects calls,
-// but not in ncclGroupEnd, which does the work and may block. So the watcher never aborts while calls are being
-// collected.
+// thread may stay in NCCL. The worker makes NCCL's calls in a group. The worker holds the mutex while the group
+// collects calls, but not in ncclGroupEnd, which does the work and may block. So the watcher never aborts while calls
+// are being collected.
 class NcclCommunicator::Shared {
  public:
   struct Task {

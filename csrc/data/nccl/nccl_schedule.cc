@@ -12,9 +12,8 @@
 namespace farandole {
 namespace {
 
-// The type in which NCCL adds integers: usually their own type. NCCL adds them in their accumulator type
-// (DTypeTraits::carrier) if it lacks their own type, or if sums are scaled: small types would overflow before the
-// division.
+// The type in which NCCL adds integers: usually their own type. If NCCL lacks that type, or sums are scaled, it is
+// their accumulator type (DTypeTraits::carrier): small types would overflow before the division.
 DType integer_form(DType type, bool scaled) {
   const DTypeTraits& traits = traits_of(type);
   return scaled || traits.nccl < 0 ? traits.carrier : type;

@@ -14,7 +14,7 @@
 namespace farandole {
 
 // A reduction for NCCL: type, operator, and the conversions by farandole's kernel before and after. Integers follow the
-// rules of kernels/kernels.h: small ones are added in wider types, and divisions truncate.
+// rules of kernels/kernels.h: small integers are added in wider types, and divisions truncate.
 struct NcclForm {
   DType element;           // DTypeTraits::real of the part's type
   size_t per_element = 1;  // real numbers in an element

@@ -47,8 +47,7 @@ class HostArenas {
   bool has_own() const { return own_->in_use(); }
   // Maps the arenas that `ranks` have announced. If mapping an arena fails, its data is staged instead.
   void look_around(const std::vector<int>& ranks);
-  // Offset of `memory` in this rank's arena. nullopt: `memory` is elsewhere, or not all of `ranks` have mapped the
-  // arena yet.
+  // Offset of `memory` in this rank's arena. nullopt: `memory` is elsewhere, or some `ranks` have not mapped it.
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
   // Memory of another rank, at an offset that it has published.
   std::byte* at(int rank, uint64_t offset) const {

@@ -73,8 +73,8 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// A whole block gets no table, so its input is copied: every member reduces the block, and could overwrite its input
-// before all members have read it.
+// A whole block gets no table, so its input is copied: every member reduces the block, and could overwrite its own
+// input before all members have read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);

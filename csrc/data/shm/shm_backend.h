@@ -59,8 +59,7 @@ class Exchange {
   // Reduce phase: appends to `targets` all addresses where peers expect the range's result.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
-  // Memory for the range in my slot. If I reduce the range, this memory can hold the result, because no peer reads my
-  // input there.
+  // The range in my slot. If I reduce the range, it can hold the result, because no peer reads my input there.
   std::byte* own_slot(uint64_t block, const Range& range);
   // Consume phase: copies to my output the range that range.member has offered or reduced, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;

@@ -25,7 +25,7 @@ using Event = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
 using Pool = CUmemPoolHandle_st*;
-using Address = unsigned long long;  // of device memory, or of any memory (unified addressing)
+using Address = unsigned long long;  // of device memory or, with unified addressing, of any memory
 
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
@@ -112,8 +112,7 @@ struct Api {
   std::string text_of(Result result) const;
 };
 
-// Opens and initialises the driver at `path`; if `path` is "", lets the loader find it. Throws Error(kLibrary) with a
-// remedy.
+// Opens and initialises the driver at `path`; "": lets the loader find it. Throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::string& path);
 
 }  // namespace farandole::cuda

@@ -40,7 +40,7 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
-// Before this version, ncclCommAbort inside a group frees the communicator immediately, not when the group ends
+// In older versions, ncclCommAbort inside a group frees the communicator immediately, not when the group ends
 // (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 

@@ -31,7 +31,7 @@ enum class End { kUnderWay, kCompleted, kDissolved };
 
 constexpr uint32_t arrived(uint32_t word) { return word & kArrivedMask; }
 constexpr uint32_t parity(uint32_t word) { return word / kCompleted % 2; }
-// Returns both counts of rounds, which identify the round.
+// Returns the counts of completed and of dissolved rounds, which together identify a round.
 constexpr uint32_t round_of(uint32_t word) { return word & ~(kArrivedMask | kAsleep); }
 constexpr uint32_t after_completed(uint32_t word) {
   const uint32_t completed = (word + kCompleted) & kCompletedMask;
@@ -45,8 +45,7 @@ constexpr End end_of(uint32_t round, uint32_t word) {
   return completed ? End::kCompleted : End::kDissolved;
 }
 
-// Ends the round of `word` and wakes its sleepers. If the shared word has changed meanwhile, sets `word` to its new
-// value and returns false.
+// Ends the round of `word` and wakes its sleepers. If the shared word has changed, updates `word` and returns false.
 template <class State>
 bool end_round(State& state, uint32_t& word, uint32_t next) {
   const bool asleep = (word & kAsleep) != 0;
@@ -91,8 +90,7 @@ End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   }
 }
 
-// Sleeps until the round in which this member has arrived ends. At the deadline or after a signal, dissolves that
-// round.
+// Sleeps until `round`, in which this member has arrived, ends. At the deadline or after a signal, dissolves it.
 template <class State>
 End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
   for (;;) {

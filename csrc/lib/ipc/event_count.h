@@ -119,8 +119,7 @@ class Wakeup {
 
  private:
   static constexpr std::chrono::seconds kLongestSleep{1};
-  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before it wakes
-                                                    // us
+  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before waking us
 
   struct State {
     std::atomic<uint32_t>* word;

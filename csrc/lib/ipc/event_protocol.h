@@ -16,8 +16,7 @@ namespace farandole::event_protocol {
 // Bits of the flags. The first two are also futex wait bits.
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
-constexpr uint32_t kDriven = 4;  // a thread drives; it checks for work before it sleeps or stops
-                                 // driving
+constexpr uint32_t kDriven = 4;  // a thread drives; see Wakeup::try_drive()
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
 // Chooses the sleeper to wake among `kinds`: a caller or, if no caller sleeps and no thread drives, the background

@@ -81,8 +81,7 @@ class TcpListener {
   std::vector<TcpPeer> proved_;  // until take() or accept() returns them
 };
 
-// Connects to a rank: tries its addresses in turn until the listener at one of them proves that it is that rank. Only
-// wait() blocks.
+// Connects to a rank: tries its addresses in turn until a listener proves to be that rank. Only wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);

@@ -11,8 +11,7 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // Returns the first of `names` that is loaded already, else the first that can be loaded. `error` receives loader
-  // errors.
+  // Returns the first of `names` that is loaded already, else the first that can be loaded. `error`: for the errors.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
   // Like try_open(), but throws Error(kLibrary): "cannot load `what`", the reason, and `remedy`.

@@ -11,9 +11,8 @@
 
 namespace farandole {
 
-// Two threads may sleep here: the driver, and a thread that is woken to become the driver. Each has a bell: an eventfd
-// that wakes it. epoll reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN
-// before it sleeps.
+// Two threads may sleep here: the driver, and a thread that is woken to drive. An eventfd, its bell, wakes each. epoll
+// reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before it sleeps.
 class Poller {
  public:
   enum Bell { kDriver, kOther };

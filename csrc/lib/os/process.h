@@ -16,7 +16,7 @@ namespace farandole {
 // A reference to a process. The reference stays correct when the kernel reuses the process's number.
 class PidFd {
  public:
-  // Opens the process that started at `start_time`. Throws Error(kPeer) if it has ended. nullopt: there are no pidfds.
+  // Opens the process that started at `start_time`. Throws Error(kPeer) if it has ended. nullopt: no pidfds here.
   static std::optional<PidFd> open(pid_t pid, uint64_t start_time);
 
   bool exited() const;

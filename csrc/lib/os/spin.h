@@ -14,16 +14,14 @@ namespace farandole {
 // A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
 // core: this thread then sleeps without polling, now and the next few times. Each polling thread has its own object. If
 // ranks share cores, a caller yields after each look: the peer for which it waits may need this core, and yielding
-// costs less than sleeping. In that case only a yield that lasts much longer than a peer's part in a small call counts
-// as long.
+// costs less than sleeping. Only a yield much longer than a peer's part in a small call then counts as long.
 class Spin {
  public:
   // A caller has nothing else to do. The background thread takes a core that the program may need: it polls only if
   // there are spare cores, and less often the longer it finds no work.
   enum class Who { kCaller, kBackground };
 
-  // `setting_us`: FARANDOLE_SPIN_US. If it is -1, the limits depend on `cores`, the number of cores that the host's
-  // ranks may use together.
+  // `setting_us`: FARANDOLE_SPIN_US. -1: the limits depend on `cores`, the number of cores that the host's ranks share.
   Spin(Who who, int64_t setting_us, int cores, int local_ranks)
       : backs_off_(who == Who::kBackground) {
     const bool crowded = cores < local_ranks;
@@ -70,7 +68,7 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  // Covers the time between the ranks' calls after a few milliseconds of computing.
+  // Covers the differences between the times at which ranks make a call, after a few milliseconds of computing.
   static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;

@@ -21,8 +21,7 @@ namespace farandole {
 
 namespace {
 
-// Blocks all signals in the current thread while this object exists; threads started by the current thread inherit the
-// mask.
+// Blocks all signals in the current thread while this object exists; new threads inherit the mask.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {

@@ -64,7 +64,7 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
       break;
     case Rows::kKept: outcome.shape[0] = rows[own]; break;
     case Rows::kPairs:
-      if (signature.traits().rooted()) {  // `rows`: by receiver
+      if (signature.traits().rooted()) {  // `rows` is indexed by receiver
         outcome.shape[0] = rows[own];
         break;
       }

@@ -77,8 +77,7 @@ class Handles {
   bool done(Handle handle);        // done or launched
   bool settled(Handle handle);     // the call's buffers are no longer in use
   bool unlaunched(Handle handle);  // a GPU call in flight that is not launched
-  // True if all calls are done, or one has failed; then sets `failure`. Updates `ready`, the number of done calls at
-  // the front.
+  // True if all are done, or one has failed (then sets `failure`). Updates `ready`, the number of done calls in front.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
   // Calls visit(const Outcome&) under the lock. Throws if the call is neither done nor launched.
   template <class Visitor>

@@ -49,7 +49,7 @@ struct Ending {
 
 // A bucket (Run) with this rank's buffers.
 struct BegunRun {
-  Done done;                     // the report of its end
+  Done done;                     // the report that it has ended
   bool reports = false;          // true on the set's lowest member, which sends `done`
   std::vector<Rank> ranks = {};  // members of the set
   int64_t begun_ns = 0;
@@ -89,17 +89,14 @@ class RankCalls {
   void submit(std::span<PreparedSubmission> batch);
   // Makes one call, and waits until it completes in a cell. False: it was submitted instead.
   bool call(PreparedSubmission& prepared);
-  // Prepares a checked call for repeated submission.
   void prepare(CheckedCall& call);
   // Makes the peers' calls fail.
   void refuse(const Request& request, const Failure& why);
-  // Throws Error(kInvalidArgument) if an earlier call conflicts with a copy from these elements or, with `writes`, to
-  // them.
+  // Throws Error(kInvalidArgument) if an earlier call conflicts with a copy from (`writes`: to) these elements.
   void check_unused(const Elements& elements, bool writes) {
     std::lock_guard lock(mutex_);
     if (const Handle user = memory_.user_of(elements, writes)) refuse_in_use("", find_key(user));
   }
-  // Number of unnamed calls that this rank has made in the set.
   uint64_t count_unnamed(SetId set);
   // Call when this rank leaves: ends its calls in cells.
   void close();
@@ -110,7 +107,6 @@ class RankCalls {
   // Key of a call that other ranks may not have made; nullopt: the call has ended, or all ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
-  // See DirectCalls::ago_ns().
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }
   // See Reporter. Takes no mutex if there is nothing to do.
   void expedite();

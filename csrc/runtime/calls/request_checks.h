@@ -19,7 +19,7 @@ struct CheckedCall {
   mutable FoundId found = {};
 };
 
-// The parts of a request that identify the call to peers; the rest may be invalid.
+// Returns the parts of a request that identify the call to peers. The other parts may be invalid.
 Request name_of_request(const farandole_request& raw);
 
 // "allreduce 'x'"
@@ -29,14 +29,12 @@ std::string title_of(const Request& request);
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
 // Makes the call of these tensors. `count` 0: an empty group, whose name is in raw[0]. Throws
-// Error(kInvalidArgument or kWrongType), with a remedy. Does not check buffers. `set`: working_set() of the first
-// request.
+// Error(kInvalidArgument or kWrongType), with a remedy. Does not check buffers. `set`: working_set() of raw[0].
 CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,
                        Rank own);
 
-// Throws Error(kInvalidArgument) if a message has no buffer, if an op without a kernel has an input, or if input and
-// output overlap in a way that farandole.h does not allow. Uses the sizes from sizes_of(). `mine`: this part's
-// submission.
+// Throws Error(kInvalidArgument) if a message has no buffer, if a reduce op without a kernel has an input, or if input
+// and output overlap in a way that farandole.h does not allow. `mine`: this part's submission.
 void check_buffers(const Request& request, size_t part, const Submission& mine,
                    const ProcessSet& set);
 
