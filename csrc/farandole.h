@@ -18,7 +18,8 @@
 #define FARANDOLE_E_LIBRARY 8
 
 #define FARANDOLE_KEY_BYTES 16 /* length of farandole_world.key */
-/* farandole_wait returns it after a timeout or a signal. It is not an error: run signal handlers, then wait again. */
+/* Functions that wait return it after a timeout or a signal. It is not an error: run signal handlers, then call
+ * again. */
 #define FARANDOLE_PENDING 100
 
 enum farandole_op {

@@ -174,8 +174,7 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
     }
     if (!ended) return FARANDOLE_OK;
     // The runtime's destructor joins its threads and ends its lanes and backends, so afterwards nothing uses users'
-    // buffers or MPI. A thread in farandole_wait may still hold a reference. It returns soon, because every call has
-    // failed.
+    // buffers or MPI. A thread in farandole_wait may hold a reference. It returns soon: every call has failed.
     leaving.reset();
     if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {

@@ -177,8 +177,7 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns the calls with these numbers, up to the first unknown number. Returns shared pointers, because shutdown() may
-// clear the table meanwhile.
+// Returns the calls with these numbers, up to the first unknown number; shared, because shutdown() may clear the table.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;

@@ -30,8 +30,7 @@ constexpr int kOwnFolder = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
 int open_own(const std::string& path, int flags, bool makes = false);
 
 // Returns the text of a regular file of at most 64 MB that open_own() opens and that passes is_own(). Otherwise returns
-// nullopt; `why` says what is wrong, but is empty if opening failed with another errno than EPERM. Never waits for a
-// pipe's writer.
+// nullopt; `why` says what is wrong, but is empty if opening failed without EPERM. Never waits for a pipe's writer.
 std::optional<std::string> read_own_file(const std::string& path, std::string& why);
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces functions that glibc 2.28 lacks by code that needs only glibc 2.28. See glibc_forward.S.
+// Replaces functions that glibc 2.28 lacks with code that needs only glibc 2.28. See glibc_forward.S.
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -34,7 +34,7 @@ int __wrap_fstat64(int fd, struct stat* result) { return __fxstat(kStatVersion, 
 // If this were not 0, libstdc++'s shared_ptr would count without atomics. The core has threads, so it is 0.
 char __wrap___libc_single_threaded = 0;
 
-// libstdc++'s random_device calls it.
+// libstdc++'s random_device calls this function.
 uint32_t __wrap_arc4random() {
   uint32_t value = 0;
   while (::getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {

@@ -26,8 +26,7 @@ struct Words {  // a vector as float32 lanes, as their bits, and as one 16-bit e
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
 };
 
-// Fallback for CPUs without conversion instructions: converts 16-bit elements to 32-bit lanes and back with integer
-// arithmetic.
+// Converts 16-bit elements to 32-bit lanes and back with integer arithmetic, for CPUs without conversion instructions.
 template <class Cpu>
 struct PortableHalves {
   using Floats = typename Words<Cpu>::Floats;
@@ -50,8 +49,7 @@ struct PortableHalves {
     const Signed magnitude = (half & 0x7fff) << 13;
     const Signed normal = magnitude + ((127 - 15) << 23);
     const Signed special = normal + ((128 - 16) << 23);
-    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14, which gives an
-    // exact result.
+    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14, which is exact.
     const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
     Signed bits = magnitude >= (0x1f << 23) ? special : normal;
     bits = magnitude < (1 << 23) ? subnormal : bits;

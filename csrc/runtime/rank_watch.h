@@ -35,8 +35,7 @@ class RankWatch {
     bool asks;         // true if this rank asks rank 0 for a sign of life
   };
   const Patience& patience() const { return patience_; }
-  // Reason for rank 0's silence: rank 0, or a leader on the path to it, is stopped or not visible. Empty: all are
-  // running.
+  // Reason for rank 0's silence: rank 0, or a leader on the path to it, is stopped or not visible. Empty: all run.
   std::string why_standing() const;
   std::string why_silent() const;  // like why_standing(), but never empty
   // Process ids by rank; 0: on another host, or in another PID namespace.

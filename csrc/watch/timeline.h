@@ -22,7 +22,7 @@
 namespace farandole {
 
 // One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track (submissions and
-// waits). Each set's lane has a track, too (buckets and blocks). Each tensor in flight has a line with an arrow to its
+// waits). Each set's lane has a track, too (buckets and blocks). Each tensor in flight has a line, and an arrow to its
 // bucket.
 class TraceFile {
  public:

@@ -29,8 +29,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members: `words` holds their bits from `first_word` on. Returns false, and adds none, if one is
-  // present.
+  // Adds `count` members: `words` has their bits from `first_word` on. If one is present, adds none and returns false.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -84,8 +83,7 @@ struct MemberSlice {
   int count = 0;
 };
 
-// Ranks that report together (those of a host and of the hosts below). A bit mask for each set makes it cheap to take
-// their report.
+// Ranks that report together (those of a host and of the hosts below). A bit mask per set makes their report cheap.
 struct RankGroup {
   std::vector<Rank> ranks;                  // ascending
   std::map<SetId, MemberSlice> slices;      // made on first use; set ids are never reused

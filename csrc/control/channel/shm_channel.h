@@ -63,8 +63,7 @@ class MessageWriter {
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // Returns the next message, valid until the next call, or nullopt. Sets `room` if the writer waits for room: wake the
-  // writer.
+  // Returns the next message, valid until the next call, or nullopt. If it sets `room`, wake the writer.
   std::optional<ByteView> next(bool& room);
   bool empty() const { return ring_.empty(); }
 

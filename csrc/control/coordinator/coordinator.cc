@@ -59,8 +59,8 @@ void fetch(const Definition* definition) {
 }
 
 // True if a report comes too late: its set was removed (`set` is null), or members of the set have left. A request that
-// succeeds without ranks that have left is never too late. Nor is a request with the name of such an open call, because
-// the two must be compared.
+// succeeds without ranks that have left is never too late. Nor is a request with the name of such an open call: both
+// are compared.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;

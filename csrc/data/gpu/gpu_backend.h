@@ -25,8 +25,7 @@ class GpuBackend : public Backend {
  public:
   explicit GpuBackend(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
 
-  // On the lowest member, the first call returns the key that all members pass to connect(). All other calls return
-  // nullopt.
+  // The lowest member's first call returns the key that all members pass to connect(). All other calls return nullopt.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
   // Returns the bucket's work. Call once, after step() has returned kFinished.

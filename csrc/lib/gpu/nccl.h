@@ -40,8 +40,7 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
-// In older versions, ncclCommAbort inside a group frees the communicator immediately, not when the group ends
-// (src/init.cc).
+// In older versions, ncclCommAbort inside a group frees the communicator at once, not at the group's end (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {

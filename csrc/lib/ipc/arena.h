@@ -17,8 +17,7 @@
 
 namespace farandole {
 
-// Maps a whole arena; only allocated pages take memory. `inherit`: forked children keep the mapping. Throws
-// Error(kLibrary).
+// Maps a whole arena; only allocated pages take memory. `inherit`: children keep the mapping. Throws Error(kLibrary).
 Mapping map_arena(int fd, bool inherit);
 
 class Arena {
@@ -29,13 +28,11 @@ class Arena {
   // Takes no memory or address space before the first allocation.
   explicit Arena(size_t bytes = default_bytes());
 
-  // Returns whole pages, zeroed and resident. Throws Error(kLibrary) if memory is short; later accesses raise no
-  // SIGBUS.
+  // Returns whole zeroed, resident pages. Throws Error(kLibrary) if memory is short; later accesses raise no SIGBUS.
   std::byte* allocate(size_t bytes);
   // Frees the pages immediately, for all processes. False: no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Returns the offset in the memfd of `memory`, which may lie inside an allocation. Returns nullopt if peers do not
-  // share `memory`.
+  // Returns the offset in the memfd of `memory`, which may lie inside an allocation. nullopt: peers do not share it.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
   // Stops sharing the allocation that contains `memory`: copies its content to private pages. Peers keep the old pages.
   // Other threads may use the memory meanwhile.

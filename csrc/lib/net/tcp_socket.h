@@ -97,8 +97,7 @@ class TcpCaller {
   std::string trouble() const;
 
  private:
-  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. Failures lead to pause, with the next
-  // address.
+  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. A failure leads back to pause.
   enum class Stage { kPause, kConnecting, kListening, kProved };
   void dial();
   void see_whether_connected();

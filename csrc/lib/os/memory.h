@@ -28,8 +28,7 @@ size_t available_memory();
 // too large: it invokes the OOM killer. `label`: purpose of the memory.
 void refuse_too_much(const char* label, size_t bytes);
 
-// Asks for huge pages, which save most page faults, in a private buffer that will be fully written. Has no effect on
-// small buffers.
+// Asks for huge pages, which save page faults, in a private buffer that will be fully written. Ignores small buffers.
 void prefer_huge_pages(void* begin, size_t bytes);
 
 // Allocates pages of a memfd. Throws Error(kLibrary) with a remedy.

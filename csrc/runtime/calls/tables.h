@@ -193,14 +193,12 @@ class Reporter {
 
   // Writes a report. Does not wake the leader.
   void pass(const Report& report);
-  // Passes a Ready with this id. If its contributions are plain, adds it to a batch, which pass_batch() or the next
-  // report sends.
+  // Passes a Ready with this id. If contributions are plain, adds it to a batch for pass_batch() or the next report.
   void pass_known(uint32_t id, Contribution&& given, std::vector<Contribution>&& more);
   void pass_batch();
   // Writes a report and wakes the leader.
   void send(const Report& report);
-  // Call when a user waits. Leaders then forward this rank's reports at once, until its next call. Does not wake the
-  // leader.
+  // Call when a user waits. Leaders then forward this rank's reports at once, until its next call. Wakes no leader.
   void expedite();
   // Any thread: true if expedite() would do something.
   bool may_expedite() const { return gathered_ && !expedited_; }
