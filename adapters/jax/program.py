@@ -40,6 +40,7 @@ try:
     # Private API: JAX has no public effect that orders instructions, and no public access to its
     # tokens between programs.
     from jax._src import dispatch, effects
+    from jax._src.interpreters.pxla import MeshExecutable
 
     class _Ordered(effects.Effect):  # type: ignore[misc]
         """Marks a program that communicates with other ranks."""
@@ -55,6 +56,7 @@ try:
     ):
         _allowed.add_type(_Ordered)
     _jax_token_input = dispatch.RuntimeTokenSet.get_token_input
+    _jax_fast_call = MeshExecutable.create_cpp_call
     for _platform, _handler in collective_handlers().items():
         jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
 except Exception as reason:
@@ -80,6 +82,17 @@ def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
 
 
 dispatch.RuntimeTokenSet.get_token_input = _token_input
+
+
+def _fast_call(executable: Any, *args: Any) -> Any:
+    """Returns JAX's fast call of a program compiled ahead of time (lower().compile()); None, which
+    makes JAX use its ordinary one, for a program of farandole: the fast call passes no token."""
+    if _effect in getattr(executable.unsafe_call, "ordered_effects", ()):
+        return None
+    return _jax_fast_call(executable, *args)
+
+
+MeshExecutable.create_cpp_call = _fast_call
 
 
 class Placement(NamedTuple):

@@ -108,6 +108,13 @@ def test_retracing_for_other_shapes_and_types():
                 assert found.tolist() == [total() + epoch * hvd.size()] * length
 
 
+def test_a_program_compiled_ahead_of_time():
+    program = jax.jit(lambda x: sum_(x) + sum_(2 * x)).lower(jnp.zeros(3)).compile()
+    for turn in range(4):
+        found = program(jnp.full(3, float(hvd.rank() + turn)))
+        np.testing.assert_array_equal(found, np.full(3, 3 * (total() + turn * hvd.size()), "f4"))
+
+
 def test_donated_arrays():
     step = jax.jit(lambda x, g: x - hvd.allreduce(g), donate_argnums=0)
     itself = jax.jit(sum_, donate_argnums=0)
