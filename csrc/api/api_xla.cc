@@ -16,8 +16,8 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-// Seconds in one wait. A signal ends a wait early, but Python runs its signal handler only after XLA's program has
-// ended, so the call waits again.
+// Seconds in one wait. A signal ends a wait early. The call then waits again, because Python runs signal handlers only
+// after XLA's program has ended.
 constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
@@ -258,7 +258,7 @@ class XlaCall {
   std::vector<std::vector<int64_t>> shapes_;
 };
 
-// XLA's nearest code, and the error's class in Python. The text of the error names the class.
+// XLA's nearest error code, and the error's class in Python. The text of the error names the class.
 struct XlaError {
   const char* name;
   xla::Code code;

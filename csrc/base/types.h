@@ -52,7 +52,7 @@ using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// A negative id is that of a pair: a set of two ranks, opened at their first message. Users do not see it.
+// A negative id is that of a pair: a set of two ranks, opened at their first message and not shown to users.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;

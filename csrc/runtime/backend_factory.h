@@ -22,7 +22,7 @@ class BackendFactory {
 
   // Size of the shared memory that a set of these ranks needs on this host. A pair's memory is allocated on use.
   SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
-  // Opens the backend of `set`, which contains this rank. `staging`: memory that its members on this host share.
+  // Opens the backend of `set`, which contains this rank. `staging`: memory that the set's members on this host share.
   std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
                                         Feeds feeds) const;
   // nullptr: the members are not all on this host, are too few or too many, or the set is a pair.

@@ -25,7 +25,7 @@ struct RecordedWait {
   ~RecordedWait() { recorder.wait_ends(over); }
 };
 
-// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, only such waits launch buckets.
+// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, buckets are launched only then.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the engine on the background thread or on a user's thread that waits. The thread that runs the engine is the
-// driver; it "drives". There is at most one. A thread only tries to become the driver; it never blocks to become it.
+// driver; it "drives". There is at most one. A thread only tries to become the driver, and never blocks for that.
 #pragma once
 
 #include <atomic>

@@ -199,7 +199,7 @@ void Engine::on(const Notice& notice) {
   setup_.watch.recorder().tell_finding(notice.text);
 }
 
-// Reports stacks. The main thread counts as blocked if it waits for the same call before and after its stack is taken.
+// Reports stacks. The main thread counts as blocked if it waits for one call both before and after its stack is taken.
 void Engine::report_stacks() {
   const Handle before = main_waits_for;
   const bool waits = calls_.key_of(before).has_value();

@@ -28,7 +28,7 @@ class RankWatch {
 
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  // Times after which a rank warns or fails if rank 0 does not answer its question; 0: never.
+  // Times after which a rank warns or fails if rank 0 does not answer a question; 0: never.
   struct Patience {
     int64_t warn_ns, abort_ns;
     int64_t pause_ns;  // between two checks of a waiting rank; 0: no checks

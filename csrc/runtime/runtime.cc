@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-// Time for which call() waits, before its caller handles signals and its own time-out. Most calls end earlier. Without
+// Time for which call() waits. Then the caller handles signals and its own time-out. Most calls end earlier. Without
 // this wait, the background thread would take over the work.
 constexpr std::chrono::milliseconds kCallPatience{20};
 // Time for which a failing rank waits for its peers to learn why.

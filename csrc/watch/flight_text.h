@@ -17,15 +17,15 @@ namespace farandole {
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// A dump: its file's name, flight-rank-N.json, and its text.
+// A dump: the file's name, flight-rank-N.json, and the text.
 using FlightDump = std::pair<std::string, std::string>;
 std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
                                  const std::string& reason);
 // Writes the files to `folder`, atomically. Only this user can read them. Throws Error(kLibrary).
 void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder);
 
-// A host's flight recorders, which any process can read through a descriptor of their memory. root may read those of
-// another user, so the writer may be hostile: every number is checked before use.
+// A host's flight recorders, which any process can read through a descriptor of their memory. root may read another
+// user's recorders, so the writer may be hostile: every number is checked before use.
 class FlightView {
  public:
   // Duplicates `fd`. Throws Error(kInvalidArgument) if it is not flight memory of this build.

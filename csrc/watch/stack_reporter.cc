@@ -28,7 +28,7 @@ constexpr size_t kMaxStacks = 65536;  // bytes read; the default capacity of a p
 constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
 // The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
-// Python does not mark the end of its output, so a pause of this length ends it.
+// Python does not mark the end of its output, so a pause of this length counts as the end.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}

@@ -181,7 +181,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
-  // Removes handled messages even if hear() throws, so that the next call continues after them.
+  // Removes handled messages even if hear() throws, so that the next call continues with the rest.
   struct Rest {
     Link& link;
     size_t& at;

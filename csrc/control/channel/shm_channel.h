@@ -81,7 +81,7 @@ class MemberChannel {
   // Sends one report; then call wake_leader(). The caller holds RankCalls::mutex_.
   void report(ByteView message) { up_.push(message); }
   void wake_leader() { leader_wakeup_.notify(); }
-  // Sends reports that did not fit before. The caller holds RankCalls::mutex_.
+  // Sends reports that did not fit into the ring before. The caller holds RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
   // Returns the next log entry, valid until the next call, or nullopt. Driver only.
@@ -94,7 +94,7 @@ class MemberChannel {
   Wakeup leader_wakeup_;
 };
 
-// The leader's end of its host's rings. Only the driver of the leader's rank calls it.
+// The leader's end of all rings of its host. Only the driver of the leader's rank calls it.
 class LeaderChannel {
  public:
   using OnReport = std::function<void(Rank, ByteView)>;

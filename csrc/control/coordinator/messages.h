@@ -18,7 +18,7 @@ class Messages {
   void post(Rank from, const Post& post, int64_t now_ns);
   // A member has joined: fails posts in the set that no rank can match any more.
   void join(const SetState& set);
-  // A member has left: does the same, and fails the member's posts in the set.
+  // A member has left: does the same as join(), and fails the member's own posts in the set.
   void leave(const SetState& set, Rank from);
 
  private:

@@ -254,7 +254,7 @@ bool Publisher::may_run(const LaneQueue& lane) const {
 }
 
 // Writes a Define if the request is new to the ranks or has changed. If ranks made an unnamed call at different sites,
-// defines the request of each site, so that each of these ranks gets an id for its request.
+// defines a request for each site, so that every rank gets an id for its own request.
 void Publisher::define(Call& call) {
   Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();

@@ -274,7 +274,7 @@ void HostRelay::report(Rank from, const Report& report) {
 }
 
 // Reports a lost host below. If the host above was lost, aborts the hosts below. If a rank of this host died before,
-// that is the cause: rank 0 has ended the job, and its Abort may have been lost with the connection.
+// that death is the cause: rank 0 has ended the job, and its Abort may have been lost with the connection.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -285,7 +285,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);
-  // Informs the hosts above if the connection still works upwards. Otherwise this has no effect.
+  // Informs the hosts above, if the connection still works upwards.
   report(setup_.topology.rank, Lost{std::move(why)});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of a host's leader: takes its ranks' reports and distributes the log. On rank 0 it runs the coordinator;
-// other leaders pass reports up and the log down.
+// The work of a host's leader: takes the reports of the host's ranks and distributes the log. Rank 0 also runs the
+// coordinator; other leaders pass reports up and the log down.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ class HostController {
   virtual Deadline next_tick() const = 0;
   // Call when the job has failed on this leader. Sends `why` to the ranks that get the log only from this leader.
   virtual void leave(const Failure& why) = 0;
-  // Call after share_staging(). Returns the leader's own mapping of a set's memory.
+  // Returns the leader's own mapping of a set's memory. Call after share_staging().
   Segment take_staging(SetId set);
   // On rank 0, after step(): warnings about stalls, and ranks that were the last to be ready.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
@@ -70,9 +70,9 @@ class HostController {
   // `how`: from HostChannel::drain().
   Failure host_is_gone(Rank leader, const std::string& how) const;
   const HostTree::Branch& branch_of(Rank leader) const;
-  // Returns the failure for an invalid message from `rank`. It ends the job.
+  // Returns the failure that ends the job after an invalid message from `rank`.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host, because it cannot answer.
+  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host and so cannot answer.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {

@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-// A list of request ids, in order. Stores runs of consecutive ids: the log numbers calls in the order of their first
+// A list of request ids, in order. Stores runs of consecutive ids: the log gives out ids in the order of calls' first
 // reports, so most batches have consecutive ids.
 class IdRuns {
  public:

@@ -178,7 +178,7 @@ struct OpenGpu {
   BackendKind backend = BackendKind::kLibrary;
   std::vector<Rank> ranks = {};  // members of the set
 };
-// The user of this rank waits, so leaders forward its reports at once, until its next Ready. For leaders only.
+// The user of this rank waits, so leaders forward this rank's reports at once, until its next Ready. For leaders only.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
                             ReadyMany, Lost, UseGpu, OpenGpu, Expedite, Post, Stuck>;

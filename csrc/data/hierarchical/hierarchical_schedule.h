@@ -23,9 +23,9 @@ struct Piece {
 };
 
 // On every host with inputs to a chunk, the reducer makes a partial result and sends it to combiners. A combiner makes
-// the result and sends it to relays on other hosts that need it. If the chunk has a stripe, the stripe's worker on each
-// host has all three tasks. Without a stripe, they fall to the sender, the receiver or, on other hosts, worker(host,
-// local_of(receiver)).
+// the result and sends it to relays on the other hosts that need the result. If the chunk has a stripe, the stripe's
+// worker on each host has all three tasks. Without a stripe, they fall to the sender, the receiver or, on other hosts,
+// worker(host, local_of(receiver)).
 struct Chunk {
   static constexpr int kAll = -1;
 

@@ -70,7 +70,7 @@ void MpiWire::fail(int member, const Error& error) {
   fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
-// Cancels receives. A send cannot be cancelled: it completes when its receiver takes the message.
+// Cancels receives. A send cannot be cancelled: it completes when the receiver takes the message.
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);

@@ -51,7 +51,7 @@ class TcpWire final : public Wire {
     std::byte* data;
     size_t bytes;
   };
-  struct Connection {  // the sender opens it with its first message
+  struct Connection {  // opened by the sender, for the first message
     Rank peer = -1;
     TcpLine name = 0;
     bool sends = false;

@@ -85,7 +85,7 @@ bool Cell::anybody_elsewhere() const {
 
 cell_protocol::End Cell::come(const Call& call, std::span<const std::byte> input) {
   using cell_protocol::End;
-  // No round completes without this member, so the parity stays the same until it arrives.
+  // No round completes without this member, so the parity cannot change before this member arrives.
   parity_ = cell_protocol::parity(word().load());
   Line& own = line(setup_.member);
   own.definition.store(call.definition, std::memory_order_relaxed);

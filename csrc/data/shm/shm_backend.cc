@@ -303,7 +303,7 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
   }
   scratch_.targets.clear();
   // A result for peers is written to this member's memory, then copied to the slot. The slot's cache lines are in the
-  // peers' caches, and a copy claims them faster than the kernels' stores do.
+  // peers' caches, and a copy claims cache lines faster than the kernels' stores do.
   if (!shared && overwrites_own_input(part, range)) {
     scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);

@@ -90,7 +90,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
   // Keeps the module until the device is destroyed: unloading waits for the module's work, which may never end.
   void unload_at_end(cuda::Module module);
-  // Also true for the default stream while a stream that synchronises with it is captured: CUDA then forbids its use.
+  // Also true for the default stream while CUDA forbids its use: a stream that synchronises with it is captured.
   bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:

@@ -122,7 +122,7 @@ bool RingReader::pop() {
   if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() was called without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
-  // Reports when half of the ring is free, so that the writer does not wake for every record.
+  // Reports room only when half of the ring is free, so that the writer does not wake for every record.
   const uint64_t used = header_->head.load() - tail_;
   if (used > capacity_ / 2) return false;
   return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;

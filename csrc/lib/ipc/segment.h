@@ -23,7 +23,7 @@ class Segment {
   // in /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither use nor destroy the Segment.
   static Segment create(const char* label, SegmentSize size, bool inherit = false);
 
-  // Maps another rank's segment. Throws if its creator could still shrink it.
+  // Maps another rank's segment. Throws if the creator could still shrink the segment.
   static Segment map(Fd fd, bool inherit = false);
 
   Segment() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the folder of this user's Unix sockets, for the core and the Python package. No other user can enter it, so
-// none can connect to these sockets or take their names. Any thread.
+// Finds the folder of this user's Unix sockets, for the core and the Python package. No other user can enter the
+// folder, so none can connect to these sockets or take their names. Any thread.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct SocketFolder {
 };
 
 // Returns the first usable of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID, ~/.farandole.
-// Creates it, and removes sockets of ended processes. Throws Error(kLibrary) with a remedy if none is usable.
+// Creates the folder, and removes sockets of ended processes. Throws Error(kLibrary) with a remedy if none is usable.
 SocketFolder socket_folder();
 
 }  // namespace farandole

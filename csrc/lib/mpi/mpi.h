@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages for MpiWire. They use the MPI that this process already runs, if mpi_abi.h has its ABI. Any
-// thread. Throws Error(kLibrary) with MPI's text.
+// Point-to-point messages for MpiWire. They use the MPI that this process already runs, if mpi_abi.h has the ABI of
+// that MPI. Any thread. Throws Error(kLibrary) with MPI's text.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class MpiRequest {
   int receives_ = -1;   // bytes expected; -1: a send, or cancelled
 };
 
-// A communicator. The caller owns it; it must outlive this object and its requests.
+// A communicator. The caller owns the MPI_Comm, which must outlive this object and its requests.
 class MpiComm {
  public:
   // `handle`: address of an MPI_Comm. Throws if MPI's ABI is unknown or MPI does not provide MPI_THREAD_MULTIPLE.

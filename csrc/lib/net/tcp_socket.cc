@@ -43,8 +43,8 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
   out.insert(out.end(), bytes, bytes + size);
 }
 
-// A proof is a hash of its purpose, both ranks, the line and both nonces, so it can be neither replayed nor reflected.
-// The session's keys are hashes of the same data with other purposes.
+// A proof is a hash of its purpose, both ranks, the line and both nonces, so nobody can replay or reflect a proof. The
+// session's keys are hashes of the same data with other purposes.
 struct Handshake {
   int32_t caller, listener;
   TcpLine line;

@@ -26,8 +26,8 @@ struct TcpAddress {
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// Keys that authenticate messages after the handshake. They derive from the job's key and both nonces, so each
-// connection has its own keys, and a process that relays the handshake does not know them.
+// Keys that authenticate messages after the handshake. They derive from the job's key and both nonces. So each
+// connection has its own keys, which a process that relays the handshake does not know.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};

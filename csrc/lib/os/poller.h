@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In jobs of several hosts, lets a rank's threads sleep until a socket changes or a rank of their host wakes them.
+// In jobs of several hosts, lets a rank's threads sleep until a socket changes, or a rank of this host wakes them.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ namespace {
 using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, Linux's maximum
 
 // Returns the fields after the name in the main thread's stat. The name may contain blanks and brackets. /proc/PID/stat
-// has the same values, but qemu-user invents that file for its own process.
+// has the same values, but qemu-user invents that file for the calling process.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string number = std::to_string(pid);
   const std::string text = read_text_file("/proc/" + number + "/task/" + number + "/stat");

@@ -30,7 +30,7 @@ class Thread {
 // Cuts the name to 15 characters, the kernel's limit.
 Thread start_thread(const std::string& name, std::function<void()> run);
 
-// A thread that may hang for ever in a foreign library. Once abandoned, it must not use its owner's data.
+// A thread that may hang for ever in a foreign library. Once abandoned, the thread must not use its owner's data.
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);

@@ -3,8 +3,8 @@
 //
 // The caller holds RankCalls::mutex_, except in meet(). From enter() to leave(), one thread of this rank occupies the
 // set's cell. In meet() that thread uses only its Visit, request and submission. Meanwhile other threads that make
-// calls in the set wait in clear(). These waits are short: clear() dissolves the round, and a thread that is just
-// entering leaves after kCellPatience.
+// calls in the set wait in clear(). These waits are short: clear() dissolves the round, and a thread that has just
+// entered leaves after kCellPatience.
 #pragma once
 
 #include <atomic>

@@ -19,7 +19,7 @@ struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws the error that the call `by` is using the memory. `title`: prefix that names the refused call.
+// Throws an error which says that the call `by` uses the memory. `title`: prefix that names the refused call.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
 // The memory of an array's elements, which lie at `begin` plus multiples of the dimensions' steps in bytes.

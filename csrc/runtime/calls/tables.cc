@@ -238,7 +238,7 @@ void PendingTable::drop_unknown(const NamedRequest& record) {
   names->second.erase(found);
 }
 
-// The number never decreases: once a rank has left, a join may end while calls of this rank are in flight.
+// The next number never decreases: once a rank has left, a join may end while calls of this rank are in flight.
 void PendingTable::resume(SetId set, uint64_t next_sequence) {
   uint64_t& next = unnamed_[set].next;
   next = std::max(next, next_sequence);
