@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commits of elastic training on the disk: one safetensors file in a folder that only this user may
-write to. A file is replaced as a whole or not at all, and checked when read. Used by rank 0.
+write to. A file is replaced atomically, and checked when it is read. Used by rank 0.
 
-The header has a JSON document: the tree of all values, and the checksums of all tensors.
+The file's header has a JSON document: the tree of all values, and the checksums of all tensors.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from farandole.trust import (
     replace_file,
 )
 
-FORMAT = 1  # of the document
+FORMAT = 1  # version of the document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
 _ABANDONED = 600.0  # seconds after which no writer will finish a file
-_NEW = "commit.new"  # prefix of unfinished files' names; a killed job may leave one
-_PICKLED = "elastic.pickle"  # file of an unreleased farandole
+_NEW = "commit.new"  # prefix of unfinished files' names; a killed job may leave such a file
+_PICKLED = "elastic.pickle"  # file of an unreleased version of farandole
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
 _LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
-_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds before the first retry (then doubled); for all retries
+_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds until the first retry (doubles), for all retries
 _DAMAGE = (KeyError, TypeError, ValueError, IndexError, struct.error)
 _LASTING = (  # errors that no retry can fix
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
@@ -61,13 +61,13 @@ def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
 
 
 def metadata_of(document: dict[str, Any]) -> dict[str, str]:
-    """Metadata of a file: the document and its checksum."""
+    """The metadata of a file: the document and its checksum."""
     text = json.dumps({"format": FORMAT, **document})
     return {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the document. Raises ValueError if it has changed or has a newer format."""
+    """Returns the document. Raises ValueError if it was changed, or has a newer format."""
     text = metadata[DOCUMENT]
     if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
         raise ValueError("its JSON document does not match its checksum")
@@ -78,7 +78,7 @@ def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
-    """Raises ValueError if a tensor is not the one that was written."""
+    """Raises ValueError if a tensor differs from the one that was written."""
     if digests != document["digests"]:
         changed = {name for name, _ in digests.items() ^ document["digests"].items()}
         raise ValueError(f"tensor {min(changed)} does not match its checksum")
@@ -88,20 +88,20 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
 
 
 class Part(NamedTuple):
-    """An object with a state, and a copy of that state."""
+    """An object that has a state, with a copy of that state."""
 
     value: Any
     state: Any
 
 
 class Saved(NamedTuple):
-    """A copy of values. Objects with a state are not copied: `parts` holds their states by path."""
+    """A copy of values. Objects with a state are not copied: `parts` has their states, by path."""
 
     values: dict[str, Any]
     parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
 
     def objects(self) -> dict[str, Any]:
-        """Objects with a state, by path."""
+        """Returns the objects that have a state, by path."""
         return {path: part.value for path, part in self.parts.items()}
 
 
@@ -113,11 +113,11 @@ def write_commit(
     above: Folder | None = None,
     ordered: bool = False,
 ) -> None:
-    """Replaces the folder's commit atomically. `make`: also makes the folder `above` it. `ordered`:
-    keeps a commit there that is newer; its writer came later and was faster.
+    """Replaces the commit in `folder` atomically. `make`: also makes the folder `above` it.
+    `ordered`: if there is a newer commit, keeps that one; its writer came later and was faster.
 
-    Raises CheckpointError if another user may write to the folder, OSError if the disk fails,
-    TypeError with a value's name if the file can't hold it without pickling.
+    Raises CheckpointError if another user may write to the folder, OSError if the disk fails, and
+    TypeError, with the value's name, for a value that the file can't hold without pickling.
     """
     blocks = Blocks(saved.objects())
     try:
@@ -133,7 +133,7 @@ def write_commit(
         make_folder(folder.parent)
     with _opened(folder, True, above) as place:
         for left in os.listdir(place):  # noqa: PTH208  # a descriptor has no path
-            # Keep younger files: another process may still write them.
+            # Keeps younger files, because other processes may still be writing them.
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - os.stat(left, dir_fd=place, follow_symlinks=False).st_mtime
                 if left.startswith(_NEW) and age > _ABANDONED:
@@ -149,7 +149,7 @@ def write_commit(
 
 
 def _commit_in(place: int, folder: Path) -> Commit:
-    """The commit in an open folder; NOTHING without a readable one."""
+    """The commit in an open folder; NOTHING if there is no readable one."""
     try:
         with open_file(place, FILE, folder / FILE) as file:
             return _number_of(file)
@@ -166,9 +166,9 @@ class NotSaved(CheckpointError):
 
 
 class Writer:
-    """Writes commits to one folder, at once or in a background thread. One thread may use it.
+    """Writes commits to one folder, at once or in a background thread. One thread may use this.
 
-    If the disk fails it retries for _PATIENCE. It prints once that the disk fails, and once that it
+    If the disk fails, retries for _PATIENCE. Prints one line when the disk fails, and one when it
     works again; in between, commits are in memory only.
     """
 
@@ -180,27 +180,27 @@ class Writer:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], object] = _print,
     ) -> None:
-        """`make`: also makes the folder above `folder`. Otherwise (`farandole run --elastic`) the
-        numbers of commits only rise, and the newest one on the disk stays. Simulations replace the
-        disk (`store`), the time and the messages."""
+        """`make`: also makes the folder above `folder`. Without `make` (under `farandole run
+        --elastic`), a commit never replaces a newer one on the disk. Simulations replace the disk
+        (`store`), the time and the messages."""
         self._folder = folder
         self._above = Folder(folder.parent)
         self._make, self._ordered = make, not make
         self._store, self._clock, self._say = store, clock, say
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._newest: Commit | None = None  # on the disk
-        self._fails = False  # this has been printed
+        self._newest: Commit | None = None  # the newest commit on the disk
+        self._fails = False  # the failure has been printed
         self._patience = self._wait = self._until = 0.0  # _wait: before the next attempt
-        self._lock = threading.Lock()  # guards the next two
-        self._asked: tuple[Saved, Commit]  # newest one to write
-        self._busy = False  # there will be another attempt, which looks at _asked
+        self._lock = threading.Lock()  # guards _asked and _busy
+        self._asked: tuple[Saved, Commit]  # the newest commit to write
+        self._busy = False  # another attempt will follow and read _asked
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
-        """Writes this commit unless it is on the disk already. `last`: there will be no later one.
+        """Writes this commit unless it is on the disk already. `last`: no later commit will follow.
 
-        Raises NotSaved if the disk still fails after _PATIENCE, or after one attempt if it failed
-        before and this is not the last commit. Also raises the errors of write_commit().
+        Raises NotSaved if the disk still fails after _PATIENCE; or already after one attempt, if
+        the disk failed before and `last` is False. Also raises the errors of write_commit().
         """
         try:
             self.ask(saved, commit, last)
@@ -210,7 +210,7 @@ class Writer:
 
     def ask(self, saved: Saved, commit: Commit, last: bool) -> bool:
         """Makes this commit the next one to write. Returns False if attempts are under way: they
-        write it too. Otherwise the caller repeats attempt(). `last`: see write()."""
+        will write it, too. Otherwise the caller must repeat attempt(). `last`: as for write()."""
         with self._lock:
             self._asked = saved, commit
             if self._busy:
@@ -221,9 +221,9 @@ class Writer:
         return True
 
     def attempt(self) -> float | None:
-        """Makes one attempt to write the newest commit that was asked for. Returns the seconds
-        until the next attempt; None if that commit is on the disk. Raises the errors of write();
-        then there is no next attempt."""
+        """Tries once to write the newest commit that was asked for. Returns the seconds until the
+        next attempt, or None if that commit is on the disk. Raises the errors of write(); after an
+        error there is no next attempt."""
         with self._lock:
             saved, commit = self._asked
             if commit == self._newest:
@@ -234,7 +234,7 @@ class Writer:
         except Exception as error:
             with self._lock:
                 if isinstance(error, NotSaved) and self._asked[1] != commit:
-                    return 0.0  # a newer one was asked for meanwhile
+                    return 0.0  # a newer commit was asked for meanwhile
                 self._busy = False
             raise
 
@@ -248,7 +248,7 @@ class Writer:
             pause, self._wait = self._wait, 2 * self._wait
             return pause
         self._tell(commit)
-        self._newest, self._make = commit, False  # do not create a moved folder again
+        self._newest, self._make = commit, False  # do not make a moved folder again
         self._renew()
         return 0.0
 
@@ -260,8 +260,8 @@ class Writer:
             time.sleep(pause)
 
     def _tell(self, commit: Commit, reason: OSError | None = None) -> None:
-        """Prints that the disk fails or works again. Raises CheckpointError for a lasting error
-        before the first success."""
+        """Prints that the disk fails or works again. If no commit has been written yet, raises
+        CheckpointError for an error that no retry can fix."""
         if reason is not None and self._newest is None and reason.errno in _LASTING:
             raise CheckpointError(
                 f"no commit can be written to {self._folder}: {reason}; remedy: pass a folder that "
@@ -282,12 +282,12 @@ class Writer:
         self._say(text)
 
     def begin(self, saved: Saved, commit: Commit) -> None:
-        """Starts to write `saved`, which must not change any more, in the background. If a write is
-        under way, `saved` is next. Raises the error of the last write."""
+        """Starts to write `saved` in the background; `saved` must not change any more. If a write
+        is under way, `saved` is written next. Raises the error of the last write."""
         try:
             if not self.ask(saved, commit, last=True):
                 return
-            self.join()  # the last thread, if any, has made its last attempt
+            self.join()  # a previous thread has made its last attempt
             self._thread = threading.Thread(target=self._work, name="farandole.commit")
             self._thread.start()
         except BaseException:
@@ -298,12 +298,12 @@ class Writer:
         try:
             self._write()
         except NotSaved:
-            pass  # already printed; the next commit is another attempt
+            pass  # already printed; the next commit tries again
         except Exception as reason:
             self._error = reason
 
     def join(self) -> None:
-        """Waits for the background write. Raises its error once."""
+        """Waits for the background write. Raises the error of a failed write, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -313,8 +313,8 @@ class Writer:
 
 
 def read_commit(folder: Path, like: Saved) -> Saved | None:
-    """Reads the folder's commit; None without one. `like`: the program's present copy, which gives
-    the classes of values and the objects with a state.
+    """Reads the commit in `folder`; returns None if there is none. `like`: the program's present
+    copy, which gives the classes of values and the objects with a state.
 
     Raises CheckpointError if another user owns or may write to the folder or file, if the file is
     damaged, pickled or written by another program, or if it can't be read within _PATIENCE.
@@ -357,12 +357,12 @@ def _decoded(document: dict[str, Any], blocks: Blocks, like: Saved) -> Saved:
 
 
 def newest_commit(folder: Path) -> Commit:
-    """Returns the newest commit of all calls in a job's folder, or NOTHING. Reads headers only.
-    Raises CheckpointError as read_commit() does, and OSError."""
+    """Returns the newest commit in the folder of a job, among all calls; or NOTHING. Reads headers
+    only. Raises OSError, and CheckpointError as read_commit() does."""
     found = NOTHING
     for each in folder.iterdir():
         if not (each.name.startswith("call-") and is_trusted_user(each.lstat().st_uid)):
-            continue  # another user may have put it into a sticky folder
+            continue  # another user may have made it in a sticky folder
         try:
             with _opened_file(each) as file:
                 found = max(found, _number_of(file))
@@ -395,7 +395,7 @@ def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:
 
 
 def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBlock]]:
-    """Document and tensors of a file. Raises ValueError, OSError, and other built-in errors."""
+    """(document, tensors) of a file. Raises ValueError, OSError and other built-in errors."""
     header, begin = _header_of(file)
     end = os.fstat(file.fileno()).st_size
     document = document_of(header.pop(METADATA))
@@ -418,7 +418,7 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBl
 
 
 def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
-    """Reads the header only; returns it and the offset of the tensors. Raises ValueError, OSError
+    """Reads the header only. Returns (header, offset of the tensors). Raises ValueError, OSError
     and other built-in errors."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     begin, size = _LENGTH.size + length, os.fstat(file.fileno()).st_size
@@ -432,9 +432,9 @@ def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
 
 @contextlib.contextmanager
 def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[int]:
-    """Opens the folder of one call's commits in the job's folder `above`; gives its descriptor.
+    """Opens the folder of one call's commits in the job's folder `above`. Yields a descriptor.
 
-    Raises CheckpointError if another user may write to either, FileNotFoundError.
+    Raises FileNotFoundError, and CheckpointError if another user may write to either folder.
     """
     with (above or Folder(folder.parent)).opened() as outer:
         if make:
@@ -446,8 +446,8 @@ def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[i
 
 @contextlib.contextmanager
 def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
-    """Opens the file with a folder's commit. Raises FileNotFoundError without one, CheckpointError
-    if there is a pickle instead."""
+    """Opens the file of the commit in `folder`. Raises FileNotFoundError if there is none, and
+    CheckpointError if there is a pickle instead."""
     path = folder / FILE
     with _opened(folder, make=False) as place:
         try:

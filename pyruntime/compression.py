@@ -15,8 +15,8 @@ class Identity:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns (array to send, context for decompress). Dtype and shape of the sent array must
-        be equal on all ranks."""
+        """Returns (the array to send, a context for decompress). The array to send has the same
+        dtype and shape on all ranks."""
         return tensor, None
 
     @staticmethod
@@ -26,18 +26,18 @@ class Identity:
 
 
 class Cast:
-    """Sends floats in a shorter dtype. The core adds them in float32."""
+    """Sends floats in a shorter dtype. The core adds these in float32."""
 
     def __init__(
         self, dtype: Any, shortens: Callable[[Any, Any], bool], cast: Callable[[Any, Any], Any]
     ) -> None:
-        """`shortens(array, dtype)` is True if the array holds floats longer than `dtype`."""
+        """`shortens(array, dtype)` returns True if the array holds floats longer than `dtype`."""
         self.dtype = dtype
         self._shortens = shortens
         self._cast = cast
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Returns (the cast array, its old dtype), or (array, None) if the array is not longer."""
+        """Returns (the cast array, its old dtype), or (`tensor`, None) if it need not be cast."""
         if not self._shortens(tensor, self.dtype):
             return tensor, None
         return self._cast(tensor, self.dtype), tensor.dtype

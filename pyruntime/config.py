@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads farandole's settings: the variables in the core's table and their values."""
+"""Reads farandole's settings: the variables in the core's table, and their values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Variable:
     alias: str  # the equivalent HOROVOD_ name, or ""
     default: str
     meaning: str
-    value: str  # the value in force; a secret's is HIDDEN
+    value: str  # the value in force; HIDDEN for a secret
     job_wide: bool  # True: rank 0's value holds for all ranks
     source: str  # origin of the value: "default", "tuning file", "environment" or "rank 0"
 
@@ -44,7 +44,7 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The variable whose name, or the start of it, is most like `name`; "" if none is close."""
+    """The variable whose name, or its start, is most similar to `name`; "" if none is close."""
     short = _short(name.upper())
     words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
@@ -83,10 +83,10 @@ def setting(name: str) -> str:
 
 
 def usual_file(name: str) -> Path | None:
-    """A file in the user's configuration directory.
+    """The path of a file in the user's configuration directory.
 
-    None if the user has neither HOME nor a home in passwd, as in containers with arbitrary user
-    ids.
+    Returns None if the user has neither HOME nor a home in passwd, as in containers with arbitrary
+    user ids.
     """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises
@@ -95,7 +95,7 @@ def usual_file(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def home_for_mpi() -> Iterator[None]:
-    """Sets HOME if it is unset, because Open MPI ends a process without it. A user without a home
+    """Sets HOME if it is unset, because Open MPI ends a process without HOME. A user without a home
     folder gets HOME=/, as in containers."""
     missing = "HOME" not in os.environ
     if missing:
@@ -109,7 +109,7 @@ def home_for_mpi() -> Iterator[None]:
 
 
 def config() -> list[Variable]:
-    """All variables with default, meaning and value in force. Works before init() too.
+    """All variables with default, meaning and value in force. Works before init(), too.
 
     Examples:
         >>> {v.name: v.default for v in hvd.config()}["FARANDOLE_STALL_WARN"]

@@ -8,9 +8,9 @@ def train(state):
         state.commit()
 
 Under `farandole run --elastic`, surviving ranks continue from the newest commit in their memory
-when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart together without new
-processes; if a rank has died, the restart fails and raises the error. If FARANDOLE_CHECKPOINT_DIR
-is set, commits are written to the disk too.
+when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart farandole together, in
+the same processes; if a rank has died, the restart fails and raises the error. If
+FARANDOLE_CHECKPOINT_DIR is set, commits are also written to the disk.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ P = ParamSpec("P")
 S = TypeVar("S", bound="State")
 
 _REMOVED, _ADDED = 1, 2  # bits of on_hosts_updated's update_res
-_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds between attempts to find a commit
+_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds after each attempt to find a commit
 
 
 class State(ABC):
-    """The values from which training continues. After sync() they are equal on all ranks. The
-    training thread calls all methods, except on_hosts_updated()."""
+    """The values from which training continues. After sync() they are equal on all ranks. Only the
+    training thread calls the methods, except on_hosts_updated()."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -61,15 +61,15 @@ class State(ABC):
 
     @property
     def world(self) -> int:
-        """Number of the present world: 1 at first, one more after each restart."""
+        """Number of the present world: 1 at first; each restart adds 1."""
         return runtime.world()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Registers functions to call, in order, after each restart of the runtime."""
+        """Registers functions that are called, in this order, after each restart of the runtime."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after each restart of the runtime: resets this state, then calls the callbacks."""
+        """Called after each restart of the runtime. Resets this state, then calls the callbacks."""
         with self._lock:
             self._updates = 0
         self.reset()
@@ -82,8 +82,8 @@ class State(ABC):
             self._updates |= int(update_res)
 
     def commit(self) -> None:
-        """Saves a copy in memory, and calls check_host_updates(). Collective. In a function
-        decorated by run(), also writes to FARANDOLE_CHECKPOINT_DIR, if set, when a write is due."""
+        """Saves a copy in memory, then calls check_host_updates(). Collective. In a function that
+        run() decorates, also writes to FARANDOLE_CHECKPOINT_DIR if it is set and a write is due."""
         self._keep()
         self.check_host_updates()
 
@@ -94,8 +94,8 @@ class State(ABC):
             _call.worlds.agent.committed()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update, or must
-        leave because of a signal or because `farandole run --elastic` asked it to. Collective."""
+        """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update, or must leave:
+        it got a signal, or `farandole run --elastic` told it to leave. Collective."""
         with self._lock:
             updates = self._updates
         call = _call
@@ -121,14 +121,14 @@ class State(ABC):
             # Stays True even if the supervisor answers again, so all ranks leave in the same way.
             worlds.agent.leaves_lost |= bool(noted[2] > 1)
         if noted[:4].any():
-            # Check again: a preempted host signals its ranks one by one, so signals may have
+            # Checks again: a preempted host signals its ranks one by one, so more signals may have
             # arrived during the write.
             leaving = all_leave or (some_leave and agent_client.was_signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
 
     def write(self, folder: Path) -> None:
-        """Writes the last copy to `folder`, as a whole or not at all. Collective."""
+        """Writes the last copy to `folder` atomically. Collective."""
         raise TypeError(
             f"{type(self).__name__} can't be written to FARANDOLE_CHECKPOINT_DIR: derive it from "
             "ObjectState or TorchState, or give it write() and read()"
@@ -142,7 +142,7 @@ class State(ABC):
         return False
 
     def reset(self) -> None:  # noqa: B027
-        """Adapts everything that depends on the number of ranks."""
+        """Adapts whatever depends on the number of ranks."""
 
     @abstractmethod
     def save(self) -> None:
@@ -154,15 +154,15 @@ class State(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Copies rank 0's state to all ranks, and saves it. Collective."""
+        """Copies rank 0's state to all ranks, then saves it. Collective."""
 
 
 class ObjectState(State):
     """A state whose attributes can be copied and pickled: ObjectState(epoch=0, batch=0).
 
-    Objects with state_dict() and load_state_dict(), such as schedulers, are never replaced: only
-    their state is saved and restored, even if they are nested in containers or other objects. Every
-    rank must create these objects before training.
+    Objects with state_dict() and load_state_dict(), such as schedulers, are never replaced. Only
+    their states are saved and restored, even if the objects are nested in containers or other
+    objects. Every rank must create these objects before training.
 
     Files in FARANDOLE_CHECKPOINT_DIR hold no pickles. write() accepts objects with state_dict(),
     numbers, strings, bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists,
@@ -190,7 +190,7 @@ class ObjectState(State):
         self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:
-        """Copies rank 0's attributes to all ranks, and saves them. Collective."""
+        """Copies rank 0's attributes to all ranks, then saves them. Collective."""
         values = self._handlers.sync(self._attributes())
         self._assign(values)
         self._saved = self._handlers.copy(values)
@@ -200,7 +200,7 @@ class ObjectState(State):
         self._handlers.reset()
 
     def write(self, folder: Path) -> None:
-        """Writes rank 0's last copy to `folder`, as a whole or not at all. Collective.
+        """Writes rank 0's last copy to `folder` atomically. Collective.
 
         All ranks raise CheckpointError if another user may write to the folder or the disk fails.
         All ranks raise TypeError if the file can't hold an attribute without pickling.
@@ -212,11 +212,11 @@ class ObjectState(State):
         return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
-        """Restores on rank 0 the commit that write() wrote to `folder`. Collective. Call sync()
+        """Restores, on rank 0, the commit that write() wrote to `folder`. Collective. Call sync()
         afterwards.
 
         Returns True on all ranks if there was a commit. All ranks raise CheckpointError if another
-        user owns the file or may write to it, or if it is damaged.
+        user owns or may write to the file, or if the file is damaged.
         """
         there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
         if found is not None:
@@ -228,7 +228,7 @@ class ObjectState(State):
         return self._saved
 
     def restore_from(self, saved: Saved) -> None:
-        """Restores a result of saved(). Attributes that it lacks get the last copy's values."""
+        """Restores a result of saved(). Attributes missing in it get the last copy's values."""
         last = self._saved
         self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
@@ -241,16 +241,16 @@ class ObjectState(State):
             super().__setattr__(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute. An object with a state is saved at once, as in Horovod."""
+        """Sets an attribute. If the object has a state, saves it at once, as in Horovod."""
         super().__setattr__(name, value)
         if name in self.__dict__.get("_names", ()) and handler_of(value) is not None:
             self._saved = self._handlers.save({**self._saved.values, name: value}, only=value)
 
 
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
-    """Calls `work` on rank 0. Collective; raises its errors on all ranks.
+    """Calls `work` on rank 0. Collective; raises rank 0's errors on all ranks.
 
-    Returns (True if `work` returned a result, that result on rank 0 and None elsewhere).
+    Returns (True if `work` returned a result, on rank 0 this result, on other ranks None).
     """
     result: T | None = None
     error: Exception | None = None
@@ -273,17 +273,17 @@ class _TrainingCall:
         self.number, self.worlds = number, worlds
         name = setting("FARANDOLE_CHECKPOINT_DIR")
         self.folder = Path(name) / f"call-{number}" if name else None
-        # Under `farandole run --elastic` the folder exists already.
+        # Under `farandole run --elastic`, the folder exists already.
         self._writer = Writer(self.folder, make=worlds is None) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
         # Time of the last write. The first commit is written at once, to test the disk.
         self._written = float("-inf")
-        # For the first call, `farandole run --elastic` knows whether there is a commit.
+        # At the first call, `farandole run --elastic` tells the rank whether there is a commit.
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
     def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
-        """Context manager in which preemption signals make this rank leave, if its state is
-        kept."""
+        """Context manager: preemption signals make this rank leave, if its state is kept
+        elsewhere."""
         return agent_client.leaving_on_signals(grace if self.folder or self.worlds else None)
 
     def wants_to_write(self) -> bool:
@@ -293,8 +293,8 @@ class _TrainingCall:
         return time.monotonic() >= self._written + self._seconds
 
     def write(self, state: State, at_once: bool = False) -> None:
-        """Writes the newest commit. Collective. `at_once`: finishes writing before it
-        returns."""
+        """Writes the newest commit. Collective. `at_once`: returns only when the commit is
+        written."""
         if self.folder is None or self._writer is None:
             return
         first, self._written = self._written < 0, time.monotonic()
@@ -306,7 +306,7 @@ class _TrainingCall:
         _by_rank_0(lambda: write(state.saved(), state._number()), "write")
 
     def _save(self, saved: Saved, commit: Commit, last: bool) -> None:
-        """Writes this commit; if the disk fails, training continues without it."""
+        """Writes this commit. If the disk fails, training continues all the same."""
         assert self._writer is not None
         self._writer.join()
         try:
@@ -317,7 +317,7 @@ class _TrainingCall:
                 os.write(2, text.encode(errors="replace"))
 
     def end(self, state: State) -> None:
-        """Writes the last commit if it is not on the disk. Rank 0 only."""
+        """Writes the last commit, unless it is on the disk. Only rank 0 calls this."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
             self._save(state.saved(), state._number(), last=True)
 
@@ -329,7 +329,7 @@ class _TrainingCall:
         ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
         found = bool(wanted[0]) and state.read(self.folder)
         if self.start.from_disk and self.number == 1 and isinstance(state, ObjectState):
-            for wait in _WAITS:  # the folder may be missing for a moment
+            for wait in _WAITS:  # for a moment, the folder may be missing
                 if found:
                     break
                 time.sleep(wait)
@@ -345,18 +345,18 @@ class _TrainingCall:
 
     @property
     def start(self) -> World:
-        """The present world, with the commit from which it starts."""
+        """The present world, including the commit from which it starts."""
         return self.worlds.start if self.worlds is not None else World()
 
 
-_call: _TrainingCall | None = None  # the present one
+_call: _TrainingCall | None = None  # the call under way
 _calls = 0  # number of calls so far; each has its own folder
 
 
 @contextlib.contextmanager
 def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
-    """Context manager for one call of a decorated function. `in_place`: the world may change
-    without restarting processes."""
+    """Context manager for one call of a decorated function. `in_place`: True if the world may
+    change while processes go on."""
     global _call, _calls
     before = _call
     _calls += 1
@@ -370,20 +370,20 @@ def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
 def run_fn(
     func: Callable[Concatenate[S, P], R], reset: Callable[[], None] = runtime.restart
 ) -> Callable[Concatenate[S, P], R]:
-    """Calls state.sync() and `func(state, ...)`, and both again after each failure.
+    """Calls state.sync() and `func(state, ...)`; after each failure, calls both again.
 
-    After an error in RETRIED it restores the last commit; after HostsUpdatedInterrupt it keeps the
-    state. Then it calls `reset`, which restarts the runtime. Under `farandole run --elastic`, the
-    ranks join the next world instead, without dead ranks and with new ones. Any other error,
-    including one from `reset`, is raised here; the other ranks raise a PeerError that quotes it and
-    do not restart.
+    After an error in RETRIED, the state is restored from the last commit; after
+    HostsUpdatedInterrupt, the state is kept. Then `reset` is called, which restarts the runtime.
+    Under `farandole run --elastic`, the ranks instead join the next world, which lacks dead ranks
+    and may have new ones. All other errors, including those of `reset`, are raised here. The other
+    ranks then raise a PeerError that quotes the error, and do not restart.
 
-    If FARANDOLE_CHECKPOINT_DIR is set, training continues from the last commit there, after a call
-    of state.on_reset(). Each call of the decorated function keeps its own commits. With the folder
+    If FARANDOLE_CHECKPOINT_DIR is set, training starts from the last commit there, after a call of
+    state.on_reset(). Each call of the decorated function keeps its own commits. With the folder
     set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
-    check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
-    `farandole run --elastic` only the rank with the signal leaves; the supervisor can make all
-    leave.
+    check_host_updates():
+    the state is written, and the program ends by SystemExit(0). Under `farandole run --elastic`,
+    only the rank that got the signal leaves; the supervisor can make all ranks leave.
     """
 
     @functools.wraps(func)
@@ -422,7 +422,7 @@ def run_fn(
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
                     if call.worlds is not None and call.worlds.agent.leaves_lost:
-                        call.worlds.leave(None)  # first, so that no rank's error reaches the others
+                        call.worlds.leave(None)  # first: no rank's error may reach the others
                     agent_client.leave_job()
                 skip_sync = interrupt.skip_sync
             if call.worlds is None:
@@ -436,7 +436,7 @@ def run_fn(
 
 
 def _sync(state: State, call: _TrainingCall) -> None:
-    """Copies rank 0's state to this rank, as a whole or not at all."""
+    """Copies rank 0's state to this rank. If that fails, restores or drops this rank's state."""
     before = state.saved() if isinstance(state, ObjectState) else None
     try:
         state.sync()
@@ -444,7 +444,7 @@ def _sync(state: State, call: _TrainingCall) -> None:
         if before is not None and isinstance(state, ObjectState):
             state.restore_from(before)
         elif topology.rank() != 0:
-            state._commits = -1  # a mixture of two commits
+            state._commits = -1  # the state is a mixture of two commits
             if call.worlds is not None:
                 call.worlds.agent.forget()
         raise
@@ -456,9 +456,9 @@ def _sync(state: State, call: _TrainingCall) -> None:
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a State, so that it survives failures.
 
-    Returns a function with the arguments and the result of `func`. It calls state.sync() and then
-    `func(state, ...)`. After PeerError, StallError or LibraryError it restores the last commit;
-    after a change of hosts it keeps the state. Then it restarts the runtime with the present ranks
-    and calls `func` again. It raises other errors.
+    Returns a function with the arguments and the result of `func`. This function calls
+    state.sync(), then `func(state, ...)`. After PeerError, StallError or LibraryError it restores
+    the last commit; after a change of hosts it keeps the state. Then it restarts the runtime with
+    the present ranks and calls `func` again. It raises all other errors.
     """
     return run_fn(func)

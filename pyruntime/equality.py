@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks every few steps that all ranks have the same model: parameters, settings, optimizer state.
 
-Ranks first compare one digest, either in an optimizer round's consensus, which costs no extra call,
-or in a small allgather (StandaloneModelCheck). If digests differ, they exchange fingerprints to
-report the differences. Runs on the thread that steps.
+Ranks first compare one digest. It travels in the consensus of an optimizer's round, which costs no
+extra call, or in a small allgather (StandaloneModelCheck). If digests differ, ranks exchange
+fingerprints to report the differences. Runs on the thread that calls step().
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from farandole.ops import allgather
 from farandole.start.agent_client import may_grow
 from farandole.topology import rank, size
 
-_SHOWN = 4  # names and settings shown in a text
+_SHOWN = 4  # most names and settings that a text shows
 Reports = list[dict[str, Any]]  # one entry per participating rank
 
 
 class ModelSummary(NamedTuple):
     """The values that ranks compare."""
 
-    arrays: Mapping[str, str]  # name -> fingerprint; "": not in this rank's memory
+    arrays: Mapping[str, str]  # name -> fingerprint; "" if the array is not in this rank's memory
     settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
-    state: Mapping[str, str]  # optimizer state: parameter -> "step 3"; "": held by another rank
+    state: Mapping[str, str]  # optimizer state: parameter -> "step 3"; "" if another rank holds it
 
 
 class Remedies(NamedTuple):
     """Advice for users of one framework when models differ; each text starts with a verb."""
 
-    first: str  # before training
-    joined: str  # after last = join()
-    state: str  # if the optimizer's state differs, and nothing else
+    first: str  # if models differ from the start
+    joined: str  # if models differ after `last = join()`
+    state: str  # if only the optimizer's state differs
 
 
 class VerifyPolicy(NamedTuple):
@@ -55,7 +55,7 @@ class VerifyPolicy(NamedTuple):
 
     @classmethod
     def of(cls, verify_every: int | None, verify: str) -> VerifyPolicy:
-        """A policy from options; None reads FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
+        """A policy from options. None means FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
         if verify_every is None:
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)
@@ -71,7 +71,7 @@ def fingerprint(address: int, nbytes: int) -> str:
 
 
 class ModelCheck:
-    """Decides when one optimizer's model is compared, and holds the outcome until report()."""
+    """Decides when the model of one optimizer is compared. Holds a difference until report()."""
 
     def __init__(
         self,
@@ -87,24 +87,24 @@ class ModelCheck:
         self.restart()
 
     def restart(self) -> None:
-        """Call this on all ranks when step counts start again."""
+        """All ranks call this when step counts start again."""
         self._compared: tuple[int, int] | None = None  # (joins, steps) at the last digest
         self._equal: tuple[int, int] | None = None  # (joins, steps) when models were last equal
         self._warned = False
         self._found: Exception | None = None
 
     def warn_again(self) -> None:
-        """Call this when all ranks compare: some may have missed the last difference."""
+        """Call this when all ranks compare: some ranks may have missed the last difference."""
         self._warned = False
 
     def digest(self, joins: int, steps: int) -> int:
-        """This rank's part of the consensus, from 1 to 2^63 - 1, or 0 for no comparison now.
+        """This rank's part of the consensus, from 1 to 2^63 - 1; 0 if there is no comparison now.
 
         `joins` counts calls of join(), `steps` calls of step() since the last join().
         """
         if not self.every or self._warned or steps % self.every:
             return 0
-        if self._compared == (joins, steps):  # an earlier round of this step has compared
+        if self._compared == (joins, steps):  # an earlier round of this step has compared models
             return 0
         self._compared = joins, steps
         text = json.dumps(self._describe(), sort_keys=True).encode()
@@ -112,7 +112,7 @@ class ModelCheck:
         return number >> 1 or 1
 
     def compare(self, scope: str, digest: int, equal: bool, steps: int) -> None:
-        """Call this after the consensus with the largest `digest`, on all ranks.
+        """All ranks call this after the consensus, with the largest `digest`.
 
         Collective if digests are not `equal`.
         """
@@ -127,7 +127,7 @@ class ModelCheck:
         self._found = MismatchError(text) if self._raises else UserWarning(text)
 
     def report(self) -> None:
-        """Warns about a difference that compare() found, or raises MismatchError."""
+        """Warns about a difference that compare() has found, or raises MismatchError."""
         found, self._found = self._found, None
         if isinstance(found, MismatchError):
             raise found
@@ -139,7 +139,7 @@ class ModelCheck:
         line = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
         gathered = allgather(line, name=f"{scope}.equality", process_set=self._process_set)
         lines = gathered.tobytes().splitlines()
-        reports = [_read(scope, line) for line in lines]  # ranks in join() send nothing
+        reports = [_read(scope, line) for line in lines]  # ranks that have joined send no line
         self._raises |= any(one["raises"] for one in reports)
         joins, before = self._equal or (None, None)
         joined = joins is not None and self._compared is not None and joins != self._compared[0]
@@ -148,8 +148,8 @@ class ModelCheck:
 
 
 def _read(scope: str, line: bytes) -> dict[str, Any]:
-    """Parses a rank's report. Raises PeerError if no rank can have written it, because data between
-    hosts may be altered."""
+    """Parses a rank's report. Raises PeerError if no rank can have written it: data between hosts
+    may be altered."""
 
     def texts(found: dict[str, str]) -> dict[str, str]:
         return {printable(name): printable(value) for name, value in found.items()}
@@ -177,16 +177,16 @@ class StandaloneModelCheck:
         interval: VerifyPolicy,
         remedies: Remedies,
     ) -> None:
-        """`kind`, such as "model", becomes part of the names of its calls."""
+        """`kind`, such as "model", becomes part of the names of the calls."""
         self._scope = requests.Scope(kind, process_set)
         self._process_set = process_set
         self._every = interval.every
         self._equality = ModelCheck(describe, process_set, interval, remedies)
-        self._steps: Counter[int] = Counter()  # keyed by the number of join() calls before
+        self._steps: Counter[int] = Counter()  # key: number of earlier join() calls
         self._world = 0
 
     def before_step(self) -> None:
-        """Call this in each step on all ranks; collective in the first step and at comparisons.
+        """Call this in each step on all ranks. Collective in the first step and at comparisons.
 
         Warns about a difference, or raises MismatchError.
         """
@@ -209,7 +209,7 @@ class StandaloneModelCheck:
             return
         own = np.array([[digest, self._every]], np.int64)
         digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
-        # Use the ranks' shortest interval: with different ones, a rank would wait for the others.
+        # Uses the ranks' shortest interval: with different intervals, ranks would wait for others.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
         self._equality.compare(self._scope.name, max(digests), equal, steps)
@@ -219,10 +219,10 @@ class StandaloneModelCheck:
 def explain(
     reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
 ) -> str | None:
-    """Describes how the ranks' models differ, and the probable cause; None if they are equal.
+    """Describes how the ranks' models differ, and the probable cause; None if models are equal.
 
-    `equal` is the number of steps after which they were last equal, None if they never were.
-    `joined` is True if a rank has called join() since.
+    `equal`: the number of steps after which models were last equal; None if they never were.
+    `joined`: True if a rank has called join() since then.
     """
     arrays, state = (
         {name: groups for name, groups in _differences(reports, what) if all(groups)}
@@ -255,7 +255,7 @@ def explain(
 
 
 def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """(name, value -> ranks that have it) for each difference. Value "" means missing."""
+    """Yields (name, value -> ranks that have it) for each difference. Value "" means missing."""
     names = dict.fromkeys(name for one in reports for name in one[what])
     for name in names:
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -266,7 +266,7 @@ def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, l
 
 
 def _apart(reports: Reports, all_groups: Iterable[dict[str, list[int]]]) -> str:
-    """Names the ranks that differ from the majority; in a tie, from the group that comes first."""
+    """Names the ranks that differ from the majority; if there is none, from the first group."""
     others: set[int] = set()
     for groups in all_groups:
         most = max(groups.values(), key=len)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error classes, and helpers for error texts. Each error code of the C core is one class."""
+"""The error classes, and helpers for error texts. Each error code of the C core has one class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 
 class FarandoleError(RuntimeError):
-    """Any failure of the runtime. Its subclasses name the kind of failure."""
+    """Any failure of the runtime. Subclasses tell the kind of failure."""
 
 
 class MismatchError(FarandoleError):
@@ -43,18 +43,18 @@ class CheckpointError(FarandoleError):
     missing, from a different job, or writable by another user."""
 
 
-# Errors after which elastic training restarts. Other errors, such as MismatchError, are bugs of the
+# Errors after which elastic training restarts. Others, such as MismatchError, are bugs of the
 # program.
 RETRIED = (PeerError, StallError, LibraryError)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts were added or removed, which ends the current attempt of elastic training. Not a
+    """Hosts were added or removed, so the current attempt of elastic training ends. Not a
     failure."""
 
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
-        """`skip_sync`: no rank is new, so none needs another rank's state. `leaving`: every rank
-        ends here; training continues in other processes, if at all."""
+        """`skip_sync`: no rank is new, so no rank needs the state of another. `leaving`: every rank
+        ends here; training may continue in other processes."""
         super().__init__("the job's hosts are changing")
         self.skip_sync, self.leaving = skip_sync, leaving
 
@@ -92,7 +92,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def error_text(reason: BaseException) -> str:
-    """An exception's text, safe to print on a terminal. Drops an OSError's number."""
+    """An exception's text, safe to print on a terminal. Omits the number of an OSError."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
         text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
@@ -100,9 +100,9 @@ def error_text(reason: BaseException) -> str:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """Escapes control characters in `text` from another process, so it is safe on a terminal.
+    """Escapes control characters in a text from another process, so that a terminal can show it.
 
-    Names may hold escape sequences, or characters that reorder a line. `lines` keeps line ends.
+    Names may hold escape sequences, or characters that reorder a line. `lines`: keeps line ends.
     """
     if text.isprintable():
         return text
@@ -112,7 +112,7 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def from_code(code: int, text: str) -> Exception:
-    """The exception for a C error code; unknown codes become FarandoleError."""
+    """The exception for an error code of C; FarandoleError for an unknown code."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError
     return kind(printable(text, lines=True))
 
@@ -121,7 +121,7 @@ _NAMED = {kind.__name__: kind for kind in _CLASSES}
 _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
 # Finds a farandole error inside a framework's error text. The framework may append a traceback or
 # details such as " [executable_name='jit_step']". ValueError and TypeError need the prefix
-# "farandole.", because other code raises them too.
+# "farandole.", because other code raises such errors, too.
 _EMBEDDED = re.compile(
     rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
     r"(?=\s+Traceback \(|(?: \[\w+='[^'\n]*'\])*\Z)",
@@ -131,7 +131,7 @@ _EMBEDDED = re.compile(
 
 @contextlib.contextmanager
 def retyped(framework: type[Exception]) -> Iterator[None]:
-    """Raises farandole's own error instead of the framework error that contains it."""
+    """Context: raises farandole's own error in place of the framework's error that contains it."""
     try:
         yield
     except framework as reason:
@@ -142,7 +142,7 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warns at the line of the program that called farandole, directly or through a framework."""
+    """Warns at the program's line that called farandole, directly or through a framework."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package_of(frame) in _BETWEEN:
         frame = frame.f_back
@@ -153,10 +153,10 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def without_frames(reason: Exception) -> Exception:
-    """Drops traceback frames inside farandole and torch, so that the traceback ends near the
-    program's line.
+    """Drops traceback frames inside farandole and torch, so that the traceback ends at or near a
+    line of the program.
 
-    Keeps all frames if other code raised the error, or if it is a bug of farandole.
+    Keeps all frames if other code has raised the error, or if the error is a bug of farandole.
     """
     meant = (FarandoleError, TypeError, ValueError, NotImplementedError)
     if not isinstance(reason, meant) or not _is_within_libraries(reason):
@@ -172,8 +172,8 @@ def _is_within_libraries(reason: BaseException) -> bool:
 
 
 _LIBRARIES = ("farandole", "farandole_autoload", "torch")
-# Packages whose frames warn() skips to reach the program's line. without_frames() keeps the frames
-# of those that are not in _LIBRARIES, because they raise errors of their own.
+# Packages whose frames warn() skips to find the program's line. without_frames() keeps frames of
+# those that are not in _LIBRARIES, because these packages raise errors themselves.
 _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
 
 

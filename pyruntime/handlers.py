@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and restores objects with a state, such as optimizers, within the values of an elastic
+"""Saves and restores objects that have a state, such as optimizers, among the values of an elastic
 State. For elastic.py, on the training thread.
 
-A handler saves such an object in place. Values are deep-copied around it: the copy refers to the
-same object, because a copied scheduler would drive a copied optimizer.
+A handler saves such an object in place, and values around it are deep-copied. The copies refer to
+the same object, because a copied scheduler would change a copied optimizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.objects import allgather_object, broadcast_object
 
 T = TypeVar("T", bound=Any)
 
-# Types without parts; deep copies share these values.
+# Types that have no parts. Deep copies share these values.
 _ATOMS = frozenset(
     {
         *(bool, int, float, complex, str, bytes, NoneType, type),
@@ -36,7 +36,7 @@ _WITHOUT_ORDER = (set, frozenset)
 class StateHandler(Generic[T]):
     """Saves, restores and synchronises one object through its state_dict().
 
-    Derive a class and register() it for objects that need more. The thread that trains calls all
+    For objects that need more, derive a class and register() it. The thread that trains calls all
     methods. sync() is a collective: every rank of the world calls it in the same order.
     """
 
@@ -54,24 +54,24 @@ class StateHandler(Generic[T]):
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
-        """Copies rank 0's state to all ranks and saves it. Collective."""
+        """Copies rank 0's state to all ranks, then saves it. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
         self.save()
 
     def reset(self) -> None:
-        """Called after a restart, when the number of ranks may have changed."""
+        """Called after a restart; the number of ranks may have changed."""
 
     def set_value(self, value: T) -> None:
-        """Replaces the object and saves its state."""
+        """Replaces the object, then saves its state."""
         self.value = value
         self.save()
 
 
-registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first matching type wins
+registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first type that matches is used
 
 
 def handler_of(value: Any) -> type[StateHandler[Any]] | None:
-    """The handler class for an object; None for a plain value, which is copied."""
+    """The handler class for an object; None for a plain value, which needs no handler."""
     if type(value) in _ATOMS or isinstance(value, type):
         return None
     for kind, handler in registry:
@@ -82,13 +82,13 @@ def handler_of(value: Any) -> type[StateHandler[Any]] | None:
 
 
 def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Finds the objects with a handler within `values`, keyed by path.
+    """Finds the objects within `values` that have a handler; the keys are their paths.
 
-    It looks wherever copy.deepcopy() does; the order is equal on all ranks. Raises TypeError if a
-    set holds several such objects, because sets have no order.
+    Searches wherever copy.deepcopy() would copy, in an order that is equal on all ranks. Raises
+    TypeError if a set holds several such objects, because sets have no order.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {}  # keyed by id; holds the objects so that no id is reused
+    seen: dict[int, Any] = {}  # id -> object; holding the objects prevents reuse of their ids
 
     def look(path: str, value: Any) -> None:
         if handler_of(value) is not None:
@@ -109,7 +109,7 @@ def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields (name, part) for each object that copy.deepcopy() copies along with `value`."""
+    """Yields (name, part) for each object that copy.deepcopy() would copy along with `value`."""
     kind = type(value)
     if kind in (dict, list, tuple, *_WITHOUT_ORDER):
         yield from _members(value)
@@ -122,7 +122,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
             reduce = copyreg.dispatch_table.get(kind)
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         except Exception:
-            return  # copy.deepcopy() will raise the error
+            return  # copy.deepcopy() will raise the same error
         if isinstance(reduced, tuple):
             _, arguments, state, *items = (*reduced, None, None)[:5]
             states = state if type(state) is tuple else (state,)
@@ -145,18 +145,18 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Handlers:
-    """The handlers of a state's objects. An object keeps its handler while the state contains
-    it."""
+    """The handlers of a state's objects. A handler exists as long as the state contains its
+    object."""
 
     def __init__(self) -> None:
-        self._found: dict[str, StateHandler[Any]] = {}  # keyed by the object's first path
+        self._found: dict[str, StateHandler[Any]] = {}  # key: the object's first path
 
     def _by_object(self) -> dict[int, StateHandler[Any]]:
         return {id(handler.value): handler for handler in self._found.values()}
 
     def save(self, values: dict[str, Any], only: Any = None) -> Saved:
-        """Saves the objects within `values` and returns copy(values). With `only`, saves that
-        object alone; the others keep their last saved state."""
+        """Saves the objects within `values`, then returns copy(values). `only`: saves this object
+        alone; the other objects keep their last saved state."""
         before, self._found = self._by_object(), {}
         for path, value in _firsts(find_objects(values)).items():
             handler = before.get(id(value))
@@ -168,13 +168,13 @@ class Handlers:
         return self.copy(values)
 
     def copy(self, values: dict[str, Any]) -> Saved:
-        """Deep-copies the values, and adds the states that the handlers have saved."""
+        """Deep-copies the values, and adds the states that handlers have saved."""
         objects = {id(handler.value): handler.value for handler in self._found.values()}
         parts = {path: Part(x.value, x.saved) for path, x in self._found.items()}
         return Saved(copy.deepcopy(values, objects), parts)
 
     def restore(self, saved: Saved) -> dict[str, Any]:
-        """Restores the objects' states, and returns a copy of the values."""
+        """Restores the objects' states; returns a copy of the values."""
         before, self._found = self._by_object(), {}
         for path, (value, state) in saved.parts.items():
             handler = self._found[path] = before.get(id(value)) or _made(value)
@@ -183,12 +183,12 @@ class Handlers:
         return self.copy(saved.values).values
 
     def reset(self) -> None:
-        """Called after a restart."""
+        """Called after a restart. Resets all handlers."""
         for handler in self._found.values():
             handler.reset()
 
     def sync(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns rank 0's values. This rank's objects replace rank 0's and load their states.
+        """Returns rank 0's values, with this rank's objects, into which rank 0's states are loaded.
 
         Collective. Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
         """
@@ -231,7 +231,7 @@ def _name(value: Any) -> str:
 
 
 class _Transfer:
-    """Pickles rank 0's values without their objects. Receivers insert their own, found by path."""
+    """Pickles rank 0's values without their objects. Receivers insert their objects, by path."""
 
     def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
         firsts = _firsts(found)

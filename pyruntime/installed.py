@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the packages, MPI and GPU libraries next to farandole, in the places where the core looks.
-For `farandole doctor`, init() and Horovod's queries."""
+"""Finds packages, MPI and GPU libraries in the places where the core looks for them. For `farandole
+doctor`, init() and Horovod's queries."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 from farandole.trust import safe_working_folder
 
-# Packages that an editable install keeps in other folders.
+# Packages that lie in other folders in an editable install.
 _PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
 
 
 def own_folders() -> list[str]:
-    """The folders of farandole's modules."""
+    """The folders that hold farandole's modules."""
     found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
     places = [spec.submodule_search_locations or [] for spec in found if spec]
     return [str(Path(__file__).parent), *(folder for place in places for folder in place)]
 
 
 def version(package: str) -> str:
-    """An installed package's version, or ""."""
+    """The version of an installed package, or ""."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -42,12 +42,12 @@ def version(package: str) -> str:
 
 @contextlib.contextmanager
 def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
-    """Context for an adapter's imports: the error for a missing library names the remedy."""
+    """Context for an adapter's imports. If the library is missing, the error names the remedy."""
     try:
         yield
     except ModuleNotFoundError as reason:
         if reason.name != module:
-            raise  # a module that the library itself lacks
+            raise  # the library itself lacks a module
         text = f"{adapter} needs {name}, which is not installed: `{remedy}`"
         raise ImportError(text) from reason
 
@@ -57,7 +57,7 @@ class LoadedMpi:
     """The MPI library that this process has loaded."""
 
     file: str
-    interface: str  # the MPI whose binary interface it implements; "": unknown to the core
+    interface: str  # the MPI whose ABI the library has; "" if the core does not know the ABI
     version: str
 
 
@@ -70,16 +70,16 @@ def loaded_mpi() -> LoadedMpi | None:
 def addresses() -> list[tuple[str, str]]:
     """(interface, address) for each address that the core announces to other hosts.
 
-    Raises ValueError if FARANDOLE_INTERFACE excludes all.
+    Raises ValueError if FARANDOLE_INTERFACE excludes every address.
     """
     lines = read_string(lib.farandole_addresses).splitlines()
     return [(name, address) for name, address in (line.split(" ") for line in lines)]
 
 
 def mpi_library() -> str:
-    """Version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on failure.
+    """The version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on failure.
 
-    Starts MPI only if a launcher has started this process.
+    Initialises MPI only if a launcher has started this process.
     """
     import mpi4py
 
@@ -99,10 +99,10 @@ def nvidia_folders() -> list[str]:
 
 
 def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
-    """Opens a library and returns (library, file), or (None, "").
+    """Opens a library. Returns (library, file), or (None, "") if none can be opened.
 
-    `variable` names a setting with its path. Without one, tries in order: the library that this
-    process has loaded, NVIDIA's wheels, the dynamic loader's path.
+    `variable` names the setting that holds the library's path. If it is empty, tries in order: the
+    library that this process has loaded, NVIDIA's wheels, the path of the dynamic loader.
     """
     chosen = setting(variable)
     paths = [Path(folder, name) for name in names for folder in nvidia_folders()]
@@ -115,7 +115,7 @@ def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
 
 
 def mapped_files(name: str) -> list[str]:
-    """Files called NAME.so* that this process has mapped."""
+    """Files with names NAME.so* that are mapped into this process."""
     lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
     return sorted(paths)
@@ -126,7 +126,7 @@ def _file_of(name: str) -> str:
 
 
 def int_from(function: Any) -> int:
-    """The int that a C function `int f(int*)` writes; 0 if the call fails."""
+    """The int that a C function `int f(int*)` writes; 0 if the function fails."""
     number = ctypes.c_int(0)
     return number.value if function(ctypes.byref(number)) == 0 else 0
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of one host of an elastic job: it starts and kills the ranks there, and passes messages
-between them and the supervisor. membership/agent.py makes its decisions. It runs on the main
+"""The agent of one host of an elastic job: starts and kills the ranks there, and passes messages
+between them and the supervisor. membership/agent.py makes its decisions. The agent runs on the main
 thread; other threads put events into its queue.
 
-A host has one agent of a job at a time: a new agent kills the old one, whose ranks then end too.
+A job has one agent per host. A new agent kills an old one, whose ranks then end, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from farandole.start.server import Client, Server
 
 MODULE = "farandole.launch.agent"  # in every agent's command line
 BEAT = 1.0  # seconds between heartbeats
-CONTACT = "FARANDOLE_SUPERVISOR"  # set by the supervisor: its address, its key, the ranks' secret
+CONTACT = "FARANDOLE_SUPERVISOR"  # the supervisor sets it: its address, its key, the ranks' secret
 PREEMPTED = 75  # exit code of agents and supervisors after a signal
 _LEASE = 30.0  # seconds; used until the supervisor has sent a lease
 _LAST_WORDS = 1.0  # seconds to wait for the last message of an ended process
@@ -48,8 +48,8 @@ Event = Callable[[], object]
 
 
 class _RankListener(Server):
-    """Listens for this host's ranks; refuses other users' processes. Methods with an underscore run
-    on its thread."""
+    """Listens for this host's ranks, and refuses processes of other users. Methods that start with
+    an underscore run on the listener's thread."""
 
     def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
@@ -57,7 +57,7 @@ class _RankListener(Server):
         super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
-        """Sends to the process of this number, if it is connected. Any thread may call this."""
+        """Sends to the process numbered `rank`, if it is connected. Any thread may call this."""
 
         def send() -> None:
             if rank in self._client:
@@ -70,18 +70,18 @@ class _RankListener(Server):
 
     def _received(self, client: Client, message: bytes) -> None:
         if self._client.get(client.rank) is not client:
-            return  # the last words of an earlier program, which came after the next one's first
+            return  # from an earlier program of this process, but late
         fields, pid = json.loads(message), process_of(client.connection)
         self._events.put(lambda: self._runner.hear_rank(client.rank, pid, fields))
 
     def _disconnected(self, client: Client) -> None:
-        if self._client.get(client.rank) is client:  # else the process's next program is connected
+        if self._client.get(client.rank) is client:  # else the process runs its next program
             del self._client[client.rank]
             self._events.put(lambda: self._runner.rank_hung_up(client.rank))
 
 
 class AgentRunner:
-    """Carries out the agent's decisions. Owns its connections and processes."""
+    """Carries out the agent's decisions. Owns the agent's connections and processes."""
 
     def __init__(self, contact: str, folder: str, host: str, slots: int) -> None:
         self._address, self._key, self._secret = contact.rsplit(" ", 2)
@@ -91,12 +91,12 @@ class AgentRunner:
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._slots = slots
         self._agent = Agent(name, host, slots, _LEASE, time.monotonic())
-        self._numbers: dict[str, int] = {}  # by process's name
-        self._names: list[str] = []  # inverse of _numbers
+        self._numbers: dict[str, int] = {}  # process's name -> its number
+        self._names: list[str] = []  # number -> name
         self._processes: dict[str, RankProcess] = {}
-        self._blobs: dict[tuple[str, int, int], str] = {}  # parts of unfinished allgathers
+        self._blobs: dict[tuple[str, int, int], str] = {}  # data for unfinished allgathers
         self._connection: Connection | None = None
-        self._job: dict[str, Any] = {}  # the supervisor's description
+        self._job: dict[str, Any] = {}  # the supervisor's description of the job
         self._over = False
         self._looked = time.monotonic()
 
@@ -153,18 +153,18 @@ class AgentRunner:
         self._agent.drain(time.monotonic() + grace)
         name = signal.Signals(number).name
         say(f"{self._host} is being preempted ({name}): its ranks leave within {grace:g} s")
-        self._report()  # now, so that leaving ranks are not taken for lost ones
+        self._report()  # now, so that leaving ranks do not count as lost
         for process in self._processes.values():
             process.preempt()
 
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Connects to the supervisor, and reconnects after each failure. Runs on its own thread."""
+        """Connects to the supervisor, and reconnects after each failure. Has a separate thread."""
         while True:
             try:
                 key = bytes.fromhex(self._key)
-                # A send must not delay the end of the lease. What it could not send is repeated.
+                # A send must not delay the end of the lease. Messages that fail are repeated.
                 with open_connection(self._address, key, send_seconds=2 * BEAT) as line:
                     self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
                     while True:
@@ -191,7 +191,7 @@ class AgentRunner:
         if what == "job":
             self._job = rest[0]
             self._agent.set_lease(float(self._job["lease"]))
-            with contextlib.suppress(OSError):  # this host may lack the folder
+            with contextlib.suppress(OSError):  # the folder may not exist on this host
                 os.chdir(self._job["folder"])
         elif what == "wanted":
             self._act(self._agent.receive(decode(Assignment, rest[0])))
@@ -231,7 +231,7 @@ class AgentRunner:
 
         try:
             process = RankProcess(job["command"], self._environment() | ours, label, ended)
-        except OSError as reason:  # e.g. too many processes: a retry may succeed
+        except OSError as reason:  # e.g. too many processes; a retry may succeed
             self._agent.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
             return
         process.slot = slot
@@ -247,19 +247,19 @@ class AgentRunner:
         return {process.slot for process in self._processes.values() if process.code is None}
 
     def hear_rank(self, number: int, pid: int, fields: list[Any]) -> None:
-        """Handles a message from a rank, whose process here is `pid`."""
+        """Handles a message from a rank. `pid`: its process on this host."""
         name = self._names[number]
         process = self._processes[name]
         what, *rest = fields
         process.connected = True
         process.meet(pid)
-        if process.settled:  # it has outlived the process that was started for it
+        if process.settled:  # the program has outlived the process that started it
             process.kill()
         elif what == "here":
-            # A second program in this process must not enter the worlds of the first.
+            # A second program of this process must not join the worlds of the first.
             self._tell_rank(name, ["begin", self._agent.world_of(name), self._secret])
             process.called = True
-            process.said = None  # was about an earlier program
+            process.said = None  # this was about an earlier program
             self._agent.announce(name, None)
         elif what == "state":
             self._act(self._agent.report(name, decode(WorkerState, rest[0])))
@@ -272,7 +272,7 @@ class AgentRunner:
             self._agent.announce(name, process.said[0])
 
     def rank_hung_up(self, number: int) -> None:
-        """Handles the end of a rank's connection: its program has ended."""
+        """Handles the end of a rank's connection, which means that its program has ended."""
         name = self._names[number]
         self._processes[name].connected = False
         self._processes[name].meet(0)
@@ -286,20 +286,20 @@ class AgentRunner:
     def _ended(self, name: str, code: int) -> None:
         process = self._processes[name]
         process.code = code
-        process.kill()  # also its children
+        process.kill()  # also kills its children
 
         def give_up() -> None:
             process.connected = False
             self._settle(name)
 
-        if process.connected:  # its last message may be on the way
+        if process.connected:  # the process's last message may be on the way
             timer = threading.Timer(_LAST_WORDS, lambda: self._events.put(give_up))
             timer.daemon = True
             timer.start()
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """Reports how a process ended, once its exit code and last message are known."""
+        """Reports how a process has ended, once its exit code and its last message are known."""
         process = self._processes[name]
         if process.code is not None and not process.connected and not process.settled:
             process.settled = True
@@ -308,8 +308,8 @@ class AgentRunner:
 
 
 def say(text: str) -> None:
-    """Prints a line to standard error without ever blocking: a thread writes it, so the job
-    survives a closed pipe and does not wait for a stopped pager."""
+    """Prints a line to standard error and never blocks: another thread writes the line. So the job
+    survives a closed pipe, and does not wait for a pager that is stopped."""
     _writer()
     _said.put(f"farandole: {printable(text, lines=True)}\n".encode(errors="backslashreplace"))
 
@@ -338,18 +338,18 @@ def _writer() -> None:
 
 
 def kill_predecessor(folder: str, host: str) -> None:
-    """Kills an earlier agent of this job on this host: it may be stopped, its ssh may have ended,
-    or its supervisor may have been killed."""
+    """Kills an earlier agent of this job on this host, if there is one. It may be stopped, its ssh
+    may have ended, or its supervisor may have been killed."""
     place = os.path.realpath(folder)
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             one = system_calls.pidfd_open(int(process.name))
             try:
                 words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
-                # Compare words in the order of programs.own(): srun's command line has them
-                # elsewhere.
+                # The order of words is that of programs.own(). In srun's command line, these words
+                # are in other places.
                 if (
                     words[1:2] == ["-c"]
                     and words[3:4] == [MODULE]
@@ -363,7 +363,7 @@ def kill_predecessor(folder: str, host: str) -> None:
 
 
 def main() -> int:
-    """Runs the agent; returns the exit code."""
+    """Runs the agent. Returns the exit code."""
     parser = argparse.ArgumentParser("farandole.launch.agent")
     parser.add_argument("folder", help="for the job's commits")
     parser.add_argument("--slots", type=int, default=1, help="ranks that this host takes")

@@ -23,12 +23,12 @@ from farandole.launch.programs import apart, own
 from farandole.membership.workers import Workers
 from farandole.start import system_calls
 
-_PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before a restart
+_PAUSES = (0.2, 30.0)  # shortest and longest pause before a restart, in seconds
 _TRIES = 6  # quick ends with the same exit code, after which an agent counts as failing
-_NETWORK = 255  # exit code of ssh if it can't connect, which may pass
-_CALL = 20.0  # seconds at least for a new agent to connect
-_END = 10.0  # seconds for agents to end after the job
-# Python can't start without these; the agent gets all others by ssh's standard input.
+_NETWORK = 255  # exit code of ssh if it can't connect; it may connect later
+_CALL = 20.0  # least seconds that a new agent has to connect
+_END = 10.0  # seconds that agents have to end after the job
+# Python can't start without these variables; ssh's standard input brings the agent all others.
 _FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _SLURM = "the allocation"
 
@@ -39,16 +39,16 @@ class _Started:
         self.pause, self.next = _PAUSES[0], 0.0
         self.since = time.monotonic()  # time of the first start after the last success
         self.started = 0.0  # time of the last start
-        self.code, self.alike = 0, 0  # last exit code, and how many quick ends in a row had it
-        self.preempted = False  # its host is being preempted: no more restarts
+        self.code, self.alike = 0, 0  # last exit code; number of quick ends in a row that had it
+        self.preempted = False  # True if its host is being preempted: no more restarts
 
 
 class AgentProcesses:
-    """Context manager; kills its processes at the end."""
+    """Context manager. At its end, kills the processes that it has started."""
 
     def __init__(self, job: Job, folder: Path, contact: str, deaf: float) -> None:
         """`folder`: for commits, shared by all hosts. `contact`: value of agent.CONTACT. `deaf`:
-        seconds without a report after which an agent is replaced."""
+        an agent is replaced after this many seconds without a report."""
         self._job, self._folder, self._deaf = job, folder, deaf
         self._environment = {**outer_environment(job), CONTACT: contact}
         self._started: dict[str, _Started] = {}
@@ -64,8 +64,8 @@ class AgentProcesses:
                 each.process.wait()
 
     def tend(self, hosts: Iterable[Host], scripted: bool, workers: Workers) -> None:
-        """Starts missing agents and replaces silent ones. Without hosts and a discovery script, it
-        starts them in Slurm's allocation, or else here. `workers` has their last reports."""
+        """Starts missing agents and replaces silent ones. Without `hosts` and a discovery script,
+        starts agents in Slurm's allocation, or else here. `workers` knows the last reports."""
         wanted = {host.name: self._host_command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
@@ -75,16 +75,16 @@ class AgentProcesses:
             self._started[name].preempted = False  # the host may come back
         for name, command in wanted.items():
             each = self._started.setdefault(name, _Started())
-            if name != _SLURM:  # one srun starts all its agents
+            if name != _SLURM:  # one srun starts all agents of an allocation
                 host = name or socket.gethostname()
                 self._kill_silent(name, each, workers.last_heard(host))
                 if workers.is_reachable(host, time.monotonic()):
-                    continue  # it works, even if its ssh has ended
+                    continue  # the agent works, even if its ssh has ended
             self._start(name, command, each)
 
     def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
-        """Kills an agent that does not report, e.g. a stopped one; its ranks die with it. If only
-        its ssh can be killed, the next agent kills it."""
+        """Kills an agent that does not report, for example a stopped one; its ranks die with it. If
+        only the agent's ssh can be killed here, the next agent kills the agent."""
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):
@@ -107,14 +107,14 @@ class AgentProcesses:
         each.started = now
         try:
             data = self._remote_environment if command[0] == "ssh" else b""
-            with _in_memory(data) as file:  # no pipe: ssh reads once it has connected, if ever
+            with _in_memory(data) as file:  # not a pipe: ssh reads only once it has connected
                 each.process = subprocess.Popen(apart(command), stdin=file, env=self._environment)
         except OSError as reason:  # e.g. too many processes
             say(f"no agent can be started now: {error_text(reason)}")
             self._note_end(name, None, each, now)
 
     def _note_end(self, name: str, code: int | None, each: _Started, now: float) -> None:
-        """Schedules the restart. `code`: the exit code; None if the process could not start."""
+        """Schedules a restart. `code`: the exit code; None if the process could not be started."""
         quick = now < each.started + _CALL
         each.alike = each.alike + 1 if quick and code == each.code else int(quick)
         each.code = -1 if code is None else code
@@ -125,7 +125,7 @@ class AgentProcesses:
             say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
 
     def failing(self) -> dict[str, str]:
-        """Hosts whose agents end at once with the same exit code each time, with the reason."""
+        """Hosts whose agents end at once, each time with the same exit code -> the reason."""
         return {
             name: f"the agent{' on ' * bool(name)}{name} has ended with {each.code} at each of "
             f"{each.alike} starts; see its error output"
@@ -134,7 +134,7 @@ class AgentProcesses:
         }
 
     def wait(self) -> None:
-        """Waits for all agents to end, up to _END seconds."""
+        """Waits until all agents have ended, but at most _END seconds."""
         until = time.monotonic() + _END
         for each in self._started.values():
             if each.process is not None:
@@ -149,8 +149,8 @@ class AgentProcesses:
 
     @property
     def _remote_environment(self) -> bytes:
-        """Environment of the agent and its ranks on another host, as JSON. It may hold secrets, so
-        it goes by ssh's standard input: command lines are visible to all users of both hosts."""
+        """The environment of an agent and its ranks on another host, as JSON. It may hold secrets,
+        so ssh's standard input carries it: all users of both hosts can see command lines."""
         known, names = self._environment, [*self._job.names_to_forward(), CONTACT]
         return json.dumps({name: known[name] for name in names if name in known}).encode()
 

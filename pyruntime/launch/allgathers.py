@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's side of the allgathers by which the ranks of a new world meet. Uses no sockets
-or clocks."""
+"""The supervisor's part in the allgathers by which the ranks of a new world meet. Uses no sockets
+and no clock."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, Generic, TypeVar
 
 from farandole.membership.messages import World
 
-G = TypeVar("G")  # a connection that brings ranks' data and gets the answers
+G = TypeVar("G")  # a connection that delivers data of ranks and receives the answers
 
 
 class Allgathers(Generic[G]):
-    """Allgathers of the newest world, numbered by turn. Repeated data is answered again."""
+    """The allgathers of the newest world, numbered by turn. Answers repeated data again."""
 
     def __init__(self) -> None:
         self._world = World()
-        self._turns: dict[int, dict[str, str]] = {}  # by turn: data by member
-        self._askers: dict[int, dict[G, None]] = {}  # by turn: connections that wait for the answer
+        self._turns: dict[int, dict[str, str]] = {}  # turn -> (member -> data)
+        self._askers: dict[int, dict[G, None]] = {}  # turn -> connections that wait for the answer
 
     def begin(self, world: World) -> None:
-        """Starts over if this world is newer."""
+        """Drops all data if this world is newer."""
         if world.number > self._world.number:
             self._world = world
             self._turns.clear()
             self._askers.clear()
 
     def put(self, asker: G, name: str, world: int, turn: int, data: str) -> None:
-        """Takes a rank's data for one turn; data for other worlds is ignored."""
+        """Stores a rank's data for one turn. Ignores data for other worlds."""
         if world == self._world.number and name in self._world.members:
             self._turns.setdefault(turn, {})[name] = data
             self._askers.setdefault(turn, {})[asker] = None
