@@ -11,12 +11,12 @@ from farandole._library import check_count, ffi, lib
 
 
 class ProcessSet:
-    """A subset of the world's ranks, ascending. Register it by add_process_set or init."""
+    """A subset of the world's ranks, in ascending order. Register it by add_process_set or init."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Takes world ranks or, after init(), an mpi4py communicator.
 
-        Raises ValueError if a rank is not an integer, is repeated, or is not in the world.
+        Raises ValueError for a rank that is not an integer, is repeated, or is not in the world.
         """
         self.process_set_id: int | None = None
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
@@ -44,8 +44,8 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """This process's rank in the set; None before registration. Raises ValueError if it is not
-        a member."""
+        """This process's rank in the set; None before registration. Raises ValueError if this
+        process is not a member."""
         if self.process_set_id is None:
             return None
         members, own = self._members(), topology.rank()
@@ -58,7 +58,7 @@ class ProcessSet:
         return None if self.ranks is None else topology.rank() in self.ranks
 
     def _members(self) -> list[int]:
-        assert self.ranks is not None  # set by registration
+        assert self.ranks is not None  # registration sets it
         return self.ranks
 
     def __repr__(self) -> str:
@@ -93,22 +93,22 @@ def set_id(process_set: ProcessSet) -> int:
 
 
 def size_of(number: int) -> int:
-    """Number of members of a set, by the set's number. Raises ValueError if it is unknown."""
+    """Number of members of the set with this number. Raises ValueError for an unknown set."""
     return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
 def members_of(number: int) -> list[int]:
-    """World ranks of a set, ascending, by the set's number. Raises ValueError if it is unknown."""
+    """World ranks of the set with this number, ascending. Raises ValueError for an unknown set."""
     ranks = ffi.new("int32_t[]", size_of(number))
     lib.farandole_set_ranks(number, ranks, len(ranks))
     return list(ranks)
 
 
 def denoted(value: Any) -> list[int]:
-    """Numbers of the sets that a wrong argument may mean, to report the error to their members.
+    """Numbers of the sets that a wrong argument may mean, so that their members get the error.
 
-    `value` has any type. If it matches no set, returns all sets of this rank, the world first.
-    Never raises.
+    `value` may be of any type. If it denotes no set, returns all sets of this rank, the world
+    first. Never raises.
     """
     try:
         number = getattr(value, "process_set_id", value)

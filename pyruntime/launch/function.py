@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.run(): calls a Python function on new ranks, from a script or a notebook. Two threads
-watch the launcher and copy its output."""
+"""farandole.run(): calls a Python function on new ranks, from a script or a notebook. One thread
+watches the launcher and another copies its output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from farandole.launch.programs import own
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")
-_GRACE = 5.0  # seconds for the launcher to end, and for last results to arrive
+_GRACE = 5.0  # seconds in which the launcher must end, and last results arrive
 
 
 class _OnRank(Exception):
-    """Cause of the exception that run() raises: the rank and its traceback."""
+    """Cause of the exception that run() raises: names the rank and shows its traceback."""
 
 
 def run(
@@ -50,16 +50,16 @@ def run(
 ) -> list[R]:
     """Calls `function(*args, **kwargs)` on `np` new ranks; returns their results in rank order.
 
-    Starts them as `farandole run` does: `hosts`, `hostfile` and `launcher_args` are its options
-    --hosts, --hostfile and --mpi-args. `environment` is set for all ranks. The function calls
-    farandole.init() itself; function and results are sent by cloudpickle, so they may be defined in
-    a notebook. The ranks' output appears here; with `verbose`, so does the launcher's command.
-    `executable` is their Python, by default this one. All ranks must start within `start_timeout`
-    seconds.
+    Starts the ranks as `farandole run` does. `hosts`, `hostfile` and `launcher_args` are its
+    options --hosts, --hostfile and --mpi-args. `environment` is set for all ranks. The function
+    itself must call farandole.init(). Function and results are sent by cloudpickle, so you may
+    define them in a notebook. The output of ranks appears here; with `verbose`, the launcher's
+    command, too. `executable` is the Python of the ranks, by default this one. All ranks must start
+    within `start_timeout` seconds.
 
     Raises the function's exception, with the rank and its traceback as the cause; if several ranks
-    raise, the first exception that is not about another rank's end. Raises PeerError if a rank
-    ended without a result, StallError if ranks start too late, ValueError for wrong arguments.
+    raise, the first exception that is not about the end of another rank. Raises PeerError if a rank
+    ends without a result, StallError if ranks start too late, ValueError for wrong arguments.
 
     Examples:
         >>> def train(epochs):
@@ -104,7 +104,7 @@ def _start(
     timeout: float,
     verbose: bool,
 ) -> int:
-    """Runs the launcher to its end; returns its exit code."""
+    """Runs the launcher until it ends; returns its exit code."""
     if verbose:
         print(subprocess.list2cmdline(command), file=sys.stderr)
     piped = not _writes_to_terminal()
@@ -128,7 +128,7 @@ def _start(
 
 
 def _writes_to_terminal() -> bool:
-    """True if print() writes to descriptor 1, so that ranks may too; False in a notebook."""
+    """True if print() writes to descriptor 1, so that ranks may do so, too; False in a notebook."""
     try:
         return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
@@ -148,7 +148,7 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         if process.poll() is None:
-            process.terminate()  # MPI's launchers then end their ranks
+            process.terminate()  # MPI's launchers then end the ranks
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
@@ -157,7 +157,7 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeout: float) -> None:
-    """Waits until all ranks have connected or the launcher has ended. Raises StallError."""
+    """Waits until all ranks have connected, or the launcher has ended. Raises StallError."""
 
     def watch() -> None:
         process.wait()
@@ -205,7 +205,7 @@ def _error(rank: int, outcome: Outcome) -> tuple[BaseException, _OnRank]:
     cause = _OnRank(f"on rank {rank}:\n{outcome.failure}")
     try:
         error = pickle.loads(outcome.data)
-    except Exception:  # its class may exist on the ranks only
+    except Exception:  # the error's class may exist on the ranks only
         error = None
     if not isinstance(error, BaseException):
         error = FarandoleError(outcome.failure.strip().splitlines()[-1])

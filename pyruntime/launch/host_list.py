@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that an elastic job may use: the given ones, or those that a discovery script prints. Used
-by the supervisor; a thread runs the script."""
+"""The hosts that an elastic job may use: given hosts, or those that a discovery script prints. Used
+by the supervisor; a separate thread runs the script."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _SCRIPT_SECONDS = 30.0
 
 
 class HostList:
-    """`hosts` is the present list. A context manager: inside it, a thread runs the script every
-    second.
+    """Context manager; in it, a thread runs the discovery script every second. `hosts` is the
+    present list.
 
-    If the script fails or prints anything but hosts, the list stays as it is.
+    If the script fails, or prints anything but hosts, the list stays as it is.
     """
 
     def __init__(
         self, hosts: Sequence[Host], script: str, slots: int, say: Callable[[str], object]
     ) -> None:
-        """`script`: shell command that prints lines `name:slots`; "" keeps `hosts`. `slots`: for a
-        host whose line has no number."""
+        """`script`: a shell command that prints lines `name:slots`; "": `hosts` stays the list.
+        `slots`: the number for a line that has none."""
         self.hosts = tuple(hosts)
         self.scripted = bool(script)
         self._script, self._slots, self._say = script, slots, say
         self._wrong = ""  # error in the script's last output
-        self._code = 0  # its last exit code
+        self._code = 0  # the script's last exit code
         self._process: subprocess.Popen[str] | None = None  # last run of the script
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
@@ -78,7 +78,7 @@ class HostList:
         return tuple({host.name: host for host in found}.values())
 
     def _run(self) -> tuple[int, str, str]:
-        """Returns the script's exit code, output and errors. Raises TimeoutExpired."""
+        """Returns the script's exit code, output and error output. Raises TimeoutExpired."""
         with subprocess.Popen(
             self._script,
             shell=True,
@@ -87,7 +87,7 @@ class HostList:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that all its children can be killed
+            start_new_session=True,  # so that all children of the script can be killed
         ) as self._process:
             try:
                 out, errors = self._process.communicate(timeout=_SCRIPT_SECONDS)
@@ -97,14 +97,14 @@ class HostList:
         return self._process.returncode, out, errors
 
     def _end_script(self) -> None:
-        """Kills the script and its children, if it runs."""
+        """If the script is running, kills it and its children."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _watch(self) -> None:
         while not self._end.wait(_PERIOD):
-            with contextlib.suppress(Exception):  # e.g. no thread can start
+            with contextlib.suppress(Exception):  # for example, no thread can be started
                 self.look()
 
 
@@ -114,5 +114,5 @@ def ranks_on(hosts: Sequence[Host]) -> int:
 
 
 def places(hosts: Sequence[Host]) -> str:
-    """Formats the hosts for messages: `2 on a, 2 on b`."""
+    """The hosts as text for messages: `2 on a, 2 on b`."""
     return ", ".join(f"{host.slots} on {host.name}" for host in hosts)

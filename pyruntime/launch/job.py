@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Description of a job to start: command, ranks, hosts, environment. Used by `farandole run` and
+"""Describes a job to start: its command, ranks, hosts and environment. Used by `farandole run` and
 farandole.run()."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farandole.start.launchers import LAUNCHERS
 
-# Variables to forward to other hosts; `-x` adds more. Ranks on this host inherit all.
+# Variables that are forwarded to other hosts; `-x` adds more. Ranks on this host inherit all.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_PREFIXES = (
     *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
@@ -21,7 +21,7 @@ _FORWARDED_PREFIXES = (
 )
 SEARCH_PATHS = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 _OF_A_RANK = re.compile("|".join(row.leaves for row in LAUNCHERS if row.leaves))
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")  # the user's own, unless RANK is set too
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")  # set by the user, unless RANK is set, too
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """True if the name is this machine's; an alias counts as another machine."""
+        """True if `name` is a name of this machine. An alias counts as another machine."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", own, own.split(".")[0]}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One launch of a set of ranks. If `hosts` is empty, they run on this machine or in the batch
+    """One launch of a set of ranks. If `hosts` is empty, ranks run on this machine or in the batch
     system's allocation."""
 
     command: tuple[str, ...]
@@ -50,17 +50,17 @@ class Job:
     forwarded: tuple[str, ...] = ()  # more names to forward to other hosts
     binding: tuple[str, ...] | None = None  # options of the launcher; None: no binding
     oversubscribe: bool = False
-    tag: bool = False  # output lines begin with their rank
+    tag: bool = False  # output lines start with the rank's number
     timestamp: bool = False
     output: str | None = None  # prefix of files for the ranks' output
     interfaces: str | None = None  # names of network interfaces, comma-separated
     ssh_port: int | None = None
     ssh_identity: str | None = None
-    extra: tuple[str, ...] = ()  # the user's own options for the launcher
+    extra: tuple[str, ...] = ()  # options for the launcher, from the user
 
     @property
     def here(self) -> bool:
-        """True if all ranks will be on this machine, by the hosts' names."""
+        """True if all ranks will run on this machine, according to the names of hosts."""
         if self.hosts:
             return all(host.is_here for host in self.hosts)
         return not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
@@ -78,9 +78,9 @@ class Job:
 
 
 def outer_environment(job: Job) -> dict[str, str]:
-    """The launcher's environment: the caller's, minus variables of a rank, plus the job's. Empty
-    entries of search paths are removed: they mean the working folder, where another user may have
-    put a library."""
+    """The launcher's environment: the caller's variables, without those of a rank, and the job's.
+    Empty entries of search paths are removed: an empty entry means the working folder, where
+    another user may have put a library."""
     kept = {k: v for k, v in os.environ.items() if not is_inherited(k)}
     found = {**kept, **job.environment}
     for name in SEARCH_PATHS & found.keys():
@@ -89,12 +89,12 @@ def outer_environment(job: Job) -> dict[str, str]:
 
 
 def is_inherited(name: str) -> bool:
-    """True if this process has the variable because it is a rank or a rank's child."""
+    """True if this process has this variable only because it is a rank or a child of a rank."""
     return bool(_OF_A_RANK.match(name)) or (name in _MEETING and "RANK" in os.environ)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parses `a:4,b:2`; a name without a number has one slot. Raises ValueError."""
+    """Parses `a:4,b:2`. A name without a number has one slot. Raises ValueError."""
     parts = [part.strip() for part in text.split(",")]
     hosts = tuple(parse_host(part) for part in parts if part)
     if not hosts:
@@ -115,7 +115,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_host(given: str, slots: int = 1, text: str = "") -> Host:
-    """Parses `a:4`, or `a` with `slots` slots. A ValueError quotes `text`, by default `given`."""
+    """Parses `a:4`; `a` alone has `slots` slots. A ValueError quotes `text`, by default `given`."""
     name, _, number = given.partition(":")
     if not re.fullmatch(r"[\w.][\w.\-]*", name) or not re.fullmatch(r"[1-9]\d*|", number):
         raise ValueError(f"{text or given!r} is not a host: write NAME or NAME:SLOTS")

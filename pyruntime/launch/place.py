@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets torchrun's variables (RANK, MASTER_ADDR, ...) under MPI's launchers: a shell on each rank
-exports them, then becomes the program."""
+"""Sets torchrun's variables (RANK, MASTER_ADDR, ...) for ranks that MPI's launchers start. A shell
+on each rank exports the variables, then becomes the rank's program."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from farandole.launch.job import Host, Job, is_inherited
 from farandole.start.places import first_of_allocation
 
-_WIDTH = 12_000  # number of ports below the kernel's ephemeral ones to choose from
+_WIDTH = 12_000  # ports to choose from, just below the kernel's ephemeral ones
 _TRIES = 100
 
 
 def with_place(job: Job, place: str, first: Host | None) -> list[str]:
-    """Returns a shell command that exports `place` (`RANK=$PMI_RANK ...`) and an address for a
-    store on rank 0's host `first`, then runs the job's command. A command for several
-    programs (`a : -np 2 b`) is returned unchanged."""
+    """Returns a shell command that runs the job's command after it has exported `place`
+    (`RANK=$PMI_RANK ...`) and the address of a store on rank 0's host, `first`. Returns a command
+    for several programs (`a : -np 2 b`) unchanged."""
     if ":" in job.command:
         return list(job.command)
     address, port = _chosen("MASTER_ADDR", job), _chosen("MASTER_PORT", job)
@@ -33,13 +33,13 @@ def with_place(job: Job, place: str, first: Host | None) -> list[str]:
 
 
 def _chosen(name: str, job: Job) -> str:
-    """The user's own value of a variable; "" if unset."""
+    """The user's value for a variable, or "" if the user has set none."""
     own = "" if is_inherited(name) else os.environ.get(name, "")
     return job.environment.get(name) or own
 
 
 def _address(job: Job, first: Host | None) -> str:
-    """Name of rank 0's host for the other hosts."""
+    """The name under which other hosts know the host of rank 0."""
     if job.here:
         return "localhost"
     if first is not None:
@@ -48,8 +48,8 @@ def _address(job: Job, first: Host | None) -> str:
 
 
 def free_port() -> int:
-    """A free port on this machine, below the ephemeral range if possible: the launcher and MPI take
-    many ephemeral ports before rank 0 opens this one."""
+    """A free port on this machine. If possible, the port is below the ephemeral range, because the
+    launcher and MPI take many ephemeral ports before rank 0 opens this one."""
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def _bound(port: int) -> int:
-    """Returns the port if it is free, else 0. Port 0 means any free port."""
+    """Returns the port if it is free, else 0. Port 0 stands for any free port."""
     with socket.socket() as found:
         try:
             found.bind(("", port))

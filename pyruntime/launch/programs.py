@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines for farandole's helper processes and for process group leaders. Used by launchers
-and agents."""
+"""Command lines for farandole's helper processes, and for leaders of process groups. Used by
+launchers and agents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-# -m and -c search the working folder first, where another user may have put a package of that name.
-# -P, which prevents it, needs Python 3.11.
+# -m and -c first search the working folder, where another user may have put a package with the same
+# name. The option -P prevents this, but needs Python 3.11.
 _OWN = (
     "import sys; sys.path[0] or sys.path.pop(0); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-# A program instead of preexec_fn, which may deadlock after fork() if other threads run.
+# Used instead of preexec_fn, which may deadlock after fork() if other threads run.
 _APART = """
 import os, signal, sys
 parent, *command = sys.argv[1:]
@@ -35,13 +35,13 @@ except OSError as reason:
 
 
 def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """Command that runs a helper module like `python -m`, without importing from the working
+    """A command that runs a helper module as `python -m` does, but imports nothing from the working
     folder."""
     return [python, "-c", _OWN, module, *arguments]
 
 
 def apart(command: Sequence[str], dies: bool = False) -> list[str]:
-    """Command that runs `command` as leader of a new process group, out of reach of Ctrl-C and
-    timeout(1). `dies`: the kernel kills it when the thread that started it ends."""
+    """A command that runs `command` as leader of a new process group, out of reach of Ctrl-C and
+    timeout(1). `dies`: the kernel kills it when the thread that has started it ends."""
     parent = os.getpid() if dies else 0
     return [sys.executable, "-I", "-S", "-c", _APART, str(parent), *command]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Program of each rank of farandole.run(). Its argument is the address of the result server."""
+"""The program of each rank of farandole.run(). Its argument is the address of the result server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.start.connection import open_connection
 
 
 def main(address: str) -> None:
-    """Receives the function, calls it, and sends its result or exception. Also raises the
+    """Receives the function, calls it, and sends the result or exception. Also raises that
     exception, so that the other ranks get a PeerError."""
     key = bytes.fromhex(os.environ.pop(KEY))
     with open_connection(address, key, launchers.launched_rank()) as server:

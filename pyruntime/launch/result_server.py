@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server of farandole.run(): it sends ranks their work and receives their results."""
+"""The server of farandole.run(), which sends ranks their work and receives their results."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 from farandole.start.server import Client, Server
 
-KEY = "FARANDOLE_RUN_KEY"  # variable with the key; command lines are visible to other users
+KEY = "FARANDOLE_RUN_KEY"  # variable with the key; other users could see a command line
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a rank: pickled value, or pickled exception and the text of its traceback."""
+    """Result of a rank: a pickled value, or a pickled exception and its traceback as text."""
 
     data: bytes
     failure: str = ""
 
     def encode(self) -> bytes:
-        """Packs it into one message."""
+        """Packs the outcome into one message."""
         return self.failure.replace("\0", "").encode(errors="replace") + b"\0" + self.data
 
     @classmethod
     def decode(cls, message: bytes) -> Outcome:
-        """Inverse of encode(). Unpickles nothing."""
+        """Reverses encode(). Unpickles nothing."""
         failure, _, data = message.partition(b"\0")
         return cls(data, failure.decode())
 
 
 class ResultServer(Server):
-    """Runs in the process that called run(). A context manager."""
+    """Context manager. Runs in the process that has called run()."""
 
     def __init__(self, ranks: int, work: bytes, here: bool) -> None:
-        """`ranks`: their number. `work`: sent to each. `here`: all ranks are on this host."""
+        """`ranks`: their number. `work`: sent to each. `here`: True if all are on this host."""
         self.ranks = self.expected = ranks
         self._work = work
         self.here = set[int]()  # ranks that have connected
@@ -42,7 +42,7 @@ class ResultServer(Server):
         super().__init__("listener", here=here)
 
     def wait(self, seconds: float) -> None:
-        """Waits for results under way once the ranks have ended; at most `seconds` for each."""
+        """Once the ranks have ended, waits for results in transit, at most `seconds` for each."""
         with self.changed:
             self.changed.wait_for(lambda: not self._clients, seconds * len(self._clients))
 

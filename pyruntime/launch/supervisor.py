@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of `farandole run --elastic`. It starts an agent on each host, passes their
-reports to membership/scheduler.py, and sends them its decisions. It runs on the main thread; other
-threads put events into its queue."""
+"""The supervisor of `farandole run --elastic`. It starts an agent on each host, passes the agents'
+reports to membership/scheduler.py, and sends them the scheduler's decisions. It runs on the main
+thread; other threads put events into its queue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from farandole.start.server import Client, Server
 from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
 
-_ENDS = (signal.SIGINT, signal.SIGQUIT)  # kill all ranks; other signals ask them to leave
+_ENDS = (signal.SIGINT, signal.SIGQUIT)  # these kill all ranks; other signals ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 Event = Callable[[], object]
@@ -45,20 +45,20 @@ class ElasticOptions:
 
     policy: Policy
     script: str  # discovery script, which prints the hosts; "" for none
-    slots: int  # for a host that the script prints without a number
+    slots: int  # slots of a host that the script prints without a number
     grace: float  # seconds for ranks to leave after a signal
-    folder: Path | None  # for commits; None: a new folder, removed after success
+    folder: Path | None  # for commits; None: a new folder, which is removed after success
 
 
 class _AgentListener(Server):
-    """Listens for agents. Methods with an underscore run on its thread."""
+    """Listens for agents. Methods that start with an underscore run on the listener's thread."""
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
         super().__init__("listener", here=here)
 
     def tell(self, client: Client, fields: list[Any]) -> None:
-        """Sends a message to an agent; any thread."""
+        """Sends a message to an agent. Any thread may call this."""
         self.call_soon(lambda: self._send(client, json.dumps(fields).encode()))
 
     def _connected(self, client: Client) -> None:
@@ -103,8 +103,8 @@ def supervise(job: Job, options: ElasticOptions) -> int:
 
 def _new_folder(here: bool) -> Folder:
     """Makes a folder for commits in the working folder, which other hosts may share. If other users
-    could exchange it there and the job runs `here` only, makes it in the system's temporary folder.
-    Raises CheckpointError, OSError."""
+    could replace it there, and the job runs `here` only, makes it in the system's temporary folder.
+    Raises CheckpointError and OSError."""
     places = [Path.cwd(), Path(tempfile.gettempdir())]
     for place in places if here else places[:1]:
         folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)), new=True)
@@ -133,8 +133,8 @@ class _Supervisor:
         here = job.here and not options.script
         host = socket.gethostname() if here else ""
         disk = JobFolder(folder, host, say, lambda: self.events.put(lambda: None))
-        self._begin = time.monotonic()  # no agent is started before
-        if disk.orphans:  # they may train, and write commits, until then
+        self._begin = time.monotonic()  # no agent is started before this time
+        if disk.orphans:  # orphans may train and write commits until then
             self._begin += options.policy.gone
             say(
                 f"an earlier command was killed: this one starts in {options.policy.gone:g} s, "
@@ -143,16 +143,16 @@ class _Supervisor:
         self._disk = disk
         self.listener = _AgentListener(here, self)
         self._job, self._options, self._folder = job, options, folder.path
-        self._cwd = str(Path.cwd())  # now: the folder may be removed later
+        self._cwd = str(Path.cwd())  # read now, because the folder may be removed later
         self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
         self._allgathers: Allgathers[Client] = Allgathers()
-        self._clients: dict[str, Client] = {}  # by agent's name
-        self._sent: dict[str, Any] = {}  # by agent: the last message
+        self._clients: dict[str, Client] = {}  # agent's name -> its connection
+        self._sent: dict[str, Any] = {}  # agent's name -> the last message to it
         self._stopped = 0  # the signal that ends the job
-        self._deadline = float("inf")  # ranks that have not left by then are killed
+        self._deadline = float("inf")  # ranks that have not left by this time are killed
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Runs the job; returns the exit code."""
         options, hosts = self._options, self._job.hosts
         contact = f"{self.listener.address} {self.listener.key} {secrets.token_hex(SECRET_BYTES)}"
         with (
@@ -195,7 +195,7 @@ class _Supervisor:
     def _step(self, due: bool) -> None:
         try:
             assignments = self._scheduler.step(time.monotonic())
-        except CheckpointError as reason:  # of the commit on the disk
+        except CheckpointError as reason:  # about the commit on the disk
             self._scheduler.ending.fail(str(reason))
             return
         for agent, wanted in assignments.items():
@@ -226,7 +226,7 @@ class _Supervisor:
     # ---- agents
 
     def welcome(self, client: Client) -> None:
-        """Describes the job to a new agent. Others may read this message on the network, so it
+        """Describes the job to a new agent. Strangers may read this message on the network, so it
         holds no secret: agents get the ranks' environment when they are started."""
         job, options = self._job, self._options
         description = {
@@ -246,7 +246,7 @@ class _Supervisor:
         self._scheduler.receive(status, time.monotonic())
 
     def meet(self, client: Client, name: str, world: int, turn: int, data: str) -> None:
-        """Takes a rank's part of an allgather, from its agent."""
+        """Handles a rank's data for an allgather, which the rank's agent has sent."""
         self._allgathers.put(client, name, world, turn, data)
         for other, answer in self._allgathers.answers():
             self.listener.tell(other, answer)
@@ -261,8 +261,8 @@ class _Supervisor:
     # ---- signals
 
     def stop(self, number: int) -> None:
-        """Handles a signal: kills all ranks at the first SIGINT or the second signal, else asks
-        them to leave."""
+        """Handles a signal. The first SIGINT or SIGQUIT, or the second signal of any kind, kills
+        all ranks; otherwise asks the ranks to leave."""
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: all ranks are killed")
@@ -285,7 +285,7 @@ def _parse(message: bytes) -> list[Any]:
 
 @contextlib.contextmanager
 def _signals(supervisor: _Supervisor) -> Iterator[None]:
-    """Context manager: puts signals into the queue of events."""
+    """Context manager: puts the signals of the process into the queue of events."""
 
     def handler(number: int, _: object) -> None:
         supervisor.events.put(lambda: supervisor.stop(number))
@@ -293,7 +293,7 @@ def _signals(supervisor: _Supervisor) -> Iterator[None]:
     before = {
         number: signal.signal(number, handler)
         for number in _SIGNALS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup's
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # set by nohup
     }
     try:
         yield

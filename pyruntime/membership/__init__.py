@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership of an elastic job, as pure state machines: the supervisor's scheduler, one agent on
-each host, and the member in each rank. They hold no thread, socket, process or clock;
-tests/simulation/elastic.py runs them through lost messages, deaths and split networks.
+"""Membership of an elastic job, as pure state machines: the supervisor's scheduler, an agent on
+each host, and a member in each rank. They hold no threads, sockets, processes or clocks.
+tests/simulation/elastic.py drives them through lost messages, deaths and split networks.
 
-Every message holds the sender's whole state and is sent repeatedly. So a message may be lost,
+Every message holds the whole state of its sender, and is sent repeatedly. So messages may be lost,
 late or repeated.
 
-States of a rank, as Member keeps them:
+States of a rank, kept by Member:
 
-    state       condition: next state
-    new         its program calls init(): waiting
-    waiting     the newest world has it as a member and is later than `over`: training
-    training    its call of train() has ended: finished
-                its world is broken, or all members agreed to meet: waiting
-                the job must leave, after the next commit: ended
-    finished    `View.done` counts its call: training (the world goes on); or a new world: training
+    state    | condition -> next state
+    new      | the rank's program calls init() -> waiting
+    waiting  | the rank is a member of the newest world, which is later than `over` -> training
+    training | the rank's call of train() has ended -> finished
+    training | the rank's world is broken, or all members agreed to meet -> waiting
+    training | the job must leave, and the rank has made its next commit -> ended
+    finished | `View.done` counts the rank's call, or there is a new world -> training
 
-States of the job, as Scheduler keeps them:
+States of the job, kept by Scheduler:
 
-    state       condition: next state
-    no world    enough workers wait: a world
-    a world     a member ended or waits: over
-    over        all members that live wait: the next world; or all have finished: a world, done + 1
-    ending      (failure, leave, or a worker ended well) no worker lives: outcome
+    no world | enough workers wait -> a world
+    a world  | a member has ended or waits -> over
+    over     | all living members wait -> the next world
+    over     | all members have finished the call -> the same world, done + 1
+    ending   | (after a failure, a leave or a success) no worker lives -> the outcome
 
-A world starts from the newest commit that a waiting worker has in memory; if none has one, from
-the commit on the disk. The scheduler's state is in memory only: when the supervisor dies, its
-agents end their ranks, and the next command starts from the commit on the disk.
+A world starts from the newest commit that a waiting worker has in memory, or, if none has one, from
+the commit on the disk. The scheduler's state is in memory only. When the supervisor dies, agents
+end their ranks, and the next command starts from the commit on the disk.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the agent of one host: which processes it starts and kills."""
+"""The decisions of one host's agent: which processes it starts and kills."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.membership.messages import AgentStatus, Assignment, End, View, Wo
 
 
 class Start(NamedTuple):
-    """Action: start a process under this name."""
+    """Action: start a process with this name."""
 
     name: str
 
@@ -31,29 +31,29 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Follows the supervisor while it answers. After `lease` seconds without an answer, the
-    supervisor may have started other ranks elsewhere. Old and new ranks must not run at the same
-    time: after half of the lease the agent asks its ranks to leave, and after the lease it kills
-    them. Not thread-safe; times are the caller's clock, in seconds.
+    """Does what the supervisor asks, as long as it answers. After `lease` seconds without an
+    answer, the supervisor may have started other ranks elsewhere. Old and new ranks must not run at
+    the same time. So the agent asks its ranks to leave after half of the lease, and kills them
+    after the lease. Not thread-safe; times are in seconds of the caller's clock.
     """
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._workers: dict[str, Worker] = {}
-        self._first_report: dict[str, int] = {}  # ended process -> first status that reports it
+        self._first_report: dict[str, int] = {}  # ended process -> first status that says so
         self._last_number = 0  # number of the newest assignment
         self._view = View()
         self._number = 0  # number of the last status
-        self._sent: dict[int, float] = {}  # times of statuses that are not acknowledged
+        self._sent: dict[int, float] = {}  # unacknowledged status -> when it was sent
         self._since = now  # when the last acknowledged status was sent
-        self._until: float | None = None  # deadline of a preempted host's processes
+        self._until: float | None = None  # time at which processes of a preempted host are killed
 
     def set_lease(self, seconds: float) -> None:
-        """Sets the lease that the supervisor has sent."""
+        """Sets the lease to the value that the supervisor has sent."""
         self._lease = seconds
 
     def status(self, now: float) -> AgentStatus:
-        """The message to send, after each change and at every heartbeat."""
+        """The message to send after each change and at every heartbeat."""
         self._number += 1
         self._sent[self._number] = now
         workers = tuple(self._workers.values())
@@ -62,11 +62,11 @@ class Agent:
         )
 
     def drain(self, until: float) -> None:
-        """Notes that this host is being preempted: starts nothing more, and kills at `until`."""
+        """Notes that this host is being preempted: starts no process, and kills all at `until`."""
         self._until = until
 
     def receive(self, assignment: Assignment) -> list[Action]:
-        """Applies the supervisor's message. One older than the last is ignored."""
+        """Applies the supervisor's message. Ignores a message that is older than the last one."""
         if assignment.number <= self._last_number:
             return []
         self._last_number, self._view = assignment.number, assignment.view
@@ -91,7 +91,7 @@ class Agent:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Actions that are due at a heartbeat."""
+        """Returns the actions that are due at a heartbeat."""
         alive = [name for name, worker in self._workers.items() if worker.end is None]
         if self.lease_expired(now) or (self._until is not None and now > self._until):
             return [Kill(name) for name in alive]
@@ -105,19 +105,19 @@ class Agent:
         return now - self._since > self._lease
 
     def report(self, name: str, state: WorkerState) -> list[Action]:
-        """Stores a process's state; the answer is the present view. Ignores unknown processes, such
-        as the child of a forgotten one."""
+        """Stores a process's state, and answers with the present view. Ignores unknown processes,
+        such as a child of a process that was forgotten."""
         if name not in self._workers:
             return []
         self._workers[name] = self._workers[name]._replace(state=state)
         return [Tell(name, self._view)]
 
     def announce(self, name: str, end: End | None) -> None:
-        """Stores the end that a process announces. None: its next program has started."""
+        """Stores the end that a process has announced. None: its next program has started."""
         self._workers[name] = self._workers[name]._replace(announced=end)
 
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
-        """Notes that a process is gone."""
+        """Notes that a process has ended."""
         self._workers[name] = self._workers[name]._replace(end=end, text=text, code=code)
         self._first_report[name] = self._number + 1
 
@@ -137,13 +137,12 @@ class Agent:
 
     @property
     def drained(self) -> bool:
-        """True if this host is being preempted, and the supervisor knows that no process is
-        left."""
+        """True if this host is being preempted and the supervisor knows that no process is left."""
         return self.draining and not self._workers
 
     @property
     def orphaned(self) -> bool:
-        """True if the ranks were asked to leave because the supervisor does not answer."""
+        """True if ranks were asked to leave because the supervisor does not answer."""
         return self._view.lost
 
     @property

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass
 class Ending:
-    """Reasons so far. The first failure counts."""
+    """The reasons so far. If there are several failures, the first one counts."""
 
     leaves: bool = False  # all ranks must end after their next commit
-    well: bool = False  # a process has succeeded; no process is started in its place
+    well: bool = False  # a process has succeeded; no process replaces it
     lost_late: bool = False  # a process was lost after another one had succeeded
     failure: str = ""  # why all processes are killed
-    code: int = 1  # exit code of the job if it fails: the program's own
+    code: int = 1  # exit code of a job that fails: that of its program
 
     def leave(self) -> None:
         """Asks all ranks to end after their next commit."""
         self.leaves = True
 
     def fail(self, reason: str, code: int = 1) -> None:
-        """Makes the job fail with this reason. All processes are killed."""
+        """Makes the job fail for this reason. All processes will be killed."""
         if not self.failure:
             self.failure, self.code = reason, code
 
@@ -31,11 +31,11 @@ class Ending:
 
     @property
     def begun(self) -> bool:
-        """True if no more processes are started."""
+        """True if no more processes shall be started."""
         return bool(self.failure) or self.leaves or self.well
 
     @property
     def outcome(self) -> str:
-        """Result once no process lives: "" for success, else the reason."""
+        """The result, once no process lives: "" for success, or the reason of the failure."""
         late = "a process was lost after others had succeeded"
         return self.failure or (late if self.lost_late else "")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of one rank of an elastic job: its world, its commit, and whether it waits. The package
-lists the states and their transitions."""
+"""The state of one rank of an elastic job: its world, its commit, and whether it waits. The
+package's docstring lists the states and their transitions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from farandole.membership.messages import NOTHING, Commit, View, WorkerState, Wo
 
 
 class Member:
-    """The caller reports what the rank does, passes on its agent's messages, and sends `state` to
-    the agent whenever it changes. Not thread-safe."""
+    """The caller reports what the rank does, passes on messages of the rank's agent, and sends
+    `state` to the agent whenever it has changed. Not thread-safe."""
 
     def __init__(self, name: str, over: int = 0) -> None:
         """`over`: the last world of an earlier program in this process; never entered again."""
@@ -19,33 +19,33 @@ class Member:
         self._world = World()
 
     def receive(self, view: View) -> None:
-        """Applies a message of the agent; they come in order."""
+        """Applies a message of the agent. Messages arrive in order."""
         self._view = view
         over = max(self.state.over, view.over)
         self.state = self.state._replace(over=over)
 
     def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Leaves the present world, if any, to wait for the next. If no reason is given, this rank
-        has failed, and the others' calls fail too."""
+        """Leaves the present world, if any, and waits for the next. With no reason given, this rank
+        has failed, and calls of the other ranks fail, too."""
         call = self._view.done + 1 if finished else 0
         self.state = self.state._replace(away=True, finished=call, met=met, stalled=stalled)
 
     def stay(self) -> bool:
-        """Returns True, and continues in the present world, if the finished call has ended on all
-        ranks."""
+        """If the finished call has ended on all ranks, continues in the present world and returns
+        True."""
         done = 0 < self.state.finished <= self._view.done
         if done:
             self.state = self.state._replace(away=False, finished=0)
         return done
 
     def is_awaited(self) -> bool:
-        """True if this rank waits and is a member of the next world."""
+        """True if this rank is waiting, and is a member of the next world."""
         world = self._view.world
         decided = world.number > max(self.state.world, self.state.over)
         return self.state.away and decided and self.name in world.members
 
     def enter(self) -> World | None:
-        """Enters the next world and returns it; None if there is none yet."""
+        """Enters the next world and returns it; returns None if there is none yet."""
         if not self.is_awaited():
             return None
         world = self._view.world
@@ -55,7 +55,7 @@ class Member:
         return world
 
     def synchronized(self) -> None:
-        """Notes that this rank has the commit with which the world starts."""
+        """Notes that this rank has received the commit from which the world starts."""
         self._set_commit(self._world.start.number)
 
     def committed(self) -> None:
@@ -76,7 +76,7 @@ class Member:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks must meet in the next world after this commit."""
+        """True if all ranks of this world must meet in the next one after this commit."""
         return self._view.meet == self.state.world > 0
 
     @property
@@ -86,8 +86,8 @@ class Member:
 
     @property
     def ends(self) -> bool:
-        """True if this waiting rank must end now: it was in no world, and so has no commit to
-        write, or there will be no next world."""
+        """True if this waiting rank must end now: the job leaves, and either the rank was never in
+        a world (so it has no commit to write), or there will be no next world."""
         new = self.state.world == 0
         return self.leaves and self.state.away and (new or self.lost)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the supervisor, the agents and the ranks of an elastic job, as JSON."""
+"""The messages between supervisor, agents and ranks of an elastic job, sent as JSON."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-JOINS = "+"  # last character of the names of processes that were started to join a running world
+JOINS = "+"  # ends the names of processes that were started to join a running world
 
 
 class Commit(NamedTuple):
-    """Identifies a commit by the world that made or copied it, and its number. A later one is
-    greater; commits of a newer world are greater than all of an older one."""
+    """Identifies a commit by its number and the world that made or copied it. Later commits compare
+    as greater, and those of a newer world as greater than all of an older world."""
 
     world: int
     number: int
 
 
-NOTHING = Commit(0, 0)  # the state with which a program starts
+NOTHING = Commit(0, 0)  # stands for the state with which a program starts
 
 
 class World(NamedTuple):
@@ -28,30 +28,30 @@ class World(NamedTuple):
 
     number: int = 0  # 0: no world yet
     members: tuple[str, ...] = ()
-    start: Commit = NOTHING  # rank 0 has it, and sends it to the others
-    from_disk: bool = False  # rank 0 reads it from the disk first
+    start: Commit = NOTHING  # rank 0 has this commit, and sends it to the other ranks
+    from_disk: bool = False  # True if rank 0 must first read it from the disk
 
 
 class View(NamedTuple):
-    """State of the job, from the supervisor to the ranks through their agent."""
+    """The state of the job. The supervisor sends it to the ranks, through their agents."""
 
-    world: World = World()  # the newest
-    over: int = 0  # worlds up to this number make no more commits
+    world: World = World()  # the newest world
+    over: int = 0  # worlds up to this number can make no more commits
     broken: int = 0  # in worlds up to this number, waiting calls will fail
-    meet: int = 0  # members of this world must meet in the next one after their next commit
-    leave: bool = False  # all ranks must end after their next commit, with the state on the disk
-    done: int = 0  # calls of train() that have ended on all ranks
-    lost: bool = False  # the supervisor does not answer; set by the agent
+    meet: int = 0  # after its next commit, members of this world must meet in the next one
+    leave: bool = False  # all ranks must end after their next commit, which must be on the disk
+    done: int = 0  # number of calls of train() that have ended on all ranks
+    lost: bool = False  # True if the supervisor does not answer; the agent sets this
 
 
 class WorkerState(NamedTuple):
-    """State of a rank, from the rank to the supervisor through its agent."""
+    """The state of a rank. The rank sends it to the supervisor, through its agent."""
 
-    world: int = 0  # the last world that it was in
-    away: bool = False  # waits for the next world, and makes no more calls in the last one
-    over: int = 0  # will not enter worlds up to this number
-    commit: Commit = NOTHING  # newest one in its memory
-    finished: int = 0  # away because this call of train(), from 1, has ended here
+    world: int = 0  # the last world that the rank was in
+    away: bool = False  # the rank waits for the next world, and makes no calls in the last one
+    over: int = 0  # the rank will not enter worlds up to this number
+    commit: Commit = NOTHING  # the newest commit in the rank's memory
+    finished: int = 0  # above 0: away because this call of train() has ended on this rank
     met: bool = False  # away because all members agreed to meet
     stalled: bool = False  # away because another rank hangs
 
@@ -60,24 +60,24 @@ class End(Enum):
     """Why a process ended."""
 
     WELL = "well"  # success
-    LEFT = "left"  # it was asked to, or its host is being preempted; others may continue
-    FAILED = "failed"  # by an error of the program: no retry
-    LOST = "lost"  # killed, crashed, or by an error that a retry may avoid
+    LEFT = "left"  # it was asked to leave, or its host is preempted; others may continue
+    FAILED = "failed"  # an error of the program, which no retry can fix
+    LOST = "lost"  # killed, crashed, or an error that a retry may avoid
 
 
 class Worker(NamedTuple):
-    """A process of the job, as its agent sees it."""
+    """A process of the job, as the host's agent knows it."""
 
     name: str
     state: WorkerState = WorkerState()
-    end: End | None = None  # None while it lives
+    end: End | None = None  # None while the process lives
     text: str = ""  # describes the end
     code: int = 0  # exit code; -N for signal N
-    announced: End | None = None  # how it says that it is about to end
+    announced: End | None = None  # the end that the process has announced
 
 
 class AgentStatus(NamedTuple):
-    """State of a host, from its agent to the supervisor."""
+    """The state of a host. Its agent sends this to the supervisor."""
 
     agent: str  # name of the agent's process
     number: int  # rises with each message
@@ -88,11 +88,11 @@ class AgentStatus(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The processes that a host must run, from the supervisor to its agent."""
+    """The processes that a host must run. The supervisor sends this to the host's agent."""
 
     number: int  # rises with each message
     heard: int  # number of the newest AgentStatus that the supervisor has received
-    workers: tuple[str, ...]  # names; the agent starts missing ones and kills all others
+    workers: tuple[str, ...]  # names; the agent starts those that are missing and kills all others
     view: View
 
 
@@ -100,12 +100,12 @@ class Assignment(NamedTuple):
 
 
 def encode(message: NamedTuple) -> str:
-    """Returns any message of this file as JSON."""
+    """Returns a message of any class in this file as JSON."""
     return json.dumps(message, default=lambda end: end.value)
 
 
 def decode(kind: type[T], text: str) -> T:
-    """Inverse of encode(). Raises ValueError for any other text."""
+    """Reverses encode(). Raises ValueError for any other text."""
     try:
         found: T = _made(kind, json.loads(text))
         return found
@@ -114,7 +114,7 @@ def decode(kind: type[T], text: str) -> T:
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Converts a JSON value to the type of an annotation."""
+    """Converts a JSON value to the type that an annotation names."""
     if get_origin(kind) is UnionType:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
         return None if value is None else _made(kind, value)

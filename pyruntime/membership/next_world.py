@@ -12,36 +12,36 @@ from farandole.membership.messages import JOINS, NOTHING, Commit, End, Worker, W
 class Record(NamedTuple):
     """The scheduler's last decision."""
 
-    world: World = World()  # the newest
-    done: int = 0  # calls of train() that have ended on all its ranks
+    world: World = World()  # the newest world
+    done: int = 0  # number of calls of train() that have ended on all its ranks
 
 
 def is_away(worker: Worker, record: Record) -> bool:
-    """True if the process waits. If its call has ended on all ranks, it continues by itself."""
+    """True if the process waits. It does not if its call has ended on all ranks: it continues."""
     return worker.state.away and not 0 < worker.state.finished <= record.done
 
 
 def is_here(worker: Worker, record: Record) -> bool:
-    """True if the process waits for the next world and will not enter the present one."""
+    """True if the process waits for the next world and will not enter the present one any more."""
     state, number = worker.state, record.world.number
     return is_away(worker, record) and number in (state.world, min(state.over, number))
 
 
 def is_new(worker: Worker, record: Record) -> bool:
-    """True if the process was started to join and has not come yet: nobody waits for it."""
+    """True if the process was started to join but is not there yet. Nobody waits for it."""
     never = worker.state.world == 0 and worker.name not in record.world.members
     return worker.name.endswith(JOINS) and never and not worker.state.away
 
 
 def names_hanging(here: Sequence[Worker], world: World) -> set[str]:
-    """Names of members that never entered the world, if another one has reported a stall in it."""
+    """Names of members that never entered the world, if another member has reported a stall."""
     if not any(x.state.stalled and x.state.world == world.number for x in here):
         return set()
     return {x.name for x in here if x.name in world.members and x.state.world < world.number}
 
 
 def is_broken(all_: Sequence[Worker], record: Record) -> bool:
-    """True if a member of the present world is lost or has left it because of a failure."""
+    """True if a member of the present world is lost, or has left the world after a failure."""
     members = [worker for worker in all_ if worker.name in record.world.members]
     left = [x.state for x in members if x.state.away]
     left = [state for state in left if state.world == record.world.number]
@@ -50,14 +50,14 @@ def is_broken(all_: Sequence[Worker], record: Record) -> bool:
 
 
 def ended_well(worker: Worker, record: Record) -> bool:
-    """True if the process succeeded. If it was lost with its host, so that there is no exit code,
-    its announcement counts once training has ended."""
+    """True if the process has succeeded. If it was lost together with its host, there is no exit
+    code; then, once training has ended, the process's announcement counts."""
     late = worker.end is End.LOST and not worker.code and record.done > 0
     return worker.end is End.WELL or (late and worker.announced is End.WELL)
 
 
 def has_ended(here: Sequence[Worker], world: World) -> bool:
-    """True if all members have finished a call of train()."""
+    """True if all members of the world have finished a call of train()."""
     done = {x.name for x in here if x.state.finished and x.state.world == world.number}
     return bool(world.members) and done.issuperset(world.members)
 
@@ -65,16 +65,16 @@ def has_ended(here: Sequence[Worker], world: World) -> bool:
 def choose(
     here: Sequence[Worker], record: Record, newest: bool, unwanted: Collection[str]
 ) -> tuple[list[Worker], list[Worker]]:
-    """Returns the waiting processes that may be in the next world, and those to restart.
+    """Returns (waiting processes that may be in the next world, processes to restart).
 
-    `newest`: some have a commit of the present world. `unwanted`: processes without a slot.
+    `newest`: some have a commit of the present world. `unwanted`: names of processes without slot.
     """
     held = [worker for worker in here if worker.state.commit != NOTHING]
     if newest and record.done:
-        return held, []  # the others would start in a call that has ended
+        return held, []  # the others would enter a call that has ended
     joining = [worker for worker in here if worker.name.endswith(JOINS)]
     if not held and 0 < len(joining) < len(here):
-        return [], joining  # these have returned from init(); the others are still in it
+        return [], joining  # these have returned from init(), but the others have not
     start = max((worker.state.commit for worker in here), default=NOTHING)
     kept = [worker for worker in here if worker.name not in unwanted]
     has_state = start == NOTHING or any(worker.state.commit == start for worker in kept)
@@ -84,7 +84,7 @@ def choose(
 def next_world(before: World, chosen: Sequence[Worker], disk: Commit, most: int) -> World:
     """Returns the world of the chosen processes: those with the newest commit first, then by their
     old ranks. `disk`: the commit on the disk, used if it is newer. An earlier command may have made
-    it, so the new world's number exceeds that commit's world."""
+    that commit, so the number of the new world exceeds that of the commit's world."""
     places = {name: place for place, name in enumerate(before.members)}
     start = max(worker.state.commit for worker in chosen)
 

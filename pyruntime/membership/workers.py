@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of an elastic job's processes: what their agents have reported, and which must run."""
+"""The processes of an elastic job: what their agents have reported, and which must run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from farandole.membership.messages import JOINS, AgentStatus, End, Worker
 
-_NEVER = 1 << 62  # marks an agent that another one has replaced
+_NEVER = 1 << 62  # marks an agent that has been replaced by another one
 
 
 class Change(NamedTuple):
@@ -22,16 +22,16 @@ class Change(NamedTuple):
 
 @dataclass
 class _AgentRecord:
-    """The last report of one agent, and the processes that it must run."""
+    """The last report of one agent, and the processes that the agent must run."""
 
     host: str
     slots: int
-    heard: float  # time of its newest report
-    number: int = 0  # of its newest AgentStatus
-    workers: dict[str, Worker] = field(default_factory=dict)  # to be run, or ended
-    stopping: set[str] = field(default_factory=set)  # to be killed; they may still live
-    disconnected: bool = False  # no report since its connection ended
-    draining: bool = False  # its host is being preempted
+    heard: float  # time of the newest report
+    number: int = 0  # number of the newest AgentStatus
+    workers: dict[str, Worker] = field(default_factory=dict)  # must run, or have ended
+    stopping: set[str] = field(default_factory=set)  # must be killed; may still live
+    disconnected: bool = False  # True if no report has come since its connection ended
+    draining: bool = False  # True if its host is being preempted
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.end is None]
@@ -44,20 +44,20 @@ def _lose_workers(agent: _AgentRecord, text: str) -> Iterator[Change]:
 
 
 class Workers:
-    """Used by Scheduler only. All times are the caller's clock, in seconds."""
+    """Used by Scheduler only. All times are in seconds of the caller's clock."""
 
     def __init__(self, silence: float, cooldown: tuple[float, float]) -> None:
         """`silence`: seconds without a report after which an agent is unreachable. `cooldown`: the
-        seconds without new processes after a host's first failure, and their limit."""
+        seconds without new processes after a host's first failure, and the longest such time."""
         self._silence, self._cooldown = silence, cooldown
         self._agents: dict[str, _AgentRecord] = {}
-        self._failures: dict[str, int] = {}  # by host
-        self._cooling: dict[str, float] = {}  # by host: no new process before this time
+        self._failures: dict[str, int] = {}  # host -> number of failures
+        self._cooling: dict[str, float] = {}  # host -> time before which it gets no new process
         self._slots: Mapping[str, int] | None = None  # by host; None: as agents report
         self._names = 0
 
     def receive(self, status: AgentStatus, now: float) -> Iterator[Change]:
-        """Applies an agent's report. A report older than the last one is ignored."""
+        """Applies an agent's report. Ignores a report that is older than the last one."""
         if status.agent not in self._agents:
             yield from self._lose_with_agents_of(status.host)
         agent = self._agents.setdefault(status.agent, _AgentRecord(status.host, status.slots, now))
@@ -73,7 +73,7 @@ class Workers:
                 yield Change(agent.host, before, worker)
 
     def _lose_with_agents_of(self, host: str) -> Iterator[Change]:
-        """Marks the processes of earlier agents of this host as lost: a new agent kills them."""
+        """Marks processes of this host's earlier agents as lost: a new agent kills them."""
         for agent in self._agents.values():
             if agent.host == host and agent.number != _NEVER:
                 agent.number, agent.draining = _NEVER, False
@@ -95,8 +95,8 @@ class Workers:
         return any(x.host == host and self._is_reachable(x, now) for x in self._agents.values())
 
     def cool_down(self, host: str, now: float) -> float:
-        """Starts no process on this host for a time that doubles with each failure. Returns the
-        seconds; 0 if there is no other host, or this one is being preempted."""
+        """Starts no process on this host for a time that doubles with each failure. Returns this
+        time in seconds; 0 if there is no other host, or this host is being preempted."""
         hosts = {host, *(agent.host for agent in self._agents.values())}
         if len(hosts) < 2 or any(x.draining for x in self._agents.values() if x.host == host):
             return 0.0
@@ -107,8 +107,8 @@ class Workers:
         return seconds
 
     def set_slots(self, slots: Mapping[str, int]) -> None:
-        """Sets the slots by host; a host that is missing has none. Members without a slot train on
-        until the others can do without them."""
+        """Sets the number of slots of each host; a host that is not named has none. Members that
+        lose their slots train on until the other members can do without them."""
         self._slots = slots
 
     def _slots_of(self, agent: _AgentRecord) -> int:
@@ -117,7 +117,7 @@ class Workers:
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget_silent(self, before: float) -> Iterator[Change]:
-        """Removes agents without a report since that time: their processes have ended, too."""
+        """Removes agents that have not reported since `before`: their processes have ended, too."""
         for name, agent in list(self._agents.items()):
             if agent.heard < before:
                 del self._agents[name]
@@ -126,11 +126,11 @@ class Workers:
     # ---- known processes
 
     def all(self) -> list[Worker]:
-        """All known processes, including ended ones."""
+        """All known processes, even those that have ended."""
         return [worker for agent in self._agents.values() for worker in agent.workers.values()]
 
     def alive(self) -> list[Worker]:
-        """Processes that may live and must run."""
+        """The processes that must run, and may be alive."""
         return [worker for worker in self.all() if worker.end is None]
 
     def reachable(self, now: float) -> list[Worker]:
@@ -148,18 +148,18 @@ class Workers:
         return bool(agents) and all(agent.draining for agent in agents)
 
     def any_stopping(self) -> bool:
-        """True if a process that must be killed may still live."""
+        """True if a process that must be killed may still be alive."""
         return any(agent.stopping for agent in self._agents.values())
 
     # ---- wanted processes
 
     def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """For each agent: its name, the number of its last report, the processes it must run."""
+        """For each agent: its name, its last report's number, names of the processes to run."""
         for name, agent in self._agents.items():
             yield name, agent.number, tuple(worker.name for worker in agent.alive())
 
     def stop(self, names: Iterable[str]) -> list[tuple[str, Worker]]:
-        """Has these processes killed; returns (host, process) of each."""
+        """Demands that these processes be killed. Returns (host, process) for each."""
         ending, found = set(names), []
         for agent in self._agents.values():
             for name in sorted(ending & agent.workers.keys()):
@@ -168,8 +168,8 @@ class Workers:
         return found
 
     def start_missing(self, most: int, now: float, join: bool) -> None:
-        """Starts processes on free slots until `most` are reachable. `join`: the others train
-        already, so a new process joins them later."""
+        """Starts processes on free slots until `most` are reachable. `join`: True if others train
+        already; the new processes then join them later."""
         missing = most - len(self.reachable(now))
         for agent in self._agents.values():
             if not self._is_reachable(agent, now) or now < self._cooling.get(agent.host, now):
@@ -181,7 +181,7 @@ class Workers:
                 missing -= 1
 
     def unwanted(self, members: Container[str]) -> set[str]:
-        """Names of processes beyond their hosts' slots; members keep their slots first."""
+        """Names of processes for which their hosts lack slots. Members get slots first."""
         found = set()
         for agent in self._agents.values():
             alive = sorted(agent.alive(), key=lambda worker: worker.name not in members)
@@ -189,7 +189,7 @@ class Workers:
         return found
 
     def surplus(self, most: int, members: Container[str], now: float) -> list[str]:
-        """Names of reachable processes beyond `most` that are no members."""
+        """Names of reachable processes beyond `most`; never those of members."""
         near = self.reachable(now)
         others = [worker.name for worker in near if worker.name not in members]
         return others[: max(0, len(near) - most)]
