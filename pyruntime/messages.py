@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """send and recv: messages between two ranks of a process set. Public calls, for any thread.
 
-A send matches the receive with the same process set, ranks and `tag`, in the order of each rank's
-calls. A small message may arrive before a large one that was sent earlier. Both ends need the same
-dtype and number of elements; shapes may differ. Ranks are ranks of the process set. `name` appears
-in errors and traces only. Both ranks raise MismatchError if they disagree; a rank raises PeerError
-if the other died, left or joined.
+A send matches a receive that has the same process set, ranks and `tag`; among several, in the order
+of each rank's calls. A small message may arrive before a large one that was sent earlier. Both ends
+need the same dtype and number of elements; shapes may differ. Ranks are numbered within the process
+set. `name` appears in errors and traces only. If the ends disagree, both raise MismatchError. If a
+rank has died, left or joined, the other end raises PeerError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def _known(op: Op, peer: str) -> Any:
-    """Reports an invalid call to the rank at the other end, if that rank is known."""
+    """Returns a function that lists the call to refuse at the other end, if its rank is known."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         rank, tag, name = given.get(peer), given.get("tag", 0), given.get("name")
@@ -50,15 +50,15 @@ def _known(op: Op, peer: str) -> Any:
 
 
 class _Again(RepeatedCall):
-    """A repeated message: same arguments, and an array of the same form, on a CPU."""
+    """A repeated message: the same arguments, and an array of the same form on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
     ) -> None:
-        """`source` is the sender's rank in the process set if known, `first` the handle of the
-        first call."""
+        """`source`: the sender's rank in the process set if it is known. `first`: the handle of the
+        first such call."""
         super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
         self._plain = False
         self._source = source
@@ -177,8 +177,8 @@ def recv_async(
 
 
 def refuse_receive(reason: Exception, source: int | None, **terms: Any) -> Exception:
-    """Reports to the sender why this rank cannot receive; returns the error. `terms`: further
-    arguments of recv_async(), for adapters that copy the message."""
+    """Tells the sender why this rank cannot receive; returns the error to raise. `terms`: other
+    arguments of recv_async(). For adapters that receive into a copy."""
     refuse_all(_known(Op.RECEIVE, "source")({"source": source, **terms}), reason)
     return told(reason)
 

@@ -2,8 +2,8 @@
 """Broadcast and allgather of Python objects, as pickled bytes of any size. Public calls, for any
 thread.
 
-Unpickling runs code, so farandole must not unpickle bytes that somebody altered between hosts. A
-call of at most 1 KiB announces each pickle's length and digest: such calls travel in control
+Unpickling runs code, so farandole must not unpickle bytes that somebody has altered between hosts.
+A call of at most 1 KiB announces the length and digest of each pickle. Such calls travel in control
 messages, whose MAC and sequence number nobody can forge or replay.
 """
 
@@ -27,7 +27,7 @@ from farandole.ops.gathers import grouped_allgather_rows
 
 T = TypeVar("T")
 _LENGTH = "{}.length"
-_COUNT, _DIGEST = 8, 32  # bytes of an announcement: the pickle's length, little-endian, and digest
+_COUNT, _DIGEST = 8, 32  # bytes of an announcement: the pickle's length (little-endian) and digest
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -42,7 +42,7 @@ def _pickled(obj: Any) -> Bytes:
 
 
 def _digest(data: Bytes) -> bytes:
-    """Digest of a pickle; zeros on one host, where only this user's processes reach the bytes."""
+    """Digest of a pickle. On one host, zeros: only processes of this user can reach the bytes."""
     if not _between_hosts():
         return bytes(_DIGEST)
     return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
@@ -57,7 +57,7 @@ def _length(head: Bytes) -> int:
 
 
 def _opened(data: Bytes, head: Bytes, rank: int, call: str, name: str | None) -> Any:
-    """Unpickles the object of `rank`. Raises PeerError if its digest is not the announced one."""
+    """Unpickles the object of `rank`. Raises PeerError if the digest is not the announced one."""
     if _digest(data) != head[_COUNT:].tobytes():
         raise PeerError(
             f"{call}{'' if name is None else f' {name!r}'}: the object of rank {rank} was altered "
@@ -97,8 +97,8 @@ def broadcast_object(
     """Sends the object of `root_rank` to every rank and returns it. The root gets its own object.
 
     Objects may have any size, even over 2 GiB. Arguments of the other ranks are ignored and may be
-    None. If pickling fails on the root, all ranks raise its error. Raises PeerError, without
-    unpickling, if somebody altered the object between hosts.
+    None. If pickling fails on the root, all ranks raise the root's error. If somebody has altered
+    the object between hosts, it is not unpickled, and the rank raises PeerError.
 
     - obj: any object that cloudpickle can pickle.
     - root_rank: the sender's rank in the world. It must be a member of the process set.
@@ -140,9 +140,9 @@ def allgather_object(
 ) -> list[T]:
     """Returns every rank's object, of any size, in rank order.
 
-    The list has an entry for each member of the set; None stands for a member that has joined. If
-    pickling fails on a rank, all ranks raise its error. Raises PeerError, without unpickling, if
-    somebody altered an object between hosts.
+    The list has an entry for each member of the set: None for a member that has joined. If pickling
+    fails on a rank, all ranks raise its error. If somebody has altered an object between hosts, it
+    is not unpickled, and the rank raises PeerError.
 
     - obj: any object that cloudpickle can pickle.
     - name, process_set: calls match by name, else by order, within this set.
@@ -158,7 +158,7 @@ def allgather_object(
     head = _head(data)
 
     def parts_of(mine: Bytes, its_name: str | None) -> list[Bytes]:
-        """Each member's bytes; empty for one that has joined."""
+        """Each member's bytes; no bytes from a member that has joined."""
         common: Any = {"name": its_name, "process_set": process_set, "timeout": timeout}
         ((packed, rows),) = grouped_allgather_rows([mine], **common).wait()
         return np.split(packed, np.cumsum(rows)[:-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of commands: option types for argparse, and checks before the work starts."""
+"""Helpers for commands: option types for argparse, and checks before work starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PrintLine = Callable[[str], None]  # prints a line
 
 
 def rank_zero_printer(rank: int) -> PrintLine:
-    """A print function that flushes on rank 0, and prints nothing on other ranks."""
+    """Returns a function that prints and flushes on rank 0, and does nothing on other ranks."""
     return functools.partial(print, flush=True) if rank == 0 else lambda line: None
 
 
 def why_unwritable(path: Path | None) -> str:
-    """Reason why a file can't be written, or "". `path` None means there is no file to write."""
+    """Why a file can't be written, or "". A `path` of None means that no file is to be written."""
     if path is None:
         return ""
     if path.is_dir():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broadcasts a model's arrays before training. Public in farandole.numpy and farandole.cupy; the
-torch adapter uses parts.
+torch adapter uses some of the functions.
 
-A model is an array, or a dict or list of models, of any framework with an adapter.
+A model is an array of any framework that has an adapter, or a dict or list of models.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_
 
-PARAMETERS = "broadcast_parameters"  # default name of its calls
-_MOST_NAMES = 5  # parameters listed in an error
+PARAMETERS = "broadcast_parameters"  # default name of broadcast_parameters' calls
+_MOST_NAMES = 5  # limit for the parameters that an error lists
 
 
 def _is_pair(value: Any) -> bool:
@@ -33,8 +33,8 @@ def _is_pair(value: Any) -> bool:
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
 
-    The name is the array's path, such as "encoder.weights.0". A (name, array) pair in a list
-    supplies its name instead of its position.
+    The name is the array's path, such as "encoder.weights.0". If a list holds a (name, array) pair,
+    that name replaces the position in the path.
     """
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays
@@ -49,7 +49,7 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def root_in(root_rank: int, process_set: ProcessSet) -> int:
-    """Returns the root as an int. Raises ValueError if it is not a member of the set."""
+    """Returns the root as an int. Raises ValueError if the root is not a member of the set."""
     members = process_set.ranks or []
     if index(root_rank) not in members:
         raise ValueError(f"root_rank is {root_rank}: pass a member of the process set, {members}")
@@ -78,7 +78,7 @@ def agree_on_parameters(
 
 
 def _differences(known: dict[int, list[str]]) -> str:
-    """Names the ranks that lack a parameter; if none is missing, two ranks whose order differs."""
+    """Names the ranks that lack a parameter. If no rank does, names two whose order differs."""
     lacking: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for names in known.values() for name in names):
         ranks = [rank for rank, names in known.items() if name not in names]
@@ -98,11 +98,11 @@ def _differences(known: dict[int, list[str]]) -> str:
 def broadcast_all(
     named: Sequence[tuple[str, Any]], root: int, process_set: ProcessSet, timeout: float | None
 ) -> None:
-    """Broadcasts named arrays in place and waits for all. Raises the first failure.
+    """Broadcasts named arrays in place and waits for all of them. Raises the first failure.
 
-    Arrays that share memory with earlier ones (tied weights) follow in order; all others start at
-    once. This cannot deadlock, even if ranks tie different arrays. After a failure the remaining
-    broadcasts still run, so that no peer waits.
+    If arrays share memory (tied weights), each starts only when the one before it has ended; all
+    other arrays start at once. This cannot deadlock, even if ranks tie different arrays. After a
+    failure, the remaining broadcasts still run, so that no peer waits.
     """
     handles: list[Handle[Any] | None] = [None] * len(named)
     failures: list[Exception] = []
@@ -147,8 +147,8 @@ def broadcast_parameters(
     """Overwrites each array with the root's values, in place. Any dtypes and shapes.
 
     If calls come from several threads, give each a `name`. If one rank has an error, all ranks
-    raise: TypeError for members that are not arrays; ValueError for arrays that can't be written in
-    place, and for different names or roots; MismatchError for different shapes or dtypes.
+    raise it: TypeError for members that are not arrays; ValueError for arrays that can't be written
+    in place, and for different names or roots; MismatchError for different shapes or dtypes.
 
     - params: an array, or a dict or list of arrays or (name, array) pairs, nested at will.
     - root_rank: the sender's rank in the world; it must be a member of the process set.

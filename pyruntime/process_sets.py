@@ -27,9 +27,9 @@ __all__ = [
     "remove_process_set",
 ]
 
-# add and remove are named calls, so any thread may make them.
+# Calls to add and remove sets have names, so any thread may make them.
 _ADDING, _REMOVING = "add_process_set", "remove_process_set"
-_ranks_of: list[Callable[[Any], list[int]]] = []  # one function, set by know_communicators()
+_ranks_of: list[Callable[[Any], list[int]]] = []  # one function, which know_communicators() sets
 
 
 @collective(Op.ADD_SET, unnamed=_ADDING)
@@ -37,10 +37,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a process set and returns it. Every rank of the world calls this with the same
     ranks.
 
-    `process_set` is a ProcessSet, or the ranks of a new one. Sets from mpi4py communicators may
-    differ between ranks, as after Comm.Split: each rank registers its own. Raises on all ranks:
-    ValueError if a set with these ranks exists, MismatchError if ranks disagree, TypeError if a
-    rank passes anything else.
+    `process_set` is a ProcessSet, or the ranks of a new one. Sets made from mpi4py communicators
+    may differ between ranks, as after Comm.Split; each rank then registers its own set. Raises on
+    all ranks: ValueError if a set with these ranks exists, MismatchError if ranks disagree,
+    TypeError if a rank passes anything else.
 
     Examples:
         >>> if hvd.size() > 2:  # a set of all ranks is there already: global_process_set
@@ -65,7 +65,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def know_communicators(ranks_of: Callable[[Any], list[int]]) -> None:
-    """Sets the function that finds a communicator's ranks in this world. The runtime calls this."""
+    """Sets the function that finds the world ranks of a communicator. The runtime calls this."""
     _ranks_of[:] = [ranks_of]
 
 
@@ -84,11 +84,11 @@ def _add_split(process_set: ProcessSet, own: list[int]) -> None:
 
 @collective(Op.REMOVE_SET, unnamed=_REMOVING)
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; every rank of the world calls this. Returns False for the world or an unknown
-    set, else True.
+    """Removes a set. Every rank of the world calls this. Returns True; or False if `process_set` is
+    the world or not registered.
 
-    `process_set` is a set that add_process_set returned. Raises MismatchError if ranks name
-    different sets, TypeError for a value of another type.
+    `process_set` is a set that add_process_set returned. Raises MismatchError if ranks pass
+    different sets, and TypeError for a value of another type.
 
     Examples:
         >>> hvd.remove_process_set(hvd.global_process_set)
@@ -116,7 +116,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Makes a barrier. If the other ranks name a set, all get an error instead of waiting."""
+    """Makes a barrier. If other ranks remove a set, all ranks get an error instead of waiting."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -124,11 +124,12 @@ def _remove_nothing() -> bool:
 
 
 def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
-    """Creates a set and returns it. Only its members call this. For adapters of other interfaces.
+    """Creates a set and returns it. Only the set's members call this. For adapters of other APIs.
 
     `name` must be new and equal on all members. Unlike other sets, this one may have the same ranks
     as an existing set, and any thread may make unnamed calls in it. Raises MismatchError on all
-    members if they pass different ranks; after `timeout` seconds StallError naming missing members.
+    members if they pass different ranks, and StallError with missing members after `timeout`
+    seconds.
     """
     new = ProcessSet(ranks)
     shape = Buffer(0, 0, tuple(new._members()), None)
@@ -145,9 +146,9 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
 
 
 def disband_process_set(process_set: ProcessSet, name: str) -> None:
-    """Releases this rank's use of a set that form_process_set made, without waiting.
+    """Releases this rank's use of a set that form_process_set made. Does not wait.
 
-    The core destroys the set once every member has released it. `name` must be new and equal on all
+    The core destroys the set once every member has called this. `name` must be new and equal on all
     members. Does nothing after shutdown().
     """
     number, process_set.process_set_id = process_set.process_set_id, None

@@ -19,12 +19,12 @@ from farandole.observe.flight import (
     reaches_back_to,
 )
 
-_MOST = 10  # most lines about one kind of finding
-_USUAL_NS = 100_000_000  # ranks are never exactly in step: a younger call is no finding
+_MOST = 10  # limit for lines about one kind of finding
+_USUAL_NS = 100_000_000  # ranks are never exactly in step, so a younger call is not a finding
 
 
 def explain(pages: Sequence[Page]) -> list[str]:
-    """The report's lines: the ranks, the first failure, then other failed or waiting calls."""
+    """Returns the report's lines: ranks, the first failure, then other failed or waiting calls."""
     shared = matched_calls(pages)
     lines = [*_ranks(pages), *_history(pages)]
     findings = [
@@ -65,7 +65,7 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _history(pages: Sequence[Page]) -> Iterator[str]:
-    """Elastic training's path to this world, as the longest-running rank recorded it."""
+    """How elastic training came to this world, as the rank that ran longest has recorded it."""
     stories = [page.get("story", "").splitlines() for page in pages]
     if longest := max(stories, key=len):
         yield "History of this world:"
@@ -119,7 +119,7 @@ def _mismatches(shared: Sequence[MatchedCall]) -> Iterator[str]:
 
 
 def _found(pages: Sequence[Page]) -> Iterator[str]:
-    """Findings of the ranks without a failure. Most are equal on all ranks and are shown once."""
+    """Findings of ranks that have no failure. Most findings are equal on all ranks; shown once."""
     yield from dict.fromkeys(
         f"{text.removesuffix('.')}."
         for page in pages
@@ -128,7 +128,7 @@ def _found(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
-    """(error class, text) of each failure, without the stacks in a stall's text."""
+    """(error class, text) of each failure, without the stacks that a stall's text contains."""
     found: dict[tuple[str, str], list[int]] = {}
     for page in pages:
         if failure := page.get("failure"):
@@ -139,11 +139,11 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
 
 
 def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[str]:
-    """Calls that some members never submitted: one line per set of waiting and missing ranks."""
+    """Calls that some members have not submitted. One line per set of waiting and missing ranks."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
     groups: dict[_Waits, list[MatchedCall]] = {}
-    # Calls that most ranks have submitted come first, because only a few ranks lack them.
+    # First, calls that most ranks have submitted: only a few ranks are missing there.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")
@@ -180,7 +180,7 @@ def _longest(known: Mapping[int, Page], one: MatchedCall) -> int:
 
 
 def _all_of(ones: Sequence[MatchedCall]) -> str:
-    """Names the calls, or counts them as the coordinator's warning does."""
+    """Names the calls, or gives their number as the coordinator's warning does."""
     if len(ones) <= 3:
         return ", ".join(str(one.first) for one in ones)
     names = [one.first.name for one in ones]
@@ -213,13 +213,13 @@ def _waited_ns(page: Page, call: RecordedCall) -> int:
 
 
 def _would_know(pages: Mapping[int, Page], call: RecordedCall, rank: int) -> bool:
-    """True if a rank's events reach back to another rank's call."""
+    """True if the recorded events of `rank` reach back to the time of another rank's call."""
     wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
     return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
 
 
 def _near(one: MatchedCall, pending: Sequence[MatchedCall], rank: int) -> str:
-    """A hint if only the missing rank waits for a similar name, which suggests a misspelling."""
+    """A hint if only the missing rank waits for a similar name: the name may be misspelled."""
     if one.first.is_message:
         return ""
     others = [p.first.name for p in pending if rank in p.calls and p.first.name]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the flight recorders of a job on this host, and matches its ranks' calls.
+"""Reads the flight recorders of a job on this host, and matches the calls of its ranks.
 
-metrics() uses it, and so do `farandole dump` and `farandole explain`, which run outside the job.
+Used by metrics(), and by `farandole dump` and `farandole explain`, which run outside of the job.
 
 Every rank always records its last 4,096 events (submit, negotiated, launched, done, error) in
-memory that all ranks of the host map, so the events survive a killed rank.
+memory that all ranks of the host map. So a killed rank's events are not lost.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from farandole.trust import is_own_user, read_text
 _FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 _MOST_BYTES = 16 << 20  # limit for a dump; 4,096 events and 1,024 calls need 2 MB
-_MOST_MEMBERS = 1 << 20  # most JSON items in a dump; parsing uses at least 60 bytes for each
+_MOST_MEMBERS = 1 << 20  # limit for JSON items in a dump; parsing takes at least 60 bytes per item
 _MOST_RANKS = 1 << 14  # limit for the number of ranks that a dump claims
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # JSON fields that may span lines
-Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
+Page = dict[str, Any]  # one rank's recorder, in the form that write_flight() of csrc/watch writes
 
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A running job of this user on this host."""
+    """A job that is running on this host and belongs to this user."""
 
-    pids: tuple[int, ...]  # its ranks' processes, ascending
+    pids: tuple[int, ...]  # processes of the job's ranks, ascending
     path: str  # the recorders' memory, under /proc
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
-        """Opens the memory for pages(). Raises OSError if the job is gone."""
+        """Opens the recorders' memory for pages(). Raises OSError if the job has ended."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             yield fd
@@ -49,9 +49,9 @@ class RunningJob:
 
 
 def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
-    """(device and inode, path) of each recorder that a process holds open; none without permission.
+    """(device and inode, path) of each recorder that a process holds open. Needs permission.
 
-    With `own`, yields only recorders that this user owns: a process cannot fake the owner.
+    `own`: only recorders that this user owns. A process cannot fake the owner.
     """
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -63,7 +63,7 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
-    """The jobs of these processes; by default all jobs of this user."""
+    """The jobs to which these processes belong; by default, all jobs of this user."""
     found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for memory, path in _memories(pid, own=not pids):
@@ -93,18 +93,18 @@ def _why_not(pid: int) -> str:
 
 
 def page(fd: int, local_rank: int, events: int) -> Page:
-    """One rank's recorder with its last `events` events. `fd` -1 is this process's own job."""
+    """The recorder of one rank, with its last `events` events. `fd` -1: this process's own job."""
     capacity = 1 << 14
     while True:
         text = ffi.new("char[]", capacity)
         length = check_count(lib.farandole_flight(fd, local_rank, events, text, capacity))
         if length <= capacity:
             return _shown(json.loads(ffi.buffer(text, length)[:].decode(errors="replace")))
-        capacity = length + (1 << 14)  # room for events recorded meanwhile
+        capacity = length + (1 << 14)  # more, because events may have been recorded meanwhile
 
 
 def _shown(found: Page) -> Page:
-    """A page whose strings are safe to print on a terminal."""
+    """The page, with all strings made safe to print on a terminal."""
 
     def shown(value: Any, lines: bool = False) -> Any:
         if isinstance(value, str):
@@ -118,13 +118,13 @@ def _shown(found: Page) -> Page:
 
 
 def failure_of(page: Page) -> str:
-    """First line of a rank's failure; "" if it has not failed."""
+    """The first line of a rank's failure; "" if the rank has not failed."""
     lines = page["failure"]["text"].splitlines() if "failure" in page else []
     return lines[0] if lines else ""
 
 
 def pages(fd: int, events: int) -> list[Page]:
-    """The recorders of all ranks on this host, by local rank."""
+    """The recorders of all ranks on this host, in order of local rank."""
     return [page(fd, local, events) for local in range(check_count(lib.farandole_flight_ranks(fd)))]
 
 
@@ -144,8 +144,8 @@ def dump(job: RunningJob, folder: Path, reason: str) -> None:
 def read_dumps(folder: Path) -> list[Page]:
     """Reads the dumps in a folder, in rank order.
 
-    Raises FileNotFoundError if there is none, ValueError for a file that is truncated, foreign,
-    larger than 16 MB or not regular, or if the files belong to several users.
+    Raises FileNotFoundError if there are none. Raises ValueError if a file is truncated, not a
+    dump, larger than 16 MB or not a regular file, or if the files belong to several users.
     """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
@@ -164,7 +164,7 @@ def read_dumps(folder: Path) -> list[Page]:
 
 
 def _read(file: Path, owners: set[int]) -> Page:
-    """Reads a dump and makes its strings safe to print. Raises ValueError if it is not valid."""
+    """Reads a dump, and makes its strings safe to print. Raises ValueError if it is not valid."""
     shown = printable(str(file))
     try:
         text = read_text(file, _MOST_BYTES, owners)
@@ -184,7 +184,7 @@ def _read(file: Path, owners: set[int]) -> Page:
 
 
 def worlds_of(folder: Path) -> list[Path]:
-    """Folders with the dumps of an elastic job's worlds, in order; [] if there are none."""
+    """Folders that hold the dumps of an elastic job's worlds, in order; [] if there are none."""
     later = [path for path in folder.glob("world-*") if path.name[6:].isdecimal()]
     return [folder] * any(folder.glob("flight-rank-*.json")) + sorted(
         later, key=lambda path: int(path.name[6:])
@@ -192,12 +192,12 @@ def worlds_of(folder: Path) -> list[Path]:
 
 
 def began(dumps: list[Page]) -> int:
-    """Start of these dumps' world, in nanoseconds since the epoch."""
+    """When the world of these dumps started, in nanoseconds since the epoch."""
     return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
 
 
 def of_last_job(dumps: list[Page]) -> list[Page]:
-    """The dumps of the last job; drops those written before it started."""
+    """The dumps of the last job, without dumps that were written before it started."""
     last = began(dumps)
     return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last]
 
@@ -207,7 +207,7 @@ def of_last_job(dumps: list[Page]) -> list[Page]:
 
 @dataclass
 class RecordedCall:
-    """One call with one tensor on one rank. Times are ns of CLOCK_MONOTONIC; 0 if not seen."""
+    """One call with one tensor on one rank. Times are in ns of CLOCK_MONOTONIC; 0: not recorded."""
 
     rank: int
     name: str  # "": unnamed
@@ -216,15 +216,15 @@ class RecordedCall:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     bytes: int = 0
-    order: int = 0  # number among unnamed calls of the set
+    order: int = 0  # the call's number among the set's unnamed calls
     peer: int = -1  # the other rank of a message; -1: any
     tag: int = 0
-    site: str = ""  # caller's file:line
-    # Place in the coordinator's log; values from 1 << 62 on are places among the set's calls in a
-    # cell. Equal on all ranks. 0: not negotiated.
+    site: str = ""  # file:line of the program
+    # Place in the coordinator's log; from 1 << 62 on, place among the set's calls in a cell. Equal
+    # on all ranks. 0: not negotiated.
     position: int = 0
     bucket: int = 0
-    lane: int = 0  # process set that runs the bucket; for a message, identifies its two ranks
+    lane: int = 0  # process set of the bucket; for a message, the pair of its two ranks
     submitted: int = 0
     negotiated: int = 0
     launched: int = 0
@@ -233,12 +233,12 @@ class RecordedCall:
 
     @property
     def is_message(self) -> bool:
-        """True for one end of a message. Ranks do not number messages alike."""
+        """True for one end of a message. Messages have different numbers on different ranks."""
         return self.op in ("send", "receive")
 
     @property
     def label(self) -> str:
-        """Its name, or its number among unnamed calls."""
+        """The call's name, or its number among unnamed calls."""
         return self.name or f"unnamed call {self.order}"
 
     @property
@@ -260,16 +260,16 @@ class RecordedCall:
 
 
 def message_text(op: str, name: str, peer: int, tag: int) -> str:
-    """Describes one end of a message: "send 'x' to rank 1 with tag 7"."""
+    """Describes one end of a message, for example "send 'x' to rank 1 with tag 7"."""
     what = f"{op} '{name}'" if name else op
     way = "to" if op == "send" else "from"
     return f"{what} {way} {'any rank' if peer < 0 else f'rank {peer}'} with tag {tag}"
 
 
 def calls_of(page: Page) -> list[RecordedCall]:
-    """One rank's open and recent calls, in order of submission.
+    """The open and recent calls of one rank, in order of submission.
 
-    Omits finished calls that were submitted before the oldest recorded event.
+    Omits calls that have ended and were submitted before the oldest recorded event.
     """
     calls: dict[int, RecordedCall] = {}
     launched: dict[tuple[int, int], int] = {}
@@ -318,9 +318,9 @@ def _apply(call: RecordedCall, kind: str, event: dict[str, Any]) -> None:
 
 @dataclass
 class MatchedCall:
-    """One call as all recorded ranks saw it."""
+    """One call, as recorded by all ranks whose recorders were read."""
 
-    calls: dict[int, RecordedCall] = field(default_factory=dict)  # keyed by rank
+    calls: dict[int, RecordedCall] = field(default_factory=dict)  # key: the rank
 
     @property
     def first(self) -> RecordedCall:
@@ -329,7 +329,7 @@ class MatchedCall:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Fields that are equal on all ranks and known at submission."""
+        """The fields that are equal on all ranks and known when the call is submitted."""
         first = self.first
         return first.process_set, first.name, first.order, first.op
 
@@ -340,11 +340,11 @@ class MatchedCall:
 
 
 def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
-    """Matches calls across ranks: negotiated ones in log order, then waiting ones."""
+    """Matches calls across ranks. Returns negotiated calls in log order, then those that wait."""
     found: dict[tuple[Any, ...], MatchedCall] = {}
     for page in pages:
         for call in calls_of(page):
-            # A name can be reused after a failure, so failed calls match in their order.
+            # A name can be reused after a failure, so failed calls of a name match in their order.
             key: tuple[Any, ...] = (call.position, call.process_set, call.name, call.order)
             if call.is_message:
                 key = (call.rank, call.submitted)
@@ -356,7 +356,7 @@ def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
 
 
 def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page]) -> None:
-    """If other ranks have recorded the agreement, merges a rank's waiting call into theirs."""
+    """Merges a rank's waiting call into that of the others if they have recorded the agreement."""
 
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])
@@ -380,13 +380,13 @@ def _order(shared: MatchedCall) -> tuple[bool, int, int]:
 
 
 def reaches_back_to(page: Page, ns: int) -> bool:
-    """True if a rank's events are complete since `ns` on that rank's monotonic clock."""
+    """True if a rank has kept all events since `ns`, a time of that rank's monotonic clock."""
     kept = page["events"]
     return len(kept) == page["recorded"] or bool(kept and kept[0]["t"] <= ns)
 
 
 def members_of(pages: Sequence[Page], process_set: int) -> Sequence[int]:
-    """Ranks of a process set, ascending; the world's if no rank recorded the set."""
+    """Ranks of a process set, ascending; those of the world if no rank has recorded the set."""
     for page in pages:
         if text := page["sets"].get(str(process_set)):
             return [int(rank) for rank in text.split(",")]

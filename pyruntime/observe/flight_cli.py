@@ -46,7 +46,7 @@ def run_dump(options: argparse.Namespace) -> int:
 
 
 def _read(folder: Path) -> list[flight.Page]:
-    """The last job's dumps. If they can't be read, prints the reason and returns none."""
+    """The dumps of the last job. If they can't be read, prints the reason and returns []."""
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:
@@ -68,7 +68,7 @@ def run_explain(options: argparse.Namespace) -> int:
     worlds = flight.worlds_of(options.folder)
     pages = [found for folder in worlds or [options.folder] if (found := _read(folder))]
     for i, dumps in enumerate(pages):
-        # A world older than the one before it belongs to an earlier job.
+        # If a world is older than the one before, it belongs to an earlier job.
         if i > 0 and flight.began(dumps) < flight.began(pages[i - 1]):
             break
         try:

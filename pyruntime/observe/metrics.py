@@ -12,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram in powers of two: `counts[i]` counts values below 2**i, beyond earlier slots."""
+    """Histogram in powers of two: `counts[i]` counts values below 2**i but not below 2**(i - 1)."""
 
     count: int
     sum: int
@@ -20,14 +20,14 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean; 0 without values."""
+        """The mean of all values; 0 if there are none."""
         return self.sum / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Number of times that a rank was ready last, and the total seconds that it was later than
-    the first."""
+    """How many times a rank was the last to be ready, and by how many seconds in all it was later
+    than the first one."""
 
     times: int
     seconds: float
@@ -38,14 +38,14 @@ class Metrics(dict[str, int]):
 
     - tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done.
     - moving_ns: time with a bucket under way.
-    - late_times, late_ns: this rank was the last to be ready; 0 unless rank 0 is on this host.
+    - late_times, late_ns: how often, and by how much, this rank was last; 0 if rank 0 is elsewhere.
     - sleeps; rescued_wakeups, which is 0 unless farandole has a bug.
     """
 
-    # negotiation_ns: from a tensor's submission to the decision. wait_ns: time callers are blocked.
+    # negotiation_ns: from a tensor's submission to the decision. wait_ns: callers are blocked.
     # bucket_bytes. bandwidth_MBps: a bucket's bytes per time from launch to end (algbw).
     histograms: dict[str, Histogram]
-    stragglers: dict[int, Straggler]  # by rank of this host; zeros if rank 0 is on another host
+    stragglers: dict[int, Straggler]  # key: rank on this host; zeros if rank 0 is on another host
 
 
 def _counters() -> dict[str, int]:
@@ -56,7 +56,7 @@ def _counters() -> dict[str, int]:
 
 
 def metrics() -> Metrics:
-    """This rank's metrics. Before init() they hold only the counters of the process.
+    """This rank's metrics. Before init(), these are only the counters of the process.
 
     Examples:
         >>> now = hvd.metrics()

@@ -18,15 +18,15 @@ _installed = False
 
 
 def _left_out() -> list[str]:
-    """Folders whose frames to omit: farandole's, unless somebody debugs it."""
+    """Folders whose frames are omitted: those of farandole, unless somebody is debugging it."""
     return [] if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else own_folders()
 
 
 def install() -> None:
     """Makes stacks available, once per process. init() calls this.
 
-    Uses a signal without a handler, or FARANDOLE_STACK_SIGNAL; replaces no handler. Raises
-    ValueError if Python can't handle that signal.
+    Uses the signal FARANDOLE_STACK_SIGNAL or, by default, one that has no handler; never replaces a
+    handler. Raises ValueError if Python can't handle the signal.
     """
     global _installed
     if _installed:

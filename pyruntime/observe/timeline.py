@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and stops a trace of this rank for Chrome or Perfetto. Public calls; a thread of the core
+"""Starts and stops a trace of this rank, for Chrome or Perfetto. Public calls. A thread of the core
 writes the file."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from farandole.topology import rank
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Starts a trace: rank 0 writes `file_path`, rank N writes NAME.rankN.SUFFIX next to it.
 
-    Not collective; calls are not affected. With `mark_cycles` the trace shows each batch of
-    decisions that the rank reads. Raises ValueError before init() or if a trace is being written,
-    LibraryError if the file can't be created.
+    Not collective. Does not affect other calls. With `mark_cycles`, the trace shows each batch of
+    decisions that this rank reads. Raises ValueError before init() or if a trace is being written,
+    and LibraryError if the file can't be created.
 
     Examples:
         >>> hvd.start_timeline("run.json")

@@ -2,7 +2,7 @@
 """Collectives on arrays of any kind, which return arrays of the same kind. Public calls, for any
 thread.
 
-`x` waits, `x_async` returns a handle, a trailing underscore means in place, `grouped_x` takes a
+`x` waits and `x_async` returns a handle. A trailing underscore means in place. `grouped_x` takes a
 list. If one rank passes a wrong argument, all ranks raise an error instead of waiting.
 """
 

@@ -19,7 +19,7 @@ def barrier(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Waits until every member has called it or has joined. With a `name`, any thread may call it.
+    """Waits until every member has called this or join(). With a `name`, any thread may call this.
 
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -43,19 +43,19 @@ def _wait_for_join(handle: Handle[int], process_set: int) -> int:
     try:
         return handle.wait()
     except StallError as error:
-        if not error.under_way:  # given up: the others have not counted it
+        if not error.under_way:  # the join was given up: others have not counted it
             note_join(process_set, -1)
         raise
 
 
 def _join_with_error(calls: list[Call], reason: Exception) -> None:
-    """Reports a wrong join() to the other ranks, by joining with an error.
+    """Reports a wrong join() to the other ranks: this rank joins with an error.
 
-    Does nothing if several sets are possible: in the wrong one this rank would wait forever.
+    Does nothing if several sets are possible, because in a wrong set this rank would wait forever.
     """
     if len(calls) == 1:
         refuse_all(calls, reason)
-        with contextlib.suppress(Exception):  # `reason` itself is the error to raise
+        with contextlib.suppress(Exception):  # the caller raises `reason`
             _start_join(calls[0], None).wait()
 
 
@@ -69,16 +69,15 @@ def join(
     """Call this when this rank is out of data. Waits until all members have joined; returns the
     rank that joined last.
 
-    Meanwhile this rank contributes the identity to the others' reductions: zeros to sums, ones to
-    products. An average still divides by all members. In allgather and alltoall this rank has no
-    rows; rows that others send to it are dropped, and their gradients are zeros. Calls that need
-    this rank, as root or as a member of a new process set, raise on the ranks that make them. If
-    one rank passes a wrong argument, all members raise once all have joined.
+    Until then, this rank contributes the identity to reductions of the others: zeros to sums, ones
+    to products. An average still divides by the number of all members. In allgather and alltoall,
+    this rank has no rows; rows that others send to it are dropped, and get zeros as gradients.
+    Calls that need this rank, as root or as a member of a new process set, raise on the ranks that
+    make them. If one rank passes a wrong argument, all members raise once all have joined.
 
     - device: ignored; for compatibility with Horovod.
-    - process_set: the ranks that take part, by default all.
-    - timeout: seconds until the wait raises StallError; the join continues. It ends with StallError
-      after FARANDOLE_STALL_ABORT seconds in which no rank has made a call.
+    - timeout: seconds until the wait raises StallError; the join then continues. The join itself
+      ends with StallError if no rank has made a call for FARANDOLE_STALL_ABORT seconds.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

@@ -150,5 +150,5 @@ def broadcast_list(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Broadcasts a list into new arrays, as one call. Adapters use it and wait for the handle."""
+    """Broadcasts a list into new arrays, as one call. For adapters, which wait for the handle."""
     return _broadcast(tensors, root_rank, name, process_set, timeout)

@@ -27,7 +27,7 @@ def grouped_allgather_rows(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[tuple[T, Table]]]:
-    """Allgathers arrays for adapters; each result comes with the number of rows per member."""
+    """Allgathers arrays, for adapters. Each result has a table of the rows from each member."""
     return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 

@@ -23,14 +23,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
-# Reductions that consist of several calls. Their modules register them here.
+# Reductions that consist of several calls. The modules that implement them register here.
 composed: dict[int, Callable[..., Handle[Any]]] = {}
 
 
 def start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call` over `tensors`, in place or into new arrays. Its op is one of MIRRORED."""
+    """Submits `call` over `tensors`, in place or into new arrays. `call.op` is in MIRRORED."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -54,9 +54,9 @@ def start(
 def start_rows(
     call: Call, tensors: Sequence[T], timeout: float | None
 ) -> Handle[list[tuple[T, Table]]]:
-    """Submits a call whose result shapes depend on all ranks.
+    """Submits a call whose results have shapes that depend on all ranks.
 
-    The handle gives each result with the number of rows from each member, 0 for one that has
+    The handle yields each result with the number of rows from each member; 0 from a member that has
     joined.
     """
     tensors = list(tensors)
@@ -76,19 +76,19 @@ def start_rows(
 def new_results(
     kinds: Sequence[Kind], tensors: Sequence[Any], inputs: Sequence[Buffer]
 ) -> tuple[list[Any], list[Buffer]]:
-    """New arrays for results that have the inputs' form, and their buffers. See sealed()."""
+    """New arrays for results of the same form as the inputs, and buffers of these. See sealed()."""
     triples = zip(kinds, tensors, inputs, strict=True)
     results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
     return results, [k.describe(y, True) for k, y in zip(kinds, results, strict=True)]
 
 
 def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """Converts complete new_results() to the arrays that the user gets."""
+    """Converts the arrays of new_results(), once they are complete, to those that the user gets."""
     return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
-    """Kinds and buffers of arrays. Raises TypeError or ValueError that names the wrong array."""
+    """Kinds and buffers of arrays. Raises TypeError or ValueError, which names the wrong array."""
     kinds: list[Kind] = []
     inputs: list[Buffer] = []
     try:
@@ -109,7 +109,7 @@ def handle_of(
     what: object,
     timeout: float | None,
 ) -> Handle[R]:
-    """A handle for the core's numbers that suits the arrays' memory, CPU or GPU."""
+    """A handle for the core's handles: a GpuHandle if an array is on a GPU, else a Handle."""
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
@@ -118,7 +118,7 @@ def handle_of(
 
 
 def one(handle: Handle[list[T]]) -> Handle[T]:
-    """Turns the handle of a call on a list of one array into one for that array."""
+    """Turns a handle whose result is a list of one array into a handle of that array."""
     return handle.map(_first)
 
 
@@ -133,14 +133,14 @@ def reduction(
     name: str | None,
     process_set: ProcessSet,
 ) -> Call:
-    """A Call that reduces, by default to the average. Raises if `reduce_op` is not allowed."""
+    """A Call that reduces; None means Average. Raises if `reduce_op` is not allowed for `op`."""
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise NotImplementedError(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
             "with op=Adasum and keep the part you need"
         )
-    # number() is never None: the factors have been checked.
+    # number() never returns None here, because the factors have been checked.
     before, after = (x if type(x) is float else arguments.number(x) or 0.0 for x in factors)
     return Call(op, name, set_id(process_set), reduce_op, before, after)
 
