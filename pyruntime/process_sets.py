@@ -128,7 +128,7 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
 
     `name` must be new and equal on all members. Unlike other sets, this one may have the same ranks
     as an existing set, and any thread may make unnamed calls in it. Raises MismatchError on all
-    members if they pass different ranks, and StallError with missing members after `timeout`
+    members if they pass different ranks, and StallError, with the missing ones, after `timeout`
     seconds.
     """
     new = ProcessSet(ranks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and ends a rank's part in its job: init(), shutdown() and restart(). A lock admits one
-thread at a time. The hooks that run at the end of the process call this module too."""
+thread at a time. The hooks at the end of the process call this module, too."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from farandole.start import agent_client, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
-_START_EXTRA = 10.0  # seconds: added because ranks start the core at different times
+_START_EXTRA = 10.0  # seconds, added because ranks start the core at different times
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
-_comm: Any = None  # argument of the last init()
+_comm: Any = None  # `comm` of the last init()
 _goodbyes: bootstrap.Goodbyes | None = None  # how the ranks left the last job
 _ended = ""  # reason why this rank's elastic training has ended, or ""
 
@@ -42,10 +42,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
       farandole duplicates.
     - process_sets: sets to register. "dynamic" is accepted; sets are always dynamic.
 
-    If one rank can't start, all raise the same error and nothing is initialised. Raises ValueError
-    for wrong arguments, StallError naming the ranks that are missing after FARANDOLE_INIT_TIMEOUT,
-    PeerError for a rank that has ended or has said that it will not come, and ShutdownError in a
-    child process of a rank.
+    If one rank can't start, all ranks raise the same error and none is initialised. Raises
+    ValueError for wrong arguments; StallError, naming the ranks that are missing after
+    FARANDOLE_INIT_TIMEOUT; PeerError for a rank that has ended, or has announced that it will not
+    come; and ShutdownError in a child process of a rank.
 
     Examples:
         >>> hvd.init()
@@ -84,7 +84,7 @@ def _meet(comm: Any, process_sets: Any) -> None:
 
 
 class _Agreement:
-    """The ranks' agreement during one init(): each step succeeds on all ranks or on none."""
+    """The ranks' agreement during one init(): each step succeeds either on all ranks or on none."""
 
     def __init__(self, job: bootstrap.Bootstrap) -> None:
         self.job = job
@@ -94,7 +94,7 @@ class _Agreement:
         self, failure: Exception | None, data: Any, seconds: float | None = None
     ) -> list[Any]:
         """Allgathers `data` as JSON. If any rank passes a failure, all ranks raise an error of the
-        first failure's class."""
+        class of the first failure."""
         error = None if failure is None else (_kind(failure), leaving.describe(failure))
         met = self.job.allgather(json.dumps((error, data)).encode(), seconds)
         try:
@@ -117,20 +117,20 @@ class _Agreement:
         return [theirs for _, theirs in answers]
 
 
-# Classes that exist on every rank and can be built from a text.
+# Error classes that exist on every rank and whose constructors take a text.
 _KNOWN: list[type[Exception]] = [ValueError, TypeError, ImportError, OSError, Warning]
 _KNOWN += [FarandoleError, *FarandoleError.__subclasses__()]
 _KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
 def _kind(error: Exception) -> str:
-    """Name of the closest class in _KNOWN among the error's bases."""
+    """The name of the closest class in _KNOWN among the classes of the error."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN)
     return next(known, FarandoleError.__name__)
 
 
 def _undo(agreement: _Agreement, reason: BaseException) -> None:
-    with contextlib.suppress(Exception):  # `reason` is the error to raise
+    with contextlib.suppress(Exception):  # the caller raises `reason`
         _leave_core(leaving.describe(reason))
     forget_all()
     if agreement.agreed:
@@ -150,7 +150,7 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
 
 
 def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
-    """Starts the core on all ranks or on none. Returns the sets to register next."""
+    """Starts the core on all ranks, or on none. Returns the process sets to register next."""
     job = agreement.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
@@ -241,10 +241,10 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 
 
 def shutdown() -> None:
-    """Leaves the job and waits until the other ranks leave too. Idempotent; init() may follow.
+    """Leaves the job and waits until the other ranks have left, too. Idempotent; init() may follow.
 
-    Pending calls fail with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT this rank
-    leaves alone, and StallError names the ranks that have not left. Ctrl-C makes it leave at once.
+    Pending calls fail with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT, this rank
+    stops waiting, and StallError names the ranks that have not left. Ctrl-C also ends the wait.
 
     Examples:
         >>> hvd.shutdown()
@@ -257,7 +257,7 @@ def restart() -> None:
     """Calls shutdown() and init() on the same ranks, for elastic training. Collective.
 
     Raises the errors of init(); StallError if a rank hangs and does not leave within
-    FARANDOLE_INIT_TIMEOUT; PeerError, naming the rank and its reason, if one does not come back.
+    FARANDOLE_INIT_TIMEOUT; PeerError, with the rank and its reason, if a rank does not come back.
     """
     leave_for_restart(_job.seconds if _job is not None else None)
     init(_comm)
@@ -266,7 +266,7 @@ def restart() -> None:
 def leave_for_restart(limit: float | None = None) -> None:
     """Leaves the job in order to join the next one at once.
 
-    After `limit` seconds it leaves alone and raises StallError. None means shutdown()'s limit.
+    After `limit` seconds, stops waiting for the others and raises StallError. None: as shutdown().
     """
     _leave(bootstrap.Goodbye(bootstrap.Rejoin.NOW), False, limit=limit)
 
@@ -277,12 +277,12 @@ def exit_timeout() -> float:
 
 
 def world() -> int:
-    """Number of the present or last world in this job, from 1; 0 before the first."""
+    """Number of the present or last world in this job, counted from 1; 0 before the first world."""
     return requests.world()
 
 
 def end_training(cause: str) -> None:
-    """Records why this rank's elastic training is over; peers that restart get this reason."""
+    """Records why this rank's elastic training is over. Peers that restart will get this reason."""
     global _ended
     _ended = cause
 
@@ -298,7 +298,7 @@ def _end(cause: str, failed: bool) -> None:
 
 
 def _warn_if_unused() -> None:
-    """Warns if one of several ranks ends without a collective call, because it may have trained
+    """Warns if one rank of several ends without having made a collective call: it may have trained
     alone."""
     if _job is None or _job.size == 1 or requests.world() > 1:
         return
@@ -315,7 +315,7 @@ def _warn_if_unused() -> None:
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
-    """Stops the core and returns its error, if any. `cause` says why this rank failed, or ""."""
+    """Stops the core; returns its error or None. `cause`: why this rank has failed, or ""."""
     deadline = float("inf") if limit is None else time.monotonic() + limit
     while True:  # short waits, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
@@ -334,7 +334,7 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
 def _leave(
     goodbye: bootstrap.Goodbye, failed: bool, cause: str = "", limit: float | None = None
 ) -> None:
-    """Leaves the job: the common path of shutdown() and the end of the process. Idempotent."""
+    """Leaves the job; used by shutdown() and at the end of the process. Idempotent."""
     global _job, _goodbyes
     with _lock:
         job, broken = _job, False
@@ -346,11 +346,11 @@ def _leave(
             broken = bool(lib.farandole_broken()) or part.has_ended()
             requests.leave()
             failure = _leave_core(cause, limit)
-        except BaseException as reason:  # Ctrl-C or the limit: stop waiting
+        except BaseException as reason:  # Ctrl-C, or the limit is over: stop waiting
             interrupt = reason
             failure = _leave_core(leaving.describe(reason))
         forget_all()
-        if not lib.farandole_initialized():  # else threads of the core may still use the memory
+        if not lib.farandole_initialized():  # otherwise threads of the core may still use memory
             leases.restart()
         broken |= failure is not None or interrupt is not None
         _goodbyes = job.close(goodbye, failed, broken)
@@ -370,7 +370,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def world_ranks(comm: Any) -> list[int]:
-    """World ranks of an mpi4py communicator, ascending. Raises ValueError if they are unknown."""
+    """World ranks of an mpi4py communicator, ascending. Raises ValueError if some are not known."""
     if _job is None:
         raise not_initialized()
     return _job.world_ranks(comm)
@@ -380,7 +380,7 @@ know_communicators(world_ranks)
 
 
 def current_bootstrap() -> bootstrap.Bootstrap | None:
-    """The bootstrap that connected the ranks; None before init()."""
+    """The bootstrap through which the ranks have met; None before init()."""
     return _job
 
 

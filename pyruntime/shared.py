@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names that are equal in the packages of all frameworks."""
+"""The public names that the packages of all frameworks have in common."""
 
 from farandole import adasum as _adasum  # noqa: F401  # registers op=Adasum
 from farandole._library import lib, text

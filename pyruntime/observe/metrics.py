@@ -12,7 +12,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram in powers of two: `counts[i]` counts values below 2**i but not below 2**(i - 1)."""
+    """Histogram in powers of two: `counts[i]` counts values below 2**i, without lower slots."""
 
     count: int
     sum: int

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the ranks of a job, and leaves it."""
+"""Lets the ranks of a job find each other, and leave."""

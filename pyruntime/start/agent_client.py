@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's connection to the agent of its host, under `farandole run --elastic`: it reports the
-rank's state, meets the other ranks of the next world, and learns whether to leave. Used by init(),
-elastic training and the end of the process; membership/member.py decides.
+"""A rank's connection to the agent of its host, under `farandole run --elastic`. It reports the
+rank's state, meets the other ranks of the next world, and learns whether the rank must leave. Used
+by init(), elastic training and the end of the process; membership/member.py makes the decisions.
 
-A thread `farandole.agent` receives the agent's messages. Without an agent, only signals ask a rank
-to leave.
+A thread `farandole.agent` receives the agent's messages. Without an agent, only signals make a rank
+leave.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from farandole.start.connection import open_connection
 from farandole.start.launchers import launched_rank
 from farandole.start.sockets import shared_host
 
-AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name
+AGENT = "FARANDOLE_AGENT"  # the agent sets it: its socket, this process's number and name
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # they announce a preemption
 _SLICE = 0.2  # seconds of an uninterruptible wait, after which Ctrl-C is handled
-_CONNECT = 30.0  # seconds for the agent to answer
+_CONNECT = 30.0  # seconds in which the agent must answer
 _STATE_PERIOD = 1.0  # seconds between two reports of commits
 
 
@@ -44,17 +44,17 @@ class AgentClient:
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, int], dict[str, str]] = {}
         self._sent_at = 0.0  # time of the last report of a commit
-        self.left = False  # this rank ends because it was asked to
-        self.lost = False  # the supervisor does not answer this rank's agent
-        self.leaves_lost = False  # all ranks leave because some agent's supervisor does not answer
+        self.left = False  # True if this rank ends because it was asked to
+        self.lost = False  # True if the supervisor does not answer this rank's agent
+        self.leaves_lost = False  # True if all leave because some agent gets no answer
         self.connection = open_connection(address, b"", int(number), _CONNECT)
         self._send("here")
         what, before = "", 0
-        while what != "begin":  # drops earlier messages: they are repeated
+        while what != "begin":  # drops messages before "begin"; the agent repeats them
             what, before, *rest = json.loads(self.connection.receive(_CONNECT))
         self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
-        # This process was started to join a running world.
+        # True if this process was started to join a running world.
         self.alone = name.endswith(JOINS) and not before
         threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
 
@@ -73,7 +73,7 @@ class AgentClient:
                     if what == "view":
                         before = self._member.state
                         self._member.receive(decode(View, rest[0]))
-                        self.lost = self._member.lost  # False: it answers again
+                        self.lost = self._member.lost  # False once the supervisor answers again
                         if self._member.state != before:
                             self._send_state()
                     elif what == "met":
@@ -81,26 +81,26 @@ class AgentClient:
                     self._changed.notify_all()
         except (OSError, EOFError):
             if os.getpid() == owner and not _ending:
-                # The supervisor may replace this host's ranks on other hosts.
+                # The supervisor may already have started other ranks in place of this host's.
                 os.write(2, b"farandole: the agent of this host is gone: this rank ends\n")
                 os.kill(owner, signal.SIGKILL)
 
     def _wait(self, done: Callable[[], bool], until: float = float("inf")) -> None:
-        """Waits for `done()`, called under the lock, or for the time `until`."""
+        """Waits until `done()` is true or the time is `until`. The caller holds the lock."""
         while not done() and time.monotonic() < until:
             self._changed.wait(_SLICE)
 
     # ---- worlds
 
     def leave(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Reports that this rank leaves its world, and why; see Member.wait()."""
+        """Reports that this rank leaves its world, and why. Arguments: those of Member.wait()."""
         with self._changed:
             self._member.wait(finished, met, stalled)
             self._send_state()
 
     def ended(self) -> bool:
-        """Waits after a call of train(). Returns True once it has ended on all ranks, False if this
-        rank has to continue in a new world."""
+        """Waits after a call of train() has ended on this rank. Returns True once it has ended on
+        all ranks, or False if this rank must continue in a new world."""
 
         def decided() -> bool:
             return self._member.stay() or self._member.is_awaited()
@@ -133,8 +133,8 @@ class AgentClient:
         return ElasticBootstrap(self, world[0], rank)
 
     def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
-        """Allgather over the members of a world, by rank. Collective. Raises PeerError,
-        StallError."""
+        """Allgather over the members of a world; returns data in rank order. Collective. Raises
+        PeerError and StallError."""
         key = world.number, turn
         with self._changed:
             self._send("blob", *key, data.hex())
@@ -156,7 +156,7 @@ class AgentClient:
     # ---- commits
 
     def synchronized(self) -> None:
-        """Reports that this rank has the commit with which the world started."""
+        """Reports that this rank has received the commit from which the world starts."""
         with self._changed:
             self._member.synchronized()
             self._send_state()
@@ -176,7 +176,7 @@ class AgentClient:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks must meet after the next commit, because ranks join or hosts leave."""
+        """True if all ranks must meet after their next commit: ranks join, or hosts leave."""
         return self._member.meets
 
     @property
@@ -185,9 +185,9 @@ class AgentClient:
         return self._member.leaves
 
     def end(self) -> NoReturn:
-        """Ends this rank as it was asked to: raises SystemExit, or LibraryError if the job ends
-        because the supervisor does not answer."""
-        # Ranks that leave together have agreed. One that waits for its next world decides alone.
+        """Ends this rank, which was asked to leave: raises SystemExit, or LibraryError if the
+        reason is that the supervisor does not answer."""
+        # Ranks that leave together have agreed on the reason. A rank that waits decides alone.
         if self.leaves_lost or (self.lost and self._member.state.away):
             raise LibraryError(
                 "the supervisor of this elastic job does not answer; remedy: run the same command "
@@ -203,7 +203,7 @@ class AgentClient:
 
 
 class ElasticBootstrap(Bootstrap):
-    """Bootstrap of one world of an elastic job, through the agents and the supervisor."""
+    """Bootstrap for one world of an elastic job; data go through agents and the supervisor."""
 
     def __init__(self, client: AgentClient, world: World, rank: int) -> None:
         self.world, self.number = world, world.number
@@ -213,17 +213,17 @@ class ElasticBootstrap(Bootstrap):
         self._introduce(shared_host(), client.secret)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, by rank. Collective. Raises StallError, PeerError."""
+        """The data of every rank, in rank order. Collective. Raises StallError and PeerError."""
         self._turn += 1
         limit = self.seconds if seconds is None else seconds
         return self._client.exchange(self.world, self._turn, data, limit)
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """No-op: the agent tracks which ranks are alive."""
+        """Does nothing: the agent tracks which ranks are alive."""
         return Goodbyes(goodbye, lambda: None)
 
     def abandon(self, reason: BaseException) -> None:
-        """Reports that this rank's init() fails, so that the others' init() fails too."""
+        """Reports that this rank's init() has failed, so that it fails on all other ranks, too."""
         with contextlib.suppress(OSError):
             self._client.leave()
 
@@ -233,7 +233,7 @@ _ending = False  # this process is about to end
 
 
 def connect() -> AgentClient | None:
-    """Returns this process's client; None without an agent. Raises LibraryError."""
+    """Returns this process's client, or None if there is no agent. Raises LibraryError."""
     global _client
     if _client is None and AGENT in os.environ and not ancestry.is_of_rank():
         try:
@@ -247,7 +247,7 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """True if init() must be repeated in the next world, because a retry may avoid this error. The
+    """True if init() must be repeated in the next world, because that may avoid this error. The
     rank has then left the present world."""
     if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
@@ -262,7 +262,7 @@ def may_grow() -> bool:
 
 
 def report_failure(cause: str, retried: bool) -> None:
-    """Reports that this rank fails. `retried`: a retry may succeed."""
+    """Reports that this rank has failed. `retried`: True if a retry may succeed."""
     if _client is not None:
         _client.send_end(End.LOST if retried else End.FAILED, cause)
 
@@ -276,7 +276,7 @@ def report_end() -> None:
 
 
 def leave_job() -> NoReturn:
-    """Ends this process because ranks were asked to leave; see AgentClient.end()."""
+    """Ends this process because ranks were asked to leave. Raises as AgentClient.end() does."""
     if _client is not None:
         _client.end()
     raise SystemExit(0)
@@ -294,10 +294,10 @@ def was_signalled() -> bool:
 
 @contextlib.contextmanager
 def leaving_on_signals(grace: float | None) -> Iterator[None]:
-    """Context manager in which SIGTERM and SIGUSR1 ask this rank to leave instead of ending it.
+    """Context manager: SIGTERM and SIGUSR1 do not end this rank, but ask it to leave.
 
-    The kernel ends the process `grace` seconds after the first signal. With None, in threads other
-    than the main one, and for signals that the program handles itself, nothing changes.
+    The kernel ends the process `grace` seconds after the first signal. Nothing changes if `grace`
+    is None, in threads other than the main thread, or for signals that the program handles itself.
     """
     if grace is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -329,7 +329,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if not _signalled:  # else a second signal could end it before it has left
+        if not _signalled:  # otherwise a second signal could end it too early
             _undo_handlers(ours)
 
 
@@ -343,7 +343,7 @@ def _undo_handlers(numbers: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
-    """Restores the default signals in a child, such as a DataLoader's worker."""
+    """Restores the default signals in a forked child, such as a DataLoader's worker."""
     global _client
     _client = None
     _undo_handlers(list(_handled))

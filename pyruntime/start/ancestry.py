@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distinguishes ranks from their children, which must not call init(). Used by the bootstrap.
+"""Tells ranks from their child processes, which must not call init(). Used by the bootstrap.
 
-A child inherits the launcher's variables, so MPI would take it for its parent. Therefore each
-rank records its process and its launcher's variables in RANK_PROCESS. A process that inherits
-RANK_PROCESS and the same launcher variables was started by a rank.
+A child inherits the launcher's variables, so MPI would mistake it for its parent. Therefore each
+rank records its process and its launcher's variables in RANK_PROCESS. If a process inherits
+RANK_PROCESS and has the same variables of the launcher, a rank has started it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from farandole.start import launchers
 from farandole.start.launchers import RANK_PROCESS
 from farandole.start.siblings import stat
 
-# Variables by which launchers identify one process, or its job.
+# Variables by which launchers identify a process, or its job.
 _TOLD = launchers.names("size_variable", "rank_variable", "marks", "job")
 
 _forked = False
 
 
 def _this_process() -> str:
-    """Pid and start time, since pids are reused. Raises LibraryError without /proc."""
+    """Pid and start time, because pids are reused. Raises LibraryError if there is no /proc."""
     if (found := stat(os.getpid())) is None:
         raise LibraryError(
             "init(): farandole needs /proc, where ranks see each other's processes. Remedy: "
@@ -34,39 +34,39 @@ def _this_process() -> str:
 
 
 def _launcher_values() -> str:
-    """The launcher's variables as text; "" without a launcher."""
+    """The launcher's variables as text; "" if there is no launcher."""
     if not any(os.environ.get(name) for name in launchers.names("marks")):
         return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
     descriptor = os.environ.get("PMI_FD", "")
-    if descriptor.isdigit():  # Hydra uses the same number in every job
+    if descriptor.isdigit():  # Hydra's number is the same in every job
         try:
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        except OSError:  # a child without the descriptor counts as its parent
+        except OSError:  # a child that lacks the descriptor counts as its parent
             found.append(os.environ.get(RANK_PROCESS, "").rpartition(" ")[2])
     return " ".join(found)
 
 
 def claim() -> None:
-    """Marks this process as a rank for its children. No-op without a launcher."""
+    """Marks this process as a rank, for its children. Does nothing without a launcher."""
     if values := _launcher_values():
         os.environ[RANK_PROCESS] = f"{_this_process()} {values}"
 
 
 def renew() -> None:
-    """Marks a rank again after its launcher's variables were completed."""
+    """Marks a rank again, after its launcher's variables have been completed."""
     if os.environ.get(RANK_PROCESS, "").partition(" ")[0] == _this_process():
         claim()
 
 
 def is_of_rank() -> bool:
-    """True if a rank, not the launcher, has started this process."""
+    """True if a rank has started this process, and not the launcher."""
     parent = os.environ.get(RANK_PROCESS, "").partition(" ")[0]
     return bool(parent) and parent != _this_process()
 
 
 def check() -> None:
-    """Raises ShutdownError with a remedy in the child of a rank."""
+    """Raises ShutdownError, with a remedy, if this process is the child of a rank."""
     if _forked:
         check_count(lib.farandole_counters(ffi.NULL, 0))  # raises the core's error
     parent, _, values = os.environ.get(RANK_PROCESS, "").partition(" ")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap of a job: rank, size, and an allgather of bytes with which init() starts the core.
-Used by init() and doctor, on their thread."""
+"""The bootstrap of a job: rank, size, and an allgather of bytes, with which init() starts the core.
+Used by init() and doctor, on their threads."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from farandole.start.sockets import shared_host
 
 _NONCE = 32  # bytes
 _PAUSE = 0.02  # seconds between two attempts to connect
-_DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT is invalid, which the core reports later
-GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
+_DEFAULT_SECONDS = 60.0  # used if FARANDOLE_INIT_TIMEOUT is invalid; the core reports that later
+GRACE = 1.5  # seconds for which a leaving rank waits until the others leave, too
 REMEDY = (
     "every rank must call init() the same number of times and with the same arguments; a rank that "
     "does not come may also be stopped, or have ended earlier; FARANDOLE_INIT_TIMEOUT sets how "
@@ -38,11 +38,11 @@ REMEDY = (
 
 
 class Rejoin(Enum):
-    """Announces whether a leaving rank takes part in the next init()."""
+    """Announces whether a leaving rank will take part in the next init()."""
 
-    NOW = "a"  # at once, because elastic training is restarting
-    MAYBE = "p"  # if its program calls init() again
-    NEVER = "n"  # its process ends
+    NOW = "a"  # yes, at once: elastic training is restarting
+    MAYBE = "p"  # yes, if its program calls init() again
+    NEVER = "n"  # no: its process ends
 
 
 @dataclass(frozen=True)
@@ -50,33 +50,33 @@ class Goodbye:
     """Message that a leaving rank sends to all others."""
 
     rejoin: Rejoin
-    cause: str = ""  # why it leaves; "" if it has finished normally
+    cause: str = ""  # why the rank leaves; "" if it has finished normally
 
     BYTES = 512
 
     def encode(self) -> bytes:
-        """Encodes it in BYTES bytes; longer texts are cut."""
+        """Encodes the message in BYTES bytes. Longer texts are cut."""
         text = (self.rejoin.value + self.cause).encode()[: self.BYTES]
         return text.ljust(self.BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> Goodbye:
-        """Inverse of encode()."""
+        """Reverses encode()."""
         text = data.rstrip(b"\0").decode(errors="ignore")
         return cls(Rejoin(text[0]), text[1:])
 
 
 class Goodbyes:
-    """Goodbyes of the ranks that have left a job."""
+    """The goodbyes of all ranks that have left a job."""
 
     def __init__(self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None]) -> None:
-        """`received_all` returns all goodbyes, by rank; None while some are missing."""
+        """`received_all` returns all goodbyes, in rank order; None while some are missing."""
         self._own = own
         self._received_all = received_all
 
     def check(self, expected: Callable[[int], bool] = lambda rank: True) -> None:
-        """Raises PeerError if a rank with `expected(rank)` will not take part in the next
-        init()."""
+        """Raises PeerError if a rank for which `expected(rank)` is true will not take part in the
+        next init()."""
         for rank, other in enumerate(self._received_all() or ()):
             ends = other.rejoin is Rejoin.NEVER
             ends |= self._own.rejoin is Rejoin.NOW and other.rejoin is Rejoin.MAYBE
@@ -89,8 +89,8 @@ class Goodbyes:
 
 
 class Bootstrap(ABC):
-    """Lets ranks communicate before the core runs. One thread uses it, in this order: allgathers,
-    the same on every rank; then close(), or abandon() on a rank whose init() fails.
+    """Lets ranks communicate before the core runs. One thread uses it. All ranks make the same
+    allgathers, then call close(), or, if their init() fails, abandon().
 
     `node[r]` is the lowest rank that shares memory with rank r. `seconds` limits every wait.
     """
@@ -99,16 +99,16 @@ class Bootstrap(ABC):
     size: int
     node: list[int]
     seconds: float
-    number: int = 0  # of the world; 0: one more than the last
-    _secret: bytes = b""  # see key()
-    _introductions: tuple[bytes, ...] = ()  # what each rank has sent in _introduce()
+    number: int = 0  # number of the world; 0: one more than the last world's
+    _secret: bytes = b""  # for key()
+    _introductions: tuple[bytes, ...] = ()  # what each rank has sent in _introduce(); for key()
 
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
         """Exchanges hosts, tasks and new random numbers, which make the world's key unique.
         Collective; returns the `task` of every rank.
 
-        `secret`: the job's, or b"" if this rank has none. The key is secret only if all ranks have
-        it. Raises LibraryError on all ranks if two have different secrets."""
+        `secret`: the job's secret, or b"" if this rank has none. The key is secret only if all have
+        it. Raises LibraryError on all ranks if two ranks have different secrets."""
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
         found = self.allgather(own)
         if found[self.rank] != own:
@@ -121,8 +121,8 @@ class Bootstrap(ABC):
         return list(tasks)
 
     def _compare_secrets(self) -> None:
-        """Compares MACs of all random numbers under the ranks' secrets, which reveal no more than
-        the MACs of a connection."""
+        """Compares MACs of all random numbers under the secrets of the ranks. These MACs reveal no
+        more than those of a connection."""
         macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._introductions))
         if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
             raise LibraryError(
@@ -133,42 +133,42 @@ class Bootstrap(ABC):
             )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
-        """Derives the world's key, by which its ranks authenticate connections. It is never sent:
-        it follows from the secret and from everything that the ranks have exchanged, such as random
-        numbers and the addresses in the core's blobs."""
+        """Derives the world's key, with which its ranks authenticate connections. The key is never
+        sent: it follows from the secret and from everything that the ranks have exchanged, such as
+        random numbers and the addresses in the core's blobs."""
         parts = (b"farandole world 1", str(number).encode(), *self._introductions, *blobs)
         return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """Returns the data of every rank, by rank. Collective.
+        """Returns the data of every rank, in rank order. Collective.
 
-        Raises StallError naming the ranks that are missing after `seconds`, PeerError if a rank
-        will not come.
+        Raises StallError, naming the ranks that are missing after `seconds`, and PeerError if a
+        rank will not come.
         """
 
     def comm_address(self) -> int:
-        """Address of an MPI_Comm of these ranks, for messages between hosts; 0 without one."""
+        """Address of an MPI_Comm of these ranks, for messages between hosts; 0 if there is none."""
         return 0
 
     @abstractmethod
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Leaves after the core has shut down; waits at most GRACE for the others.
+        """Leaves after the core has shut down. Waits at most GRACE for the other ranks.
 
         `failed`: this rank has failed. `broken`: the job had already failed.
         """
 
     @abstractmethod
     def abandon(self, reason: BaseException) -> None:
-        """Called on a rank whose init() fails. Tells the waiting ranks why."""
+        """Called on a rank whose init() fails. Tells the ranks that wait why it fails."""
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """Returns this world's ranks in an mpi4py communicator, ascending. Raises ValueError if
-        unknown."""
+        """Returns this world's ranks of an mpi4py communicator, ascending. Raises ValueError if
+        they are not known."""
         raise ValueError("MPI did not start this job: pass a list of ranks")
 
     def on_finalize(self, leave: Callable[[], object]) -> None:  # noqa: B027
-        """Registers a function to call when the user finalises MPI."""
+        """Registers a function that is called when the user finalises MPI."""
 
 
 class _Solo(Bootstrap):
@@ -190,11 +190,11 @@ class _Solo(Bootstrap):
 
 
 class Left(PeerError):
-    """A rank has left while the ranks met; they may meet again."""
+    """A rank has left while the ranks were meeting. They may meet again."""
 
 
 class SocketBootstrap(Bootstrap):
-    """Bootstrap through a rendezvous server, in rank 0 or in the launcher."""
+    """Bootstrap through a rendezvous server, which runs in rank 0 or in the launcher."""
 
     def __init__(
         self,
@@ -205,18 +205,17 @@ class SocketBootstrap(Bootstrap):
         wait: float = 0.0,
         remedy: str = REMEDY,
     ) -> None:
-        """`find` returns the server's address and secret; None while there is no server. Retries
-        for `wait` seconds, even at a new server if ranks have left the first. Then raises
-        OSError."""
+        """`find` returns the server's address and secret, or None while there is no server. Retries
+        for `wait` seconds; if ranks have left a server, at another one. Then raises OSError."""
         self.rank, self.size, self.seconds = rank, size, seconds
-        self._remedy = remedy  # for errors about ranks that do not come
+        self._remedy = remedy  # part of errors about ranks that do not come
         self._siblings = Siblings()
         deadline = time.monotonic() + wait
         while not self._meets(find, deadline):
             time.sleep(_PAUSE)
 
     def _meets(self, find: Callable[[], tuple[str, bytes] | None], deadline: float) -> bool:
-        """Meets the others if there is a server. Returns False if a retry may succeed."""
+        """Meets the other ranks if there is a server. Returns False if a retry may succeed."""
         late = time.monotonic() >= deadline
         place = find()
         if place is None and late:
@@ -227,7 +226,7 @@ class SocketBootstrap(Bootstrap):
                 return False
             self._connection = rendezvous.connect(place[0], self.rank, place[1], self.seconds)
             try:
-                task = str(launchers.launcher().rank)  # this process's, or its parent's
+                task = str(launchers.launcher().rank)  # the rank of this process, or of its parent
                 self.tasks = self._introduce(shared_host(), place[1], task)
             except BaseException as reason:
                 rendezvous.leave(self._connection, reason)
@@ -239,11 +238,11 @@ class SocketBootstrap(Bootstrap):
         return True
 
     def _check(self) -> None:
-        """Called about twice a second during a wait; its errors end the wait."""
+        """Called about twice a second during a wait. An error that it raises ends the wait."""
         self._siblings.check()
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """Returns the data of every rank, by rank. Raises StallError, PeerError."""
+        """Returns the data of every rank, in rank order. Raises StallError and PeerError."""
         limit = self.seconds if seconds is None else seconds
         try:
             return rendezvous.exchange(self._connection, data, limit, self._check)
@@ -256,7 +255,7 @@ class SocketBootstrap(Bootstrap):
             raise Left(f"init(): while the ranks met, {error}") from error
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Exchanges goodbyes with the ranks that leave within GRACE, and disconnects."""
+        """Exchanges goodbyes with the ranks that leave within GRACE, then disconnects."""
         said: list[Goodbye] | None = None
         try:
             answers = rendezvous.exchange(self._connection, goodbye.encode(), GRACE)
@@ -267,17 +266,17 @@ class SocketBootstrap(Bootstrap):
         return Goodbyes(goodbye, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        """Disconnects during init(), and tells the others why."""
+        """Disconnects during init(), and tells the other ranks why."""
         rendezvous.leave(self._connection, reason)
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Disconnects without a goodbye; the others notice."""
+        """Disconnects without a goodbye; the other ranks notice that."""
         self._connection.close()
 
 
 def _seconds() -> float:
-    """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, to all ranks."""
+    """FARANDOLE_INIT_TIMEOUT. If the value is wrong, the core later reports it to all ranks."""
     try:
         return float(setting("FARANDOLE_INIT_TIMEOUT"))
     except ValueError:
@@ -285,7 +284,7 @@ def _seconds() -> float:
 
 
 def _of_address(address: str, seconds: float) -> Bootstrap:
-    """Bootstrap at `address`, unix:<path>, as rank FARANDOLE_RANK of FARANDOLE_SIZE."""
+    """Bootstrap at `address` (unix:<path>), as rank FARANDOLE_RANK of FARANDOLE_SIZE ranks."""
     scheme, _, path = address.partition(":")
     if scheme != "unix" or not path.startswith("/"):
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
@@ -334,12 +333,12 @@ def _between_hosts(seconds: float) -> Bootstrap:
 
 
 def connect(comm: Any = None, goodbyes: Goodbyes | None = None) -> Bootstrap:
-    """Makes the Bootstrap that fits how this process was started. Collective.
+    """Makes the Bootstrap that fits the way in which this process was started. Collective.
 
-    `comm` as in init(), or a Bootstrap, which is returned. `goodbyes`: of the last job. Raises
-    ShutdownError in the child of a rank, LibraryError if the launcher announces more ranks than can
-    meet, ValueError for a wrong `comm`, StallError naming ranks that do not come, PeerError for
-    ranks that have ended.
+    `comm`: as in init(), or a Bootstrap, which is then returned. `goodbyes`: those of the last job.
+    Raises ShutdownError in the child of a rank, LibraryError if the launcher announces more ranks
+    than can meet, ValueError for a wrong `comm`, StallError, naming ranks that do not come, and
+    PeerError for ranks that have ended.
     """
     ancestry.check()
     if isinstance(comm, Bootstrap):
@@ -392,8 +391,8 @@ def _of_mpi(comm: Any, launcher: LauncherVariables, goodbyes: Goodbyes | None) -
 def _without_mpi(
     launcher: LauncherVariables, goodbyes: Goodbyes | None, reason: ImportError
 ) -> Bootstrap:
-    """Bootstrap by TCP if the launcher's variables suffice; a world of one if it started one
-    process."""
+    """Bootstrap by TCP, if the launcher's variables suffice. If the launcher has started one
+    process, a world of one."""
     if launcher.size <= 1:
         return _Solo()
     if places.stand_in(launcher):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's connection to a Server, and how to open it. Used by ranks and agents, whose servers
-are the rendezvous, the agent, the supervisor and farandole.run()."""
+"""A client's connection to a Server, and how to open it. Ranks and agents use it to reach the
+rendezvous, the agent, the supervisor and farandole.run()."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from farandole.trust import is_own_user
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _CHUNK = 1 << 18  # bytes to read or write at once
-_SEND_SECONDS = 30.0  # by default, until send() fails because the server does not read
-_SECONDS = 30.0  # to connect to a server, over all its addresses
-_ATTEMPT = 5.0  # seconds for one address to answer and to prove that it is the server
-_PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds; the last value repeats
+_SEND_SECONDS = 30.0  # default; if the server does not read for so long, send() fails
+_SECONDS = 30.0  # in which to connect to a server, over all its addresses
+_ATTEMPT = 5.0  # seconds in which the server at one address must answer and prove itself
+_PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds over all addresses; the last value repeats
 
 
 class Busy(ConnectionError):
-    """The server closed the connection without an answer, as a flooded server does."""
+    """The server has closed the connection without an answer. A flooded server does so."""
 
 
 class Connection:
-    """The client's end. Any thread may send; one thread receives. A context manager."""
+    """The client's end. Any thread may send, and one thread receives. A context manager."""
 
     def __init__(
         self, connection: socket.socket, session: Session, seconds: float, send_seconds: float
     ) -> None:
         """Waits until the server has proved that it knows the secret. Raises TimeoutError after
-        `seconds`, OSError if the server closes the connection or fails the proof."""
+        `seconds`, and OSError if the server closes the connection or fails the proof."""
         self._socket, self._session = connection, session
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -59,10 +59,10 @@ class Connection:
             raise Refused(f"{reason}: perhaps it has a different secret, or none") from reason
 
     def send(self, message: bytes) -> None:
-        """Sends a message. Raises OSError if that fails, and closes the connection. But if the
-        server has hung up, receive() still returns what it has sent before.
+        """Sends a message. If that fails, raises OSError and closes the connection. But if the
+        server has hung up, receive() still returns what the server has sent before.
 
-        A signal handler may call it during another call, which then sends both messages.
+        A signal handler may call this during another call, which then sends both messages.
         """
         self._waiting.append(message)
         while self._waiting and self._sending.acquire(blocking=False):
@@ -70,7 +70,7 @@ class Connection:
                 while self._waiting:
                     outgoing = self._session.outgoing
                     self._session.send(self._waiting.popleft())
-                    while outgoing:  # the limit is for each piece: a long message may take longer
+                    while outgoing:  # the limit is for each piece; long messages may take longer
                         del outgoing[: self._socket.send(outgoing[:_CHUNK])]
             except ConnectionError:  # the server has hung up
                 raise
@@ -81,8 +81,8 @@ class Connection:
                 self._sending.release()
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Returns the next message. Raises TimeoutError after `seconds` (None: never), EOFError and
-        OSError if the connection has ended."""
+        """Returns the next message. Raises TimeoutError after `seconds` (None: never), and EOFError
+        or OSError if the connection has ended."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._messages:
             self._read(deadline)
@@ -98,7 +98,7 @@ class Connection:
         self._messages += self._session.receive(data)
 
     def close(self) -> None:
-        """Closes the connection, and ends a receive() in another thread."""
+        """Closes the connection. A receive() in another thread then ends, too."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -111,19 +111,19 @@ class Connection:
 
 
 def limit_calls(connection: socket.socket, seconds: int) -> None:
-    """Limits the seconds that each blocking call on this socket may take."""
+    """Limits how many seconds each blocking call on this socket may take."""
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(seconds, 0))
 
 
 def is_of_this_user(local: socket.socket) -> bool:
-    """True if the other end of a Unix socket is a process of this user, as the kernel reports."""
+    """True if the kernel reports that a process of this user has the other end of a Unix socket."""
     return is_own_user(_credentials(local)[1])
 
 
 def process_of(local: socket.socket) -> int:
-    """Pid of the process that has connected a Unix socket, as this PID namespace numbers it, which
-    may differ from its own os.getpid(); 0 if it is not visible here."""
+    """Pid of the process that has connected to a Unix socket, as numbered in this PID namespace,
+    which may differ from that process's os.getpid(). 0 if the process is not visible here."""
     return _credentials(local)[0]
 
 
@@ -140,13 +140,13 @@ def open_connection(
     seconds: float = _SECONDS,
     send_seconds: float = _SEND_SECONDS,
 ) -> Connection:
-    """Connects as `rank` to the server that knows `secret`. `send_seconds`: how long a send() may
-    make no progress.
+    """Connects as `rank` to the server that knows `secret`. `send_seconds`: for how long a send()
+    may make no progress.
 
     `address` has the form `/path,1.2.3.4,...:port`: paths of Unix sockets on this host, and IP
-    addresses for other hosts. They are tried in turn, and again while one is busy or silent, for
-    `seconds` in all. Raises ConnectionError with the error of each; Refused if a server fails the
-    proof.
+    addresses for other hosts. Tries them in turn; while an address is busy or silent, tries again,
+    for `seconds` in all. Raises ConnectionError with the error of each address, and Refused if a
+    server fails the proof.
     """
     places, port = _parts(address)
     if not secret and not is_here(address):
@@ -174,12 +174,12 @@ def open_connection(
 
 
 def is_here(address: str) -> bool:
-    """True if the address has Unix sockets only, where the kernel reports who listens."""
+    """True if the address has only Unix sockets, of which the kernel reports who listens."""
     return all(place.startswith("/") for place in _parts(address)[0])
 
 
 def _parts(address: str) -> tuple[list[str], str]:
-    """Splits an address into its places and the port of those on other hosts."""
+    """Splits an address into its places and the port for places on other hosts."""
     head, colon, port = address.rpartition(":")
     return (head.split(","), port) if colon else ([address], "")
 
@@ -209,10 +209,10 @@ def _call(
 
 
 def _elsewhere(number: str, port: str) -> tuple[int, Any]:
-    """Returns the family and the socket address of a place on another host."""
+    """Returns the family and the socket address for a place on another host."""
     kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     family, *_, where = socket.getaddrinfo(number.encode(), port, type=kind, flags=flags)[0]
-    if _is_own(family, number):  # a server on this host is reached by its path
+    if _is_own(family, number):  # a server on this host must be reached by its path
         raise PermissionError(
             "it is this host's own address, where others may listen (containers of one host need a "
             "common /tmp)"
@@ -221,7 +221,7 @@ def _elsewhere(number: str, port: str) -> tuple[int, Any]:
 
 
 def _is_own(family: int, number: str) -> bool:
-    """True if it is an address of this host: only these can be bound."""
+    """True if `number` is an address of this host: only such addresses can be bound."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((number, 0))
         return True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of MPI libraries, by their version text, and how Slurm starts each. Used by launchers,
-doctor and the bootstrap's errors."""
+"""Families of MPI libraries, identified by version text, and how Slurm starts each of them. Used by
+launchers, doctor and the bootstrap's errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Libraries that share a binary interface and a way to be started."""
+    """Libraries that share a binary interface and are started in the same way."""
 
     name: str
-    says: tuple[str, ...]  # one of these is in the text of MPI_Get_library_version
-    srun: tuple[str, ...] = ()  # suitable values of srun's --mpi, best first
+    says: tuple[str, ...]  # MPI_Get_library_version's text contains one of these
+    srun: tuple[str, ...] = ()  # values for srun's --mpi that fit, best first
 
     def plugin(self, known: str) -> str:
-        """Best value of --mpi among those that `srun --mpi=list` prints; "" if none fits."""
+        """The best value for --mpi among those that `srun --mpi=list` prints; "" if none fits."""
         words = known.replace(",", " ").split()
         return next((x for x in self.srun if x in words), "")
 
@@ -25,7 +25,7 @@ UNKNOWN = Family("no MPI", ())
 FAMILIES = (
     Family("Open MPI", ("Open MPI",), ("pmix",)),
     Family("Cray MPICH", ("CRAY MPICH",), ("cray_shasta", "pmi2")),
-    # Most are built without PMIx.
+    # Most of these libraries are built without PMIx.
     Family("MPICH", ("MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"), ("pmi2",)),
 )
 

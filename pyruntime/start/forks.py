@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the package's sockets in forked children. Otherwise a child that outlives this process
-would keep its connections and ports open. The core does the same with its own."""
+"""Closes the package's sockets in forked children. Otherwise, a child that outlives this process
+would keep its connections and ports open. The core does the same for its sockets."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _ours: weakref.WeakSet[_HasNumber] = weakref.WeakSet()
 
 
 def not_inherited(descriptor: S) -> S:
-    """Registers a socket or selector to be closed in forked children; returns it."""
+    """Registers a socket or selector, which is then closed in forked children; returns it."""
     _ours.add(descriptor)
     return descriptor
 
 
 def _after_fork() -> None:
-    """Replaces the descriptors by /dev/null, since objects still hold their numbers."""
+    """Replaces the descriptors by /dev/null, because objects still hold their numbers."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in list(_ours):
-        with contextlib.suppress(ValueError, OSError):  # it is closed
+        with contextlib.suppress(ValueError, OSError):  # the descriptor is closed already
             os.dup2(nothing, descriptor.fileno(), inheritable=False)
     os.close(nothing)
     _ours.clear()

@@ -10,37 +10,37 @@ from dataclasses import dataclass
 
 from farandole.errors import LibraryError
 
-# Set by init() in a rank's process, for its children; see ancestry. Not a setting.
+# init() sets this in a rank's process, for the rank's children (ancestry). Not a setting.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
 ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever other variables say"
 
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """Names of one launcher's variables. Several names are separated by spaces."""
+    """Names of one launcher's variables. If there are several, spaces separate them."""
 
     name: str
     size_variable: str
     rank_variable: str
-    local_rank_variable: str = ""  # the first that is set counts
-    local_size_variable: str = ""  # the same; Slurm's is a list
-    marks: str = ""  # set only in a rank's process; Slurm sets others in a batch script
-    job: str = ""  # their values identify one start of ranks
-    leaves: str = ""  # pattern of variables that a rank must not pass to launchers
+    local_rank_variable: str = ""  # the first variable that is set counts
+    local_size_variable: str = ""  # as above; the value of Slurm's variable is a list
+    marks: str = ""  # set only in a rank's process, and not in Slurm's batch scripts
+    job: str = ""  # variables whose values identify one start of ranks
+    leaves: str = ""  # pattern of variables that a rank must not pass on to launchers
 
     @property
     def size(self) -> int:
-        """Number of processes; 0 if unset."""
+        """Number of processes; 0 if the variable is unset."""
         return _number(self.size_variable)
 
     @property
     def rank(self) -> int:
-        """Rank of this process; -1 if unset."""
+        """Rank of this process; -1 if the variable is unset."""
         return _number(self.rank_variable, -1)
 
     @property
     def place(self) -> dict[str, int]:
-        """This process's place under torchrun's names, as far as known."""
+        """This process's place, as values of torchrun's variables, as far as they are known."""
         local_rank = max((_number(x, -1) for x in self.local_rank_variable.split()), default=-1)
         sizes = (_of_node(os.environ.get(x, "")) for x in self.local_size_variable.split())
         local_size = next(filter(None, sizes), 0)
@@ -94,7 +94,7 @@ _NONE = LauncherVariables("no launcher", "", "")
 
 
 def names(*columns: str) -> list[str]:
-    """All launchers' variables in these columns."""
+    """The names of all launchers' variables in these columns."""
     return [x for row in LAUNCHERS for column in columns for x in getattr(row, column).split()]
 
 
@@ -104,8 +104,8 @@ def _number(variable: str, otherwise: int = 0) -> int:
 
 
 def _of_node(text: str) -> int:
-    """Processes on this node from `4`, or from Slurm's list for all nodes, `4(x2),3`; 0 if
-    unknown."""
+    """Number of processes on this node, from `4` or from Slurm's list for all nodes, `4(x2),3`; 0
+    if unknown."""
     counts: list[int] = []
     for part in text.split(","):
         if found := re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part):
@@ -115,9 +115,9 @@ def _of_node(text: str) -> int:
 
 
 def complete() -> None:
-    """Sets missing variables of torchrun if another launcher started this process as one of
-    several. MASTER_ADDR and MASTER_PORT stay unset, since all ranks must agree on them. If RANK or
-    WORLD_SIZE contradict the launcher, sets nothing; check() reports it."""
+    """If another launcher than torchrun has started this process as one of several, sets torchrun's
+    missing variables, but not MASTER_ADDR and MASTER_PORT, on which all ranks must agree. If RANK
+    or WORLD_SIZE contradict the launcher, sets nothing; check() reports that."""
     found = launcher()
     if found is TORCHRUN or found.size <= 1 or found.rank < 0:
         return
@@ -130,8 +130,8 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Returns the launcher of this process: MPI's; or torchrun, if MPI's launcher has started one
-    process or torchrun's agents."""
+    """Returns the launcher of this process. This is MPI's launcher, unless it has started only one
+    process, or torchrun's agents; then it is torchrun."""
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
@@ -139,7 +139,7 @@ def launcher() -> LauncherVariables:
 
 def check() -> None:
     """Raises LibraryError if torchrun's variables contradict MPI's launcher or each other, or if
-    `accelerate launch` has started one process of several."""
+    `accelerate launch` was asked for several processes but has started one."""
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
@@ -154,7 +154,7 @@ def check() -> None:
             f"RANK`; {ALONE}"
         )
     if chosen.size <= 1 and not size and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= {*os.environ}:
-        # accelerate sets MASTER_PORT for several processes only, and starts those by MPI or
+        # accelerate sets MASTER_PORT only for several processes, and starts those through MPI or
         # torchrun.
         raise LibraryError(
             "accelerate launch was asked for several processes (MASTER_PORT says so), but has "
@@ -174,10 +174,10 @@ def check() -> None:
 
 
 def launched_rank() -> int:
-    """This process's rank by its launcher; 0 without one."""
+    """This process's rank according to its launcher; 0 without a launcher."""
     return max(0, launcher().rank)
 
 
 def promised_ranks() -> int:
-    """Number of ranks by this process's launcher; 1 without one."""
+    """The number of ranks according to this process's launcher; 1 without a launcher."""
     return max(1, launcher().size)

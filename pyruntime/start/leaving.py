@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that tell a process's peers why it ends. The first init() installs them; they run on the
-thread that ends, and also call the hooks that were there before.
+"""Hooks that tell a process's peers why the process ends. The first init() installs the hooks. They
+run on the thread that ends the process, and also call the hooks that were there before.
 
-They do nothing while the runtime is down. In notebooks and interactive sessions they ignore
-exceptions, which do not end the process there.
+The hooks do nothing while the runtime is down. In notebooks and interactive sessions they ignore
+exceptions, because these do not end the process there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-# Called as leave(text, failed). `failed`: an exception or an exit code is the cause.
+# Called as leave(text, failed). `failed`: the cause is an exception or an exit code.
 Leave = Callable[[str, bool], None]
 
 
 class _Cause:
-    """Why this process ends, as far as the hooks know."""
+    """The cause of this process's end, as far as the hooks know it."""
 
     def __init__(self) -> None:
         self.exception = ""
@@ -31,14 +31,14 @@ class _Cause:
         self._at: tuple[FrameType, int] | None = None
 
     def exiting(self, text: str) -> None:
-        """Notes a call of sys.exit(), which is the cause unless it is caught."""
+        """Notes a call of sys.exit(). This call is the cause, unless its exception is caught."""
         root = sys._getframe()
         while root.f_back is not None:
             root = root.f_back
         self._exit, self._at = text, (root, root.f_lasti)
 
     def exit_code(self) -> str:
-        """Text of the sys.exit() that ends this process; "" if it was caught."""
+        """Text of the sys.exit() that ends this process; "" if its exception was caught."""
         called = self._at is not None and self._at[0].f_lasti == self._at[1]
         return self._exit if called else ""
 
@@ -55,13 +55,13 @@ _waits: list[Callable[[], object]] = []
 
 
 def wait_first(wait: Callable[[], object]) -> None:
-    """Registers a wait for a framework's threads that still call the core. It runs before a process
-    leaves without an error."""
+    """Registers a function that waits for a framework's threads, which still call the core. It is
+    called before a process leaves without an error."""
     _waits.append(wait)
 
 
 def install(leave: Leave) -> None:
-    """Installs the hooks, which call `leave` with the cause. Once per process."""
+    """Installs the hooks, once per process. They call `leave` with the cause."""
     global _leave
     if _leave is not None:
         return
@@ -74,26 +74,26 @@ def install(leave: Leave) -> None:
 
 
 def leave_now() -> None:
-    """Calls `leave` with the cause known so far; at exit, and when the user finalises MPI."""
+    """Calls `leave` with the cause known so far. For atexit, and for the end of MPI."""
     if _leave is not None:
         for wait in _waits if not _cause.failed() else ():
-            with contextlib.suppress(Exception):  # the framework reports it
+            with contextlib.suppress(Exception):  # the framework reports errors
                 wait()
         _leave(_cause.text(), _cause.failed())
 
 
 def failed() -> bool:
-    """True if an exception or an exit code ends this process, as far as is known."""
+    """True if an exception or an exit code is ending this process, as far as is known."""
     return _cause.failed()
 
 
 def kind() -> type[BaseException] | None:
-    """Class of the exception that ends this process; None without one."""
+    """The class of the exception that is ending this process, or None."""
     return _cause.kind
 
 
 def describe(error: BaseException | None, kind: type[BaseException] | None = None) -> str:
-    """Formats an exception as one line: type and text."""
+    """Formats an exception as one line: its type and the first line of its text."""
     name = (kind or type(error)).__name__
     lines = str(error).strip().splitlines() if error is not None else []
     return f"{name}: {lines[0]}" if lines else name
@@ -111,8 +111,8 @@ def _chain_excepthook() -> None:
         if _interactive():
             return
         _cause.exception, _cause.kind = describe(error, kind), kind
-        # If the interpreter calls this, the process is ending: leave before it joins threads that
-        # may wait for peers. If other code calls this, the process may continue.
+        # If the interpreter calls this, the process is ending. It must leave before it joins
+        # threads that may wait for peers. If other code calls this, the process may continue.
         if sys._getframe().f_back is None:
             leave_now()
 
@@ -134,7 +134,7 @@ def _chain_exit() -> None:
     before = sys.exit
 
     def exit_(status: object = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():  # elsewhere it ends only a thread
+        if threading.current_thread() is threading.main_thread():  # else only a thread ends
             _cause.exiting("" if status in (None, 0) else f"sys.exit({status!r})")
         before(status)  # type: ignore[arg-type]
 
@@ -142,8 +142,8 @@ def _chain_exit() -> None:
 
 
 def _end_with_multiprocessing() -> None:
-    """Covers children of multiprocessing: they bypass sys.excepthook, and forked ones atexit
-    too."""
+    """Covers children of multiprocessing, which bypass sys.excepthook; forked ones also bypass
+    atexit."""
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the machine's limits for init(), so that its errors have a remedy. Otherwise the system's
-own errors would have none, or MPI would crash."""
+"""Checks the machine's limits for init(), so that errors name a remedy. Without these checks, the
+system's errors would name none, or MPI would crash."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from farandole.errors import LibraryError
 
-_FILES = 16  # files that init() opens at least; with fewer, Open MPI crashes
+_FILES = 16  # init() opens at least so many files; with fewer, Open MPI crashes
 _THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
 
 
 def check_files() -> None:
-    """Raises LibraryError if this process may open too few files. Call it before MPI starts.
-    Without MPI the ranks meet first, and all get the error."""
+    """Raises LibraryError if this process may open too few files. Call this before MPI starts;
+    without MPI, call it after the ranks have met, so that all get the error."""
     opened: list[int] = []
     try:
         with typed():
@@ -30,7 +30,7 @@ def check_files() -> None:
 
 @contextlib.contextmanager
 def typed() -> Iterator[None]:
-    """Context manager: if files or threads run out, LibraryError is raised."""
+    """Context manager: raises LibraryError if files or threads run out."""
     try:
         yield
     except Exception as reason:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap of an MPI job, through mpi4py. It runs on the thread that calls init(); a thread
+"""The bootstrap of an MPI job, through mpi4py. It runs on the thread that calls init(). A thread
 `farandole.init` makes the communicator for a list of ranks."""
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.secret import job_secret
 from farandole.trust import safe_working_folder
 
-_LAST_GRACE = 30.0  # seconds to wait at exit for ranks that may be unreachable
+_LAST_GRACE = 30.0  # seconds for which exit waits for ranks that may be unreachable
 
 
 class Mpi(Bootstrap):
     """Bootstrap on a private duplicate of the user's communicator."""
 
     _keyval: int | None = None
-    _awaited: Callable[[], object] | None = None  # true once MPI_Finalize can't hang
-    _grace = 0.0  # seconds to wait for that at exit
+    _awaited: Callable[[], object] | None = None  # returns true once MPI_Finalize can't hang
+    _grace = 0.0  # for how many seconds exit waits for that
     _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
 
@@ -50,7 +50,7 @@ class Mpi(Bootstrap):
         base = comm if isinstance(comm, mpi.Comm) else mpi.COMM_WORLD
         key = None if members is None else tuple(members)
         everyone = range(base.Get_size()) if members is None else members
-        # Only bootstraps on the world are numbered; the user may free other communicators.
+        # Only bootstraps on the world have a number, because the user may free other communicators.
         number = (key, Mpi._begun[key]) if base is mpi.COMM_WORLD else None
         check = _check(mpi, goodbyes, base, everyone)
         self._wait = Wait(Notes(mpi, base, everyone, number), seconds, check)
@@ -83,7 +83,7 @@ class Mpi(Bootstrap):
         return made
 
     def _group(self, base: Any, members: list[int]) -> Any:
-        """Makes the group's communicator in a thread: MPI has no nonblocking call for it."""
+        """Makes the group's communicator in a thread: MPI has no nonblocking call for that."""
         everyone = base.Get_group()
         group = everyone.Incl(members)
         everyone.Free()
@@ -109,11 +109,11 @@ class Mpi(Bootstrap):
 
     @staticmethod
     def _must_end(done: Callable[[], object]) -> None:
-        """Notes a request for which MPI_Finalize would wait."""
+        """Stores a request that must end, because MPI_Finalize would wait for it."""
         Mpi._awaited, Mpi._grace = done, GRACE
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, by rank. Collective."""
+        """Returns the data of every rank, in rank order. Collective."""
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
@@ -148,8 +148,8 @@ class Mpi(Bootstrap):
         return bool(self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE)
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
-        """Registers a function to be called when the user finalises MPI."""
-        # MPI_Finalize first frees COMM_SELF, which calls its attributes' delete functions.
+        """Registers a function that is called when the user finalises MPI."""
+        # MPI_Finalize first frees COMM_SELF, which calls the delete functions of its attributes.
         mpi = self.mpi
         if Mpi._keyval is None:
             Mpi._keyval = mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value())
@@ -157,10 +157,10 @@ class Mpi(Bootstrap):
             mpi.COMM_SELF.Set_attr(Mpi._keyval, leave)
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Waits up to GRACE for all ranks to leave, since MPI_Finalize would wait forever.
+        """Waits at most GRACE until all ranks leave, because MPI_Finalize would wait forever.
 
         If this rank has failed and others live on, aborts MPI's job. If the job is broken and
-        others do not leave, they may be unreachable: see end_stranded().
+        others do not leave, they may be unreachable; end_stranded() then handles that.
         """
         if self.mpi.Is_finalized():
             return Goodbyes(goodbye, lambda: None)
@@ -175,7 +175,7 @@ class Mpi(Bootstrap):
                 abort(self.mpi, self.rank)
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
-        except self.mpi.Exception:  # a rank has died: keep the communicator
+        except self.mpi.Exception:  # a rank has died: does not free the communicator
             return _MpiGoodbyes(goodbye, lambda: None, group)
 
         def received_all() -> list[Goodbye] | None:
@@ -188,7 +188,7 @@ class Mpi(Bootstrap):
         return _MpiGoodbyes(goodbye, received_all, group)
 
     def abandon(self, reason: BaseException) -> None:
-        """Called on a rank whose init() fails. Tells the waiting ranks why."""
+        """Called on a rank whose init() fails. Tells the ranks that wait why it fails."""
         if not self._wait.reported:
             with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))
@@ -201,14 +201,14 @@ class Mpi(Bootstrap):
             return
         stranded = False
         if cls._awaited is not None:
-            with contextlib.suppress(mpi.Exception):  # a rank has died, and MPI knows it
+            with contextlib.suppress(mpi.Exception):  # a rank has died, and MPI has noticed
                 stranded = not _completes(cls._awaited, cls._grace)
         if stranded:
             abort(mpi, mpi.COMM_WORLD.Get_rank())
 
 
 class _MpiGoodbyes(Goodbyes):
-    """Goodbyes with the ranks' MPI group, since the next world may have fewer ranks."""
+    """Goodbyes, with the MPI group of the ranks, because the next world may have fewer ranks."""
 
     def __init__(
         self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None], group: Any
@@ -218,9 +218,9 @@ class _MpiGoodbyes(Goodbyes):
 
 
 def _secret() -> bytes:
-    """The job's secret, so that readers of MPI's messages can't derive keys; b"" without one."""
-    # Errors are ignored: with MPI the secret is optional, and the core refuses wrong settings
-    # later.
+    """The job's secret; b"" if there is none. Without it, readers of MPI's messages can derive
+    keys."""
+    # Ignores errors: with MPI the secret is optional, and the core later refuses wrong settings.
     with contextlib.suppress(LibraryError, ValueError):
         return job_secret()
     return b""
@@ -229,7 +229,7 @@ def _secret() -> bytes:
 def _check(
     mpi: Any, goodbyes: Goodbyes | None, base: Any, members: Iterable[int]
 ) -> Callable[[], None]:
-    """Returns a check that raises PeerError if a member has said that it will not come."""
+    """Returns a function that raises PeerError if a member has announced that it will not come."""
     if not isinstance(goodbyes, _MpiGoodbyes):
         return lambda: None
     places = mpi.Group.Translate_ranks(goodbyes.group, None, base.Get_group())
@@ -255,7 +255,7 @@ def _completes(done: Callable[[], object], seconds: float) -> bool:
 
 
 def _members(mpi: Any, comm: Any) -> list[int] | None:
-    """Returns the sorted ranks of a list; None for the world and for communicators."""
+    """Returns the ranks of a list, sorted; None for the world and for communicators."""
     world = mpi.COMM_WORLD
     if comm is None or isinstance(comm, mpi.Comm) or (isinstance(comm, Sequence) and not comm):
         return None
@@ -283,15 +283,15 @@ def abort(mpi: Any, rank: int) -> None:
 def load(promised: int, seconds: float) -> Any:
     """Initialises MPI and returns mpi4py's MPI.
 
-    MPI_Init waits for `promised` ranks; after `seconds` the core's watchdog ends the process with
-    an error line. Raises ImportError without MPI, LibraryError.
+    MPI_Init waits for `promised` ranks. After `seconds`, the core's watchdog ends the process and
+    prints an error. Raises LibraryError, and ImportError if there is no MPI.
     """
     loaded = "mpi4py.MPI" in sys.modules
     limits.check_files()
     try:
         import mpi4py
 
-        # mpi4py would finalise MPI in forked children too, which hangs: do it here instead.
+        # mpi4py would finalise MPI in forked children, too, which hangs. farandole does it instead.
         ours = not loaded and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
@@ -306,7 +306,7 @@ def load(promised: int, seconds: float) -> Any:
         from multiprocessing import parent_process
         from multiprocessing.util import Finalize
 
-        if parent_process() is not None:  # a forked child of multiprocessing ends without atexit
+        if parent_process() is not None:  # forked children of multiprocessing end without atexit
             Finalize(None, _end, (MPI, os.getpid()), exitpriority=-1)  # after leave_now()
     _at_exit(MPI)
     if MPI.Is_finalized():
@@ -321,7 +321,7 @@ def load(promised: int, seconds: float) -> Any:
 @contextlib.contextmanager
 def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, int]) -> Any:
     """Context manager: the core's watchdog ends this process after `seconds`, or if one of the
-    `others` (pid by rank) ends. Python can't: MPI_Init blocks with the GIL held."""
+    `others` (pid by rank) ends. Python could not, because MPI_Init blocks and holds the GIL."""
     if loaded or promised < 2:
         yield
         return
@@ -348,7 +348,7 @@ def _at_exit(mpi: Any) -> None:
 
 
 def _end(mpi: Any, owner: int) -> None:
-    """Both atexit handlers, in their order."""
+    """Runs both atexit handlers, in the order of atexit."""
     Mpi.end_stranded(mpi, owner)
     _finalize(mpi, owner)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for MPI with a deadline, which MPI lacks: init() polls, and a rank that gives up tells the
-others why. Used by mpi_ranks.py, on its thread."""
+"""Waits for MPI with a deadline, which MPI itself lacks: init() polls, and a rank that gives up
+tells the others why. Used by mpi_ranks.py, on its thread."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from farandole.errors import PeerError, StallError, ranks_text
 from farandole.start.bootstrap import REMEDY
 
 LONGEST_PAUSE = 0.005  # seconds between two polls
-_REPLY_SECONDS = 1.0  # for the others to report that they have waited too
+_REPLY_SECONDS = 1.0  # seconds in which others may report that they have waited, too
 _NOTE_TAG = 29_423
 
 
 class Notes:
-    """Messages between ranks that give up in init(). Without a failure nothing is sent."""
+    """Messages between ranks that give up in init(). If nothing fails, no message is sent."""
 
     _sent: ClassVar[list[Any]] = []  # requests and their bytes, which MPI may still read
     _tried: ClassVar[set[object]] = set()
 
     def __init__(self, mpi: Any, comm: Any, members: Iterable[int], number: object) -> None:
-        """`number` identifies this bootstrap on the communicator, equal on all ranks; None if it is
-        the only one."""
+        """`number` identifies this bootstrap on the communicator and is equal on all ranks; None if
+        it is the only bootstrap there."""
         self.mpi, self._comm, self._number = mpi, comm, number
         self.own = comm.Get_rank()
         self.others = [rank for rank in members if rank != self.own]
         self._heard: dict[int, tuple[str, str]] = {}
-        if number in self._tried:  # this rank has given up here before and retries
+        if number in self._tried:  # this rank has given up before, and retries
             self.tell("back")
         elif number is not None:
             self._tried.add(number)
 
     def tell(self, kind: str, text: str = "") -> None:
-        """Sends `kind` to the others: "waited" too long, "failed" with this text, "back" to
-        retry."""
+        """Sends `kind` to the others: "waited" (too long), "failed" (with `text`), or "back" (for
+        another try)."""
         note = pickle.dumps((self._number, kind, text))
         self._sent.extend((self._comm.Isend(note, rank, _NOTE_TAG), note) for rank in self.others)
 
     def heard(self) -> dict[int, tuple[str, str]]:
-        """Ranks that have failed or waited too long and are not back, with (kind, text)."""
+        """rank -> (kind, text), for ranks that have failed or waited too long and are not back."""
         status = self.mpi.Status()
         while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, _NOTE_TAG, status)) is not None:
             data = bytearray(status.Get_count(self.mpi.BYTE))
@@ -62,19 +62,19 @@ class Notes:
 
 
 class Wait:
-    """Waits of one init()."""
+    """The waits of one init()."""
 
     def __init__(
         self, notes: Notes, seconds: float, check: Callable[[], None] = lambda: None
     ) -> None:
-        """`check` is called at each poll; it raises if a rank is known not to come."""
+        """`check` is called at each poll. It raises an error if a rank is known not to come."""
         self.notes = notes
         self._seconds = seconds
         self._check = check
-        self.reported = False  # the others know that this rank has given up
+        self.reported = False  # True once the others know that this rank has given up
 
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
-        """Waits for `done()`. Raises StallError after `seconds` or if others have given up,
+        """Waits for `done()`. Raises StallError after `seconds` or if others have given up, and
         PeerError if a rank has failed."""
         limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit

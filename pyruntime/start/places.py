@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives torchrun's variables from a launcher's, for ranks that can't use MPI. Used by the
+"""Derives torchrun's variables from those of a launcher, for ranks that can't use MPI. Used by the
 bootstrap, and by `farandole run` to name the first host."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PORTS = range(20_000, 32_000)  # outside the kernel's ephemeral range
 
 
 def stand_in(found: LauncherVariables) -> bool:
-    """Sets missing variables of torchrun if this launcher's are enough for ranks to meet by TCP.
-    Returns False, with nothing set, if they are not."""
+    """Sets torchrun's missing variables, if this launcher's variables suffice for ranks to meet by
+    TCP. If not, returns False and sets nothing."""
     place = {name: str(value) for name, value in found.place.items()}
     if found.rank < 0 or "LOCAL_WORLD_SIZE" not in place:
         return False
@@ -38,8 +38,8 @@ def stand_in(found: LauncherVariables) -> bool:
 
 
 def _port() -> str:
-    """Port that all ranks of one start derive alike; "" if the launcher does not identify the
-    start."""
+    """The port that all ranks of one start derive; "" if the launcher does not identify the start
+    of ranks."""
     for names in _STARTS:
         values = [os.environ.get(name, "") for name in names]
         if all(values):
@@ -49,7 +49,7 @@ def _port() -> str:
 
 
 def first_of_allocation(step: str = "") -> str:
-    """First host of the allocation, or of Slurm's list `step`; "" if unknown."""
+    """The first host of the allocation or, if given, of Slurm's list `step`; "" if unknown."""
     environ = os.environ
     slurm = step or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     if found := re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^\[,]*))?", slurm):  # rack[01-04,7]n,other

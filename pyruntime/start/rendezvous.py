@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allgathers for ranks without MPI, through a server. It runs in rank 0 under torchrun, where
-torch's store may hold its address, or in the launcher in tests.
+torch's store may hold the server's address; in tests it runs in the launcher.
 
-In each round every rank sends its bytes, and then receives those of all ranks, by rank. A rank that
-has waited too long sends null: the server answers all waiting ranks with the missing ones as text,
-and they give up. When a rank disconnects, the server disconnects all others, so that none waits
-forever; they may connect again, for shutdown() and init() in a living process. First it tells them
-which rank has disconnected, and why if that rank has said so.
+In each round, every rank sends its bytes, then receives those of all ranks, in rank order. A rank
+that has waited too long sends null. The server then answers all waiting ranks with a text that
+names the missing ones, and they give up. When a rank disconnects, the server tells the others which
+rank it is, and why if known, and disconnects them, so that none waits forever. They may connect
+again, for shutdown() and init() in a living process.
 
-Both ends prove that they know a secret, which also tells jobs apart. It is empty if all ranks are
-on one host, where the kernel reports the other end's user.
+Both ends prove that they know a secret, which also distinguishes jobs. The secret is empty if all
+ranks are on one host, where the kernel reports the user at the other end.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from farandole.start.connection import Connection, limit_calls, open_connection
 from farandole.start.server import Client, Server
 
 _LOOK = 0.5  # seconds between two calls of `check`
-_WHO_SECONDS = 5.0  # for the server to tell who is missing
+_WHO_SECONDS = 5.0  # seconds in which the server must name the missing ranks
 _SECONDS, _SERVER_SECONDS = 30.0, 2  # to connect; until a rank that does not read is dropped
-_MOST_TEXT = 2000  # characters of a reason
+_MOST_TEXT = 2000  # limit for the characters of a reason
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 
 
 class NotAll(TimeoutError):
-    """Some ranks did not come in time; the text names them."""
+    """Some ranks did not come in time. The text names them."""
 
 
 def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Connection:
-    """Connects to the server as `rank`. Raises as open_connection() does."""
+    """Connects to the server as `rank`. Raises the errors of open_connection()."""
     return open_connection(address, secret, rank, min(seconds, _SECONDS))
 
 
 def exchange(
     line: Connection, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
 ) -> list[bytes]:
-    """Sends `data`; returns the data of every rank, by rank.
+    """Sends `data`; returns the data of every rank, in rank order.
 
-    `check` is called about twice a second; its errors end the wait. Raises ConnectionError if a
-    rank has left, NotAll if ranks do not come within `seconds`.
+    `check` is called about twice a second; an error that it raises ends the wait. Raises
+    ConnectionError if a rank has left, and NotAll if ranks do not come within `seconds`.
     """
     try:
         _say(line, json.dumps(data.hex()).encode())
@@ -68,7 +68,7 @@ def exchange(
 
 
 def leave(line: Connection, reason: BaseException) -> None:
-    """Tells the other ranks why this rank leaves, and disconnects."""
+    """Tells the other ranks why this rank leaves, then disconnects."""
     text = str(reason).removeprefix("init(): ") or type(reason).__name__
     with contextlib.suppress(OSError):
         line.send(json.dumps({"why": text[:_MOST_TEXT]}).encode())
@@ -76,13 +76,13 @@ def leave(line: Connection, reason: BaseException) -> None:
 
 
 def _say(line: Connection, message: bytes) -> None:
-    """Sends a message, unless the server has hung up. Its answer is then why it did."""
+    """Sends a message. If the server has hung up, does nothing: its last answer tells why."""
     with contextlib.suppress(ConnectionError):
         line.send(message)
 
 
 def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
-    """Returns the server's answer; None if there is none in time."""
+    """Returns the server's answer, or None if there is none in time."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
@@ -95,21 +95,21 @@ def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
 
 
 class RendezvousServer(Server):
-    """The server, in rank 0 or the launcher. A rank has a minute to prove itself, since it may be
+    """The server, in rank 0 or the launcher. A rank has a minute to prove itself, because it may be
     stopped while it connects."""
 
     patience = 60.0
 
     def __init__(self, size: int, secret: bytes = b"", path: str = "", here: bool = True) -> None:
-        """Listens for `size` ranks. Other arguments as for Server."""
+        """Listens for `size` ranks. The other arguments are those of Server."""
         self.size = self.expected = size
         self.rounds = 0  # number of complete rounds
-        self._said: dict[int, str] = {}  # data of this round, by rank
-        self._reasons: dict[Client, str] = {}  # why clients are about to leave
+        self._said: dict[int, str] = {}  # rank -> its data of this round
+        self._reasons: dict[Client, str] = {}  # client -> why it is about to leave
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Variables for a rank's process: this server's address, its rank, the size."""
+        """Variables for a rank's process: this server's address, the rank, the number of ranks."""
         return {
             "FARANDOLE_RENDEZVOUS": f"unix:{self.address}",
             "FARANDOLE_RANK": str(rank),
@@ -134,7 +134,7 @@ class RendezvousServer(Server):
             self._reasons[client] = str(said["why"])
             return
         if said is None:
-            if client.rank in self._said:  # else the round is already complete
+            if client.rank in self._said:  # otherwise the round is complete already
                 missing = (rank for rank in range(self.size) if rank not in self._said)
                 self._answer(", ".join(f"rank {rank}" for rank in missing))
             return
@@ -145,8 +145,8 @@ class RendezvousServer(Server):
             self._said.clear()
 
     def _answer(self, answer: Any) -> None:
-        """Answers all waiting ranks, rank 0 last: the server may run in its process, which may end
-        as soon as it has the answer."""
+        """Answers all waiting ranks; rank 0 comes last. The server may run in rank 0's process,
+        which may end as soon as rank 0 has its answer."""
         message = json.dumps(answer).encode()
         for client in sorted(self._clients, key=lambda client: -client.rank):
             if client.rank in self._said:

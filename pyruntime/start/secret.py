@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job's secret, which ranks get from the environment or a file, and the derivation of keys.
-Secret and keys are never sent: both ends derive a key from the secret and from random numbers that
+Secret and keys are never sent. Both ends derive a key from the secret and from random numbers that
 they exchange. Used by the bootstrap and by sessions."""
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from farandole.errors import CheckpointError, LibraryError
 from farandole.trust import read_secret
 
 SECRET, SECRET_FILE = "FARANDOLE_JOB_SECRET", "FARANDOLE_JOB_SECRET_FILE"
-_FILE = "job-secret"  # default, in the folder of the user's settings
+_FILE = "job-secret"  # default file, in the folder of the user's settings
 _LEAST = 16  # characters
 _MOST = 4096  # bytes of a file
 _LENGTH = struct.Struct("!Q")
 
 
 def job_secret() -> bytes:
-    """Returns the secret from the environment or a file of this user; b"" without one.
+    """Returns the secret from the environment or a file of this user; b"" if there is none.
 
-    Raises LibraryError with a remedy if it is too short or others can read the file.
+    Raises LibraryError, with a remedy, if the secret is too short or others can read the file.
     """
     if text := os.environ.get(SECRET, ""):
         return _long_enough(text.encode(), SECRET)
@@ -45,7 +45,7 @@ def job_secret() -> bytes:
 
 
 def remedy() -> str:
-    """Remedy for errors: how to give a job a secret."""
+    """The remedy that errors name: how to give a job a secret."""
     path, where = usual_file(_FILE), f"that {SECRET_FILE} names"
     if path is not None:
         where = (
@@ -68,6 +68,6 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 of these parts and their lengths, so that no other split has the same MAC."""
+    """HMAC-SHA256 of the parts and their lengths, so that a different split has a different MAC."""
     text = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
     return hmac.digest(key, text, "sha256")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server for ranks, in one thread. It keeps working whatever unauthenticated callers do. Used by
+"""A server for ranks, in one thread. It keeps working, whatever unauthenticated callers do. Used by
 the rendezvous, the supervisor, agents and farandole.run()."""
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from farandole.start.connection import is_of_this_user
 from farandole.start.forks import not_inherited
 from farandole.start.session import SECRET_BYTES, Session
 
-_LEAST = 0.05  # seconds before a pending client may be dropped, including its wait in the kernel
+_LEAST = 0.05  # seconds before a pending client may be dropped, its wait in the kernel included
 _PAUSE = 0.05  # seconds without accept() after the system has run out of descriptors or memory
-_BACKLOG = 4096  # of each listener
+_BACKLOG = 4096  # backlog of each listener
 _CHUNK = 1 << 18  # bytes to read or write at once
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since data or the connection arrived
@@ -40,50 +40,50 @@ class Client:
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
         self.connected_at = time.monotonic()
-        self.least = self.connected_at + _LEAST - _waited(connection)  # is kept until then
+        self.least = self.connected_at + _LEAST - _waited(connection)  # it is kept until then
 
     @property
     def rank(self) -> int:
-        """The rank that it has named; valid once it has proved itself."""
+        """The rank that the client has named. Valid once the client has proved itself."""
         return self.session.rank
 
 
 class Server:
-    """Accepts clients that prove that they know its secret. A context manager. Methods with an
-    underscore run on its thread, the others on any.
+    """Accepts clients that prove that they know its secret. A context manager. Methods that start
+    with an underscore run on the server's thread, the others on any thread.
 
     States of a client:
 
-        pending     the proof arrives and _admits(): connected, _connected() is called
-                    `patience` is over, or `max_pending` is exceeded: dropped
-        connected   a message arrives: _received() is called
-                    the connection ends, or _received() raises: dropped, _disconnected() is called
+        pending     when the proof arrives and _admits() agrees: connected; calls _connected()
+                    when `patience` is over, or `max_pending` is exceeded: dropped
+        connected   when a message arrives: calls _received()
+                    when the connection ends, or _received() raises: dropped; calls _disconnected()
     """
 
-    expected = 0  # ranks that may connect at once
-    patience = 5.0  # seconds for a client to prove itself
-    max_pending = 64  # pending clients beyond the expected ones
+    expected = 0  # number of ranks that may connect at once
+    patience = 5.0  # seconds in which a client must prove itself
+    max_pending = 64  # limit for pending clients beyond the expected ones
 
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """Starts the server. `name` is the thread's. `secret` None makes a new one. `path` is the
-        Unix socket's, by default random and in this user's folder; it refuses other users'
-        processes. Unless `here`, also listens on a TCP port for other hosts. Raises OSError if
-        `path` is taken, LibraryError if there can be no Unix socket."""
+        """Starts the server. `name`: the thread's name. `secret`: None makes a new one. `path`: of
+        the Unix socket, by default a random path in this user's folder; the socket refuses
+        processes of other users. Unless `here`, the server also listens on a TCP port for other
+        hosts. Raises OSError if `path` is taken, and LibraryError if no Unix socket is possible."""
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
         listeners = [sockets.listen_at(path)]
-        self.address = path  # as open_connection() takes it
+        self.address = path  # in the form that open_connection() takes
         if not here:
             listeners.append(_tcp_listener())
             places = ",".join([path, *_numbers()])
             self.address = f"{places}:{listeners[1].getsockname()[1]}"
         self._listeners = listeners
-        self._pending: dict[Client, None] = {}  # by arrival
+        self._pending: dict[Client, None] = {}  # in order of arrival
         self._clients: dict[Client, None] = {}
-        self._accepts, self._resumes = False, 0.0  # accepts clients now; if not, from this time on
+        self._accepts, self._resumes = False, 0.0  # accepts clients now; else from when on
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -102,7 +102,7 @@ class Server:
     def close(self) -> None:
         """Closes all connections and ends the thread."""
         self._wake_writer.close()
-        if threading.current_thread() is not self._thread:  # the thread may collect this object
+        if threading.current_thread() is not self._thread:  # the thread may collect this
             self._thread.join()
 
     def __enter__(self: S) -> S:
@@ -124,16 +124,16 @@ class Server:
         return True
 
     def _connected(self, client: Client) -> None:
-        """Called when a client connects. ValueError and OSError, also of _received(), end its
-        connection."""
+        """Called when a client connects. If this or _received() raises ValueError or OSError, the
+        connection ends."""
         return
 
     def _received(self, client: Client, message: bytes) -> None:
-        """Called with each message."""
+        """Called with each message of a connected client."""
         raise ValueError("unexpected message")
 
     def _disconnected(self, client: Client) -> None:
-        """Called when a connection has ended, except by close()."""
+        """Called when a connection has ended, unless close() has ended it."""
         return
 
     # ---- the loop
@@ -153,13 +153,13 @@ class Server:
         """Runs one round of the loop. Returns False once the server is closed."""
         self._listen()
         ready = self._selector.select(self._time_left())
-        for key, events in ready:  # first: a client that proves itself now is not dropped
+        for key, events in ready:  # first, so that a client that proves itself now is not dropped
             if isinstance(key.data, Client):
                 self._transfer(key.data, events)
         now = time.monotonic()
         while self._pending and self._oldest().connected_at + self.patience <= now:
             self._forget(self._oldest())
-        for key, _ in ready:  # last: the old connection of a returning client ends first
+        for key, _ in ready:  # last, so that a returning client's old connection ends first
             if key.fileobj is self._wake_reader:
                 if not self._wake_reader.recv(_CHUNK):
                     return False
@@ -173,13 +173,13 @@ class Server:
         return next(iter(self._pending))
 
     def _to_drop(self) -> Client:
-        """Chooses the pending client to drop: the oldest that has sent nothing, else a random one,
-        since the oldest may be an honest client far away."""
+        """Chooses the pending client to drop: the oldest one that has sent nothing, or else a
+        random one, because the oldest may be an honest client far away."""
         silent = (client for client in self._pending if not client.session.greeted)
         return next(silent, None) or random.choice([*self._pending])
 
     def _listen(self) -> None:
-        """Registers the listeners, or unregisters them while clients wait in the kernel."""
+        """Registers the listeners. Unregisters them while new clients must wait in the kernel."""
         accepts = self._resumes <= time.monotonic()
         if accepts == self._accepts:
             return
@@ -225,9 +225,9 @@ class Server:
         connection.setblocking(False)
 
     def _transfer(self, client: Client, events: int) -> None:
-        """Reads and writes without blocking."""
+        """Reads and writes as much as possible without blocking."""
         if client not in self._pending and client not in self._clients:
-            return  # dropped a moment ago
+            return  # it was dropped a moment ago
         try:
             if events & _READ:
                 data = client.connection.recv(_CHUNK)
@@ -251,7 +251,7 @@ class Server:
             self._hang_up(client)
 
     def _flush(self, client: Client) -> None:
-        """Sends as much as the system takes; the rest later."""
+        """Sends as much as the system takes now; the rest is sent later."""
         if client not in self._pending and client not in self._clients:
             return
         outgoing = client.session.outgoing
@@ -270,7 +270,7 @@ class Server:
             self._disconnected(client)
 
     def _forget(self, client: Client) -> None:
-        """Closes a connection without calling _disconnected(). May be repeated."""
+        """Closes a connection without calling _disconnected(). May be called again."""
         if client in self._pending or client in self._clients:
             self._pending.pop(client, None)
             self._clients.pop(client, None)
@@ -278,7 +278,7 @@ class Server:
             client.connection.close()
 
     def _send(self, client: Client, message: bytes) -> None:
-        """Sends a message to a client; does nothing if it has disconnected."""
+        """Sends a message to a client. Does nothing if the client has disconnected."""
         if client in self._clients:
             client.session.send(message)
             try:
@@ -288,7 +288,7 @@ class Server:
 
 
 def _tcp_listener() -> socket.socket:
-    """Listens on any port, for IPv4 and IPv6 if the host has both."""
+    """Listens on any free port, for IPv4, and for IPv6 if the host has it."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -296,14 +296,14 @@ def _tcp_listener() -> socket.socket:
 
 
 def _numbers() -> list[str]:
-    """This host's addresses for other hosts, in FARANDOLE_INTERFACE's networks."""
+    """This host's addresses for other hosts, within the networks of FARANDOLE_INTERFACE."""
     return [line.split(" ")[1] for line in read_string(lib.farandole_addresses).splitlines()]
 
 
 def _waited(connection: socket.socket) -> float:
-    """Seconds that a client, or its last data, has waited in the kernel. They count towards _LEAST,
-    so a flood of silent clients delays honest ones less."""
+    """For how many seconds a client, or its last data, has waited in the kernel. This time counts
+    towards _LEAST, so that a flood of silent clients delays honest ones less."""
     if connection.family == socket.AF_UNIX:
-        return 0.0  # this user's own processes
+        return 0.0  # only processes of this user connect there
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)
     return int(_WAITED.unpack(info)[0]) / 1000.0
