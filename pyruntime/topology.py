@@ -2,8 +2,8 @@
 """This rank's number, and the number of ranks: in the world, on its host, and across hosts. Public
 calls, for any thread.
 
-In a forked child, such as a DataLoader worker, the answers are the parent's at the time of the
-fork.
+In a forked child, such as a DataLoader worker, the answers are those that the parent had at the
+time of the fork.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def is_initialized() -> bool:
     return _asked() is not None
 
 
-_kept: Any = None  # answers of a rank that has left the job, until shutdown()
+_kept: Any = None  # the answers of a rank that has left the job; kept until shutdown()
 
 
 def keep() -> None:
-    """Keeps the answers while the core stops, until shutdown()."""
+    """Keeps the answers until shutdown(), although the core stops."""
     global _kept
     _kept = _asked()
 
 
 def forget() -> None:
-    """Drops the answers that keep() has kept."""
+    """Drops the answers that keep() has stored."""
     global _kept
     _kept = None
 
@@ -52,8 +52,8 @@ def _where() -> Any:
 
 
 def not_initialized() -> ValueError:
-    """The error of a call before init(). It names the package that the program imported, because
-    tests of Horovod's users compare the text."""
+    """The error of a call before init(). It names the package that the program has imported,
+    because tests of Horovod's users compare the text."""
     name = "Horovod" if "horovod" in sys.modules else "farandole"
     text = f"{name} has not been initialized: call init() first"
     started = sys.modules.get("multiprocessing.process")
@@ -63,7 +63,7 @@ def not_initialized() -> ValueError:
 
 
 def rank() -> int:
-    """Index of this process among all, from 0. Raises ValueError before init().
+    """Number of this process among all, counted from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.rank()
@@ -83,7 +83,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Index of this process on its host, from 0. Raises ValueError before init().
+    """Number of this process on its host, counted from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_rank()
@@ -103,7 +103,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Index of this host among the hosts that have this local rank, from 0.
+    """Number of this host among the hosts that have this local rank, counted from 0.
 
     Raises ValueError before init().
 

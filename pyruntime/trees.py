@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes values as JSON and named blocks of bytes. Reading them runs no code, unlike pickle. For
+"""Encodes values as JSON and named blocks of bytes. Unlike unpickling, decoding runs no code. For
 commits.py, on the thread that writes or reads."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 }
 # dtypes of ml_dtypes; NumPy's dtype.str does not name them.
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-_FIRST_FOREIGN = 256  # from here on dtype.num counts dtypes of other libraries, and StringDType
+_FIRST_FOREIGN = 256  # dtype.num of other libraries' dtypes and of StringDType starts here
 
 
 class TensorBlock(NamedTuple):
@@ -62,24 +62,24 @@ class TensorBlock(NamedTuple):
 class Tensors(ABC):
     """Converts a framework's tensors to blocks and back. The framework's adapter registers one.
 
-    The thread that commits or restores calls the methods.
+    Called on the thread that commits or restores.
     """
 
     @abstractmethod
     def block_of(self, x: Any, path: str) -> tuple[TensorBlock, list[int] | None]:
-        """The block, and the strides if it is not contiguous. Raises TypeError or ValueError with
-        the path for a tensor that a file cannot hold."""
+        """Returns the block, and the strides if the tensor is not contiguous. Raises TypeError or
+        ValueError, with the path, for a tensor that a file cannot hold."""
 
     @abstractmethod
     def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Any:
-        """A CPU tensor from a block, over the same memory if possible."""
+        """Returns a CPU tensor for a block, over the same memory if possible."""
 
 
-_tensors: list[Tensors] = []  # at most one, torch's; see register_torch()
+_tensors: list[Tensors] = []  # at most one: torch's, from register_torch()
 
 
 def register_torch(tensors: Tensors) -> None:
-    """Registers the conversion of torch tensors. The torch adapter calls this on import."""
+    """Registers the converter for torch tensors. The torch adapter calls this on import."""
     _tensors[:] = [tensors]
 
 
@@ -90,28 +90,28 @@ def _of_torch() -> Tensors:
 
 
 class Blocks:
-    """The blocks of one file, keyed by name. Trees refer to them."""
+    """The blocks of one file, by name. Trees refer to blocks by name."""
 
     def __init__(
         self, objects: Mapping[str, Any], found: dict[str, TensorBlock] | None = None
     ) -> None:
-        """`objects` maps paths to objects whose states are stored as separate trees."""
+        """`objects`: path -> object whose state is stored as a separate tree."""
         self.found = {} if found is None else found
         self._objects = objects
         self._paths = {id(value): path for path, value in objects.items()}
 
     def put(self, path: str, flat: Flat) -> str:
-        """Adds bytes as a uint8 block. Returns its name: `path`, with quotes until it is unique."""
+        """Adds bytes as a uint8 block. Returns its name: `path`, and quotes if that is taken."""
         return self._put(path, TensorBlock("uint8", (flat.size,), flat))
 
     def take(self, name: str) -> Flat:
-        """A block's bytes. Raises KeyError."""
+        """The bytes of a block. Raises KeyError."""
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
         """The tree of an object with a state, a torch tensor or a JAX array; None for other values.
 
-        A framework that is not imported has no tensors here.
+        If a framework is not imported, the value is not one of its tensors.
         """
         if (known := self._paths.get(id(value))) is not None:
             return {KIND: "object", "path": known}
@@ -125,7 +125,7 @@ class Blocks:
         return None
 
     def decode(self, tree: dict[str, Any]) -> Any:
-        """Decodes a tree from encode() of this class."""
+        """Decodes a tree that encode() of this class has made."""
         if tree[KIND] == "object":
             return self._objects[tree["path"]]
         if tree[KIND] == "tensor":
@@ -146,14 +146,14 @@ class Blocks:
 def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as reason:  # such as a PRNG key, a deleted array
+    except (TypeError, ValueError, RuntimeError) as reason:  # e.g. a PRNG key, or a deleted array
         raise TypeError(f"state, {path}: {reason}") from reason
 
 
 def encode(value: Any, path: str, blocks: Blocks) -> Tree:
-    """Encodes a value as a tree; its arrays become blocks named like `path`.
+    """Encodes a value as a tree. Its arrays become blocks whose names start with `path`.
 
-    Raises TypeError with the path for an unsupported type.
+    Raises TypeError, with the path, for an unsupported type.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -170,7 +170,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
     if kind is list or kind in _GROUPS.values():
         ordered = (
             sorted(value, key=repr) if kind in (set, frozenset) else value
-        )  # equal on all ranks
+        )  # the same order on all ranks
         members = [encode(x, f"{path}.{i}", blocks) for i, x in enumerate(ordered)]
         return members if kind is list else {KIND: kind.__name__, "members": members}
     if _is_named_tuple(kind):
@@ -185,7 +185,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
             for key, x in value.items()
         ]
         tree = {KIND: kind.__name__, "pairs": pairs}
-        if hasattr(value, "_metadata"):  # a state_dict's: versions of the model's modules
+        if hasattr(value, "_metadata"):  # a state_dict has it: versions of modules
             tree["metadata"] = encode(value._metadata, f"{path}.metadata", blocks)
         return tree
     raise TypeError(
@@ -196,9 +196,9 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def decode(tree: Tree, blocks: Blocks, like: Any = None) -> Any:
-    """Decodes a tree. `like` is the value that the result replaces; it supplies classes.
+    """Decodes a tree. `like` is the value that the result will replace; it supplies classes.
 
-    Raises one of Python's own errors if `tree` is malformed.
+    Raises one of Python's built-in errors if `tree` is malformed.
     """
     if isinstance(tree, list):
         return [decode(x, blocks, _member(like, i)) for i, x in enumerate(tree)]
@@ -261,7 +261,7 @@ def _array(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """Name by which _dtype() finds a dtype; "" for all but NumPy's plain types and _NAMED."""
+    """A name from which _dtype() gets the dtype; "" for all but NumPy's plain types and _NAMED."""
     if dtype.name in _NAMED and dtype.isnative:
         return str(dtype.name)
     return "" if dtype.kind in "OV" or dtype.num >= _FIRST_FOREIGN else dtype.str
@@ -269,7 +269,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 def _dtype(name: str) -> np.dtype[Any]:
     if name in _NAMED:
-        import ml_dtypes  # installed: the library that created such arrays needs it
+        import ml_dtypes  # installed, because libraries that create such arrays need it
 
         name = getattr(ml_dtypes, name)
     dtype: np.dtype[Any] = np.dtype(name)

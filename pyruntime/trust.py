@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which users, folders and files this process trusts. Any thread may use it.
 
-A path may lead elsewhere a moment after a check. So this module opens each folder on the way and
+After a check, a path may soon lead elsewhere. So this module opens each folder on the way and
 checks its descriptor, then opens the file relative to the last folder.
 """
 
@@ -27,9 +27,9 @@ _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # never waits for a pipe's writer
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/null")
-_PLACE = ".farandole-place"  # link inside a folder that records its path below the shared folder
-_MOST_LINKS = 40  # per path, the kernel's limit
-_EVERYBODY = 0xFFFFFFFF  # number of ids if a user namespace maps all of them
+_PLACE = ".farandole-place"  # link in a folder; records the folder's path below the shared one
+_MOST_LINKS = 40  # most links in a path, as in the kernel
+_EVERYBODY = 0xFFFFFFFF  # number of ids in a user namespace that maps all of them
 _ACL = struct.Struct("<HHI")  # an entry of acl(5): tag, permissions, user or group
 _ACL_USER, _ACL_GROUP, _ACL_WRITE = 2, 8, 2
 Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
@@ -38,18 +38,18 @@ Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
 def is_own_user(user: int) -> bool:
     """True for the user that this process runs as.
 
-    False for the kernel's overflow user (nobody) in a user namespace that does not map all users,
-    because there it stands for every unmapped user.
+    False for the kernel's overflow user (nobody) in a user namespace that does not map all users:
+    there, this number stands for every unmapped user.
     """
     return bool(lib.farandole_is_own_user(user))
 
 
 @contextlib.contextmanager
 def opened(path: Path, within: int) -> Iterator[int]:
-    """Descriptor of a folder that only this user may write to.
+    """Yields the descriptor of a folder that only this user may write to.
 
-    `within` is the descriptor of its parent, which the caller has checked. Raises CheckpointError
-    if another user may write to the folder, OSError.
+    `within`: the descriptor of the parent folder, which the caller has checked. Raises OSError, and
+    CheckpointError if another user may write to the folder.
     """
     with _closing(_opened(within, path.name or "/", path, _FOLDER)) as fd:
         yield fd
@@ -57,10 +57,10 @@ def opened(path: Path, within: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def safe_working_folder() -> Iterator[None]:
-    """Changes to / if others can write to the working folder, and back at the end.
+    """Changes to the folder / if others can write to the working folder; changes back at the end.
 
-    Libraries read settings from the working folder when they are loaded: UCX, which MPI loads,
-    reads ucx.conf.
+    Libraries read settings from the working folder when they are loaded. For example, UCX, which
+    MPI loads, reads ucx.conf there.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -77,7 +77,7 @@ def safe_working_folder() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents, for this user alone. Raises OSError."""
+    """Creates a folder and its missing parents, for this user only. Raises OSError."""
     for each in (*reversed(path.absolute().parents), path):
         if not each.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -85,22 +85,22 @@ def make_folder(path: Path) -> None:
 
 
 class Folder:
-    """A folder of this user that nobody has exchanged since it was first opened.
+    """A folder of this user that nobody has replaced since it was first opened.
 
-    Members of a group that shares a parent folder could rename a different folder of this user to
-    its path. So this object keeps a descriptor, and a link inside the folder records its path for
-    later processes.
+    If a group shares a parent folder, its members could rename another folder of this user to this
+    folder's path. So this object keeps a descriptor, and a link inside the folder records its path
+    for later processes.
     """
 
     def __init__(self, path: Path, new: bool = False) -> None:
-        """With `new`, the folder must be empty when it is first opened."""
+        """`new`: the folder must be empty when it is first opened."""
         self.path, self._new = path, new
         self._held: int | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Its descriptor. Raises CheckpointError if the folder was exchanged, or others may write
-        to it or exchange it; OSError."""
+        """Yields the folder's descriptor. Raises OSError, and CheckpointError if the folder was
+        replaced, or if others may write to it or replace it."""
         parent = _parent(self.path, _check_above)
         with parent as (above, last, shared), opened(last, above) as fd:
             if self._held is None:
@@ -122,11 +122,11 @@ class Folder:
         assert self._held is not None
         try:
             return os.path.sameopenfile(self._held, fd)
-        except OSError:  # a network file system that was away cannot compare its old descriptors
+        except OSError:  # a network file system that was away can't compare old descriptors
             return True
 
     def remove(self) -> None:
-        """Removes the contents of the opened folder, wherever it is now, and the empty folder at
+        """Removes the contents of the opened folder, wherever that is now, and the empty folder at
         its path. Raises OSError."""
         for _, folders, files, at in os.fwalk(".", topdown=False, dir_fd=self._held):
             for name in files:
@@ -137,7 +137,7 @@ class Folder:
 
 
 def _check_place(path: Path, fd: int, shared: str) -> None:
-    """Records a folder's path inside it. Raises CheckpointError if a different one is recorded."""
+    """Records a folder's path in it. Raises CheckpointError if it records a different path."""
     try:
         with contextlib.suppress(FileExistsError):
             os.symlink(shared, _PLACE, dir_fd=fd)
@@ -153,16 +153,16 @@ def _check_place(path: Path, fd: int, shared: str) -> None:
 
 
 def open_file(folder_fd: int, name: str, path: Path) -> io.BufferedReader:
-    """Opens a file in a folder, given by descriptor. Raises CheckpointError if another user may
-    write to the file, OSError. Errors name `path`."""
+    """Opens a file in a folder, given by descriptor. Raises OSError, and CheckpointError if another
+    user may write to the file. Errors name `path`."""
     return os.fdopen(_opened(folder_fd, name, path, _READ), "rb")
 
 
 def _opened(folder_fd: int, name: str, path: Path, flags: int) -> int:
-    """Opens a file or folder in a folder, given by descriptor. Raises CheckpointError for a link or
-    if another user may write to it, OSError."""
+    """Opens a file or folder in a folder, given by descriptor. Raises OSError, and CheckpointError
+    if it is a link or another user may write to it."""
     with contextlib.suppress(FileNotFoundError):
-        # Check before opening: this error names the owner, open()'s says less.
+        # Checks before opening, because this error names the owner, and that of open() does not.
         check(path, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
     fd = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
     try:
@@ -189,9 +189,9 @@ def replace_file(
     mode: int = 0o600,
     outdated: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Replaces a file in a folder, given by descriptor; after a crash it is the old file or the new
-    one. `new` names it while it is incomplete. Does not replace it if `outdated()` then. Raises
-    OSError."""
+    """Replaces a file in a folder, given by descriptor. After a crash, the file is the old or the
+    new one. `new`: the name of the new file while it is incomplete. If `outdated()` is true then,
+    keeps the old file. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -204,16 +204,16 @@ def replace_file(
             os.unlink(new, dir_fd=folder_fd)
             return
         os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    except BaseException:  # a full disk would stay full
+    except BaseException:  # otherwise a full disk would stay full
         with contextlib.suppress(OSError):
             os.unlink(new, dir_fd=folder_fd)
         raise
-    os.fsync(folder_fd)  # else a crash of the machine may undo the rename
+    os.fsync(folder_fd)  # otherwise a crash of the machine may undo the rename
 
 
 def open_lock(folder_fd: int, name: str) -> int:
-    """Opens a lock file in a folder, given by descriptor. Raises CheckpointError if another user
-    may lock it, OSError."""
+    """Opens a lock file in a folder, given by descriptor. Raises OSError, and CheckpointError if
+    another user may lock the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     return _opened(folder_fd, name, Path(name), flags)
 
@@ -221,8 +221,8 @@ def open_lock(folder_fd: int, name: str) -> int:
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Writes a file that the user has named. Replaces an existing file or link.
 
-    Raises CheckpointError if a folder on the way is a link that another user may have created,
-    OSError.
+    Raises OSError, and CheckpointError if a folder on the way is a link that another user may have
+    created.
     """
     if str(path) in _STREAMS:
         path.write_bytes(data)
@@ -235,12 +235,12 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def read_secret(path: Path, most: int) -> bytes:
-    """First `most` bytes of a regular file that only this user may read, write or exchange.
+    """The first `most` bytes of a regular file that only this user may read, write or replace.
 
-    Follows links. Raises CheckpointError for an untrusted folder above it, PermissionError,
-    OSError.
+    Follows links. Raises OSError; PermissionError if others have access; and CheckpointError for a
+    folder above the file that is not trusted.
     """
-    path.stat()  # raises for a missing secret, whose folders need no trust
+    path.stat()  # raises if the secret is missing; then its folders need no check
     with _parent(path, _check_above, follows=True) as (parent, last, _):
         descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
     with _closing(descriptor):
@@ -255,11 +255,11 @@ def read_secret(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
-    """Text of a regular file of at most `most` bytes, of any owner. Never waits for a pipe's
-    writer.
+    """The text of a regular file of at most `most` bytes, of any owner. Never waits for the writer
+    of a pipe.
 
-    With `owners`, adds the file's owner to it and follows no link to the file. Raises ValueError
-    for other kinds of file and larger files, OSError.
+    `owners`: adds the file's owner to this set, and follows no link to the file. Raises OSError,
+    and ValueError if the file is larger or not regular.
     """
     descriptor = os.open(path, _READ | (0 if owners is None else os.O_NOFOLLOW))
     with os.fdopen(descriptor, "rb") as file:
@@ -277,7 +277,7 @@ def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Raises CheckpointError for a link, and if another user owns or may write to `path`."""
+    """Raises CheckpointError if `path` is a link, or if another user owns or may write to it."""
     mode = found.st_mode
     if stat.S_ISLNK(mode):
         raise _untrusted(path, "is a symbolic link; remedy: give the path that it leads to")
@@ -296,7 +296,7 @@ def check(path: Path, found: os.stat_result) -> None:
 
 
 def _check_way(fd: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for a link that another user created or can rename."""
+    """Raises CheckpointError for a link that another user has created or can rename."""
     if stat.S_ISLNK(found.st_mode):
         user, mode = found.st_uid, above.st_mode
         if not (is_trusted_user(user) or _is_unknown(found, above)):
@@ -312,11 +312,11 @@ def _check_way(fd: int, path: Path, found: os.stat_result, above: os.stat_result
 
 
 def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for a folder whose owner or writers can exchange the path below it,
-    and for a link as _check_way() does.
+    """Raises CheckpointError for a folder whose owner or writers can replace what is below it, and,
+    as _check_way() does, for a link.
 
-    Trusts members of this user's groups in folders that a group shares, as computing centres set up
-    for projects. Returns True for such a folder.
+    In folders that a group shares, trusts the group's members if this user is one of them;
+    computing centres set up projects in that way. Returns True for such a folder.
     """
     mode, user = found.st_mode, found.st_uid
     if stat.S_ISLNK(mode):
@@ -347,8 +347,8 @@ def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_resu
 
 
 def _named_in_acl(fd: int) -> str:
-    """Names another user, or a foreign group, that the folder's access control list allows to
-    write; "" if there is none."""
+    """Names another user, or a group that this user is not in, that the folder's access control
+    list allows to write; "" if there is none."""
     try:
         entries = os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")[4:]
     except OSError:  # no access control list
@@ -376,14 +376,14 @@ def _is_own_group(group: int) -> bool:
 
 
 def _is_unknown(found: os.stat_result, above: os.stat_result) -> bool:
-    """True if the kernel hides the owner, but only the owner of the folder `above` can have put it
-    there."""
+    """True if the kernel hides the owner, but only the owner of the folder `above` can have created
+    the entry."""
     return not above.st_mode & _OTHERS and _is_hidden(found.st_uid)
 
 
 def _is_hidden(number: int, kind: str = "uid") -> bool:
-    """True if the kernel hides this user or group: in a user namespace that does not map all ids,
-    such as Apptainer's, one number stands for all unmapped ones, root among them."""
+    """True if the kernel hides this user or group. In a user namespace that does not map all ids,
+    such as Apptainer's, one number stands for all unmapped ids, including root's."""
     with contextlib.suppress(OSError, ValueError):
         if number == int(Path(f"/proc/sys/kernel/overflow{kind}").read_text()):
             lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
@@ -398,11 +398,12 @@ def _sticky(mode: int) -> bool:
 
 @contextlib.contextmanager
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
-    """Opens the folder that contains `path`, step by step, so nobody can exchange a judged folder.
+    """Opens the folder around `path` step by step, so that nobody can replace a folder after its
+    check.
 
-    Yields (its descriptor, the path without links, the part of the path below the first folder that
-    a group shares). `judge` sees each folder and each link on the way, with the folder it is in.
-    `follows` also follows a link at the end.
+    Yields (the folder's descriptor, the path without links, the part of the path below the first
+    folder for which `judge` is true). `judge` gets each folder and link on the way, and the folder
+    around it. `follows`: also follows a link at the end of the path.
     """
     whole = path.absolute()
     at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
@@ -434,7 +435,7 @@ def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[i
 
 
 def _link(folder: int, names: list[str], follows: bool) -> os.stat_result | None:
-    """The status of the next name if it is a link to follow, else None."""
+    """If the next name is a link to follow, returns its status, else None."""
     if len(names) == 1 and not follows:
         return None
     try:

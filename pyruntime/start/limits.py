@@ -17,8 +17,8 @@ _THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
 
 
 def check_files() -> None:
-    """Raises LibraryError if this process may open too few files. Call this before MPI starts;
-    without MPI, call it after the ranks have met, so that all get the error."""
+    """Raises LibraryError if this process may open too few files. Call this before MPI starts. Not
+    needed without MPI: the ranks then meet first, and all of them get the error."""
     opened: list[int] = []
     try:
         with typed():

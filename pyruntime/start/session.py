@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol for authenticated messages over a stream between two processes that share a secret. It
-has no socket and no clock: the user of a Session moves the bytes. Used by servers and their
-clients.
+"""Protocol for authenticated messages over a stream between two processes that share a secret. A
+Session has no socket and no clock: its user moves the bytes. Used by servers and their clients.
 
-Both ends prove that they know the secret before either reads a message. Afterwards each length and
-each message carries a MAC, which covers a counter. Its key follows from the secret, both hellos and
-the direction. So a man in the middle can read messages and end the connection, but can't change,
-repeat, reorder or reflect them, or replay a recording. The secret is empty for Unix sockets, where
-the kernel reports the other end's user.
+Both ends prove that they know the secret before either reads a message. Afterwards, each length and
+each message carries a MAC, which covers a counter. The MAC's key follows from the secret, both
+hellos and the direction. So a man in the middle can read messages and end the connection, but can't
+change, repeat, reorder or reflect them, or replay a recording. The secret is empty for Unix
+sockets, where the kernel reports the other end's user.
 
     state      next bytes from the other end     then
     new        hello: text, rank, random number  greeted
     greeted    proof: MAC of an empty text       proved
     proved     length, MAC, message, MAC, ...
 
-The client speaks first: its hello, the server's hello, its proof, the server's proof.
+The client speaks first. The order: client's hello, server's hello, client's proof, server's proof.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TAG = 32  # bytes of a MAC
 
 
 class Refused(ConnectionError):
-    """The other end does not know the secret, or its bytes were changed on the way."""
+    """The other end does not know the secret, or its bytes were changed in transit."""
 
 
 class _Direction:
@@ -51,13 +50,13 @@ class Session:
     """One end of a connection. Not thread-safe."""
 
     def __init__(self, secret: bytes, rank: int | None = None) -> None:
-        """`rank`: the client's rank; None at the server's end, which learns it from the hello."""
-        self.greeted = False  # the other end's hello has come
-        self.proved = False  # the other end has proved that it knows the secret
+        """`rank`: the client's rank; None at the server's end, which gets it from the hello."""
+        self.greeted = False  # True once the other end's hello has come
+        self.proved = False  # True once the other end has proved that it knows the secret
         self.rank = rank or 0
         self.outgoing = bytearray()  # bytes to send; the sender removes them
         self._incoming = bytearray()
-        self._length: int | None = None  # of the next message; None if not known yet
+        self._length: int | None = None  # length of the next message; None if it is not known yet
         self._secret, self._calls = secret, rank is not None
         self._own = _HELLO.pack(_TEXT, self.rank, secrets.token_bytes(32))
         self._ours = self._theirs = _Direction(b"")  # until both hellos are known
@@ -74,7 +73,7 @@ class Session:
         self.outgoing += self._ours.next_tag(part)
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Takes received bytes; returns the complete messages. Raises Refused."""
+        """Takes received bytes. Returns the messages that are now complete. Raises Refused."""
         self._incoming += data
         found: list[bytes] = []
         if not self.greeted and not self._hear_hello():
@@ -92,7 +91,7 @@ class Session:
         return found
 
     def _hear_hello(self) -> bool:
-        """Takes the other end's hello; returns False while it is incomplete."""
+        """Takes the other end's hello. Returns False while the hello is incomplete."""
         if not self._incoming.startswith(_TEXT[: len(self._incoming)]):
             raise Refused("it does not speak farandole's protocol")
         if len(self._incoming) < _HELLO.size:
@@ -111,8 +110,8 @@ class Session:
         return True
 
     def _next_part(self) -> bytes | None:
-        """Returns the next proof, length or message; None while it is incomplete. The MAC of a
-        length is checked before the length is used."""
+        """Returns the next proof, length or message; None while it is incomplete. A length is not
+        used before its MAC has been checked."""
         size = self._length if self._length is not None else _NUMBER.size * self.proved
         if len(self._incoming) < size + _TAG:
             return None

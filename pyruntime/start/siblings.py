@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the other ranks' processes on this host before they have connected, by /proc, so that
-init() need not wait for a rank that has ended.
+"""Watches processes of the other ranks on this host, through /proc, before these ranks have
+connected. So init() need not wait for a rank that has ended.
 
-A rank is a child of the launcher whose initial environment has its rank and the job's identity. If
-/proc is incomplete (containers, other users, programs that overwrite their environment), it
-finds no dead rank, and the wait has its usual limit.
+A rank is a child of the launcher, and its initial environment has its rank and the job's identity.
+If /proc is incomplete (containers, other users, programs that overwrite their environment), dead
+ranks are not found, and the wait has its usual limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.errors import PeerError, ranks_text
 from farandole.start import launchers
 from farandole.start.launchers import TORCHRUN
 
-_BIRTH = 5.0  # seconds for a launcher to start all its processes
+_BIRTH = 5.0  # seconds in which a launcher starts all its processes
 _PAUSE = 0.5  # seconds between two checks
 _JOB = launchers.names("job")
 
@@ -28,35 +28,35 @@ _JOB = launchers.names("job")
 class Process(NamedTuple):
     """A process's entry in /proc."""
 
-    state: str  # T: stopped, t: by a debugger, Z, X: ended
+    state: str  # T: stopped; t: stopped by a debugger; Z, X: ended
     parent: int
     start: str  # clock ticks after boot
 
     @property
     def ended(self) -> bool:
-        """True if it has ended and its parent has not yet asked for the exit code."""
+        """True if the process has ended, and its parent has not yet asked for the exit code."""
         return self.state in "ZX"
 
 
 class Siblings:
-    """Ranks of this job whose processes /proc shows."""
+    """The ranks of this job whose processes are visible in /proc."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._next = 0.0
-        self._seen: dict[int, tuple[int, str]] = {}  # by rank: pid and start time
+        self._seen: dict[int, tuple[int, str]] = {}  # rank -> (pid, start time)
         address = os.environ.get("FARANDOLE_RENDEZVOUS", "")
         found = launchers.launcher()
         self._variable = "FARANDOLE_RANK" if address else found.rank_variable
         self._own = _environment(os.getpid()) or {}
         here = found.place.get("LOCAL_WORLD_SIZE") == found.size and not address
-        # A person who sets torchrun's variables may start the processes one after the other.
+        # A user who sets torchrun's variables by hand may start the processes one after the other.
         at_once = found is not TORCHRUN or "TORCHELASTIC_RUN_ID" in self._own
         self._expected = set(range(found.size)) if here and at_once else set[int]()
         self._launcher = self._find_launcher() if self._own.get(self._variable) else 0
 
     def _find_launcher(self) -> int:
-        """Pid of the launcher that has started this rank; 0 if unknown."""
+        """Pid of the launcher that has started this rank; 0 if it is not found."""
         process = os.getpid()
         while (
             process
@@ -76,7 +76,7 @@ class Siblings:
     def dead(self) -> list[int]:
         """Ranks that have ended, ascending."""
         found = self._dead(_listed) if self._launcher else []
-        return self._dead(_children) if found else []  # the list may be incomplete while it changes
+        return self._dead(_children) if found else []  # lists are incomplete while they change
 
     def _dead(self, children: Callable[[int], Iterable[int]]) -> list[int]:
         present = self._look(children)
@@ -89,8 +89,8 @@ class Siblings:
         return sorted(dead - set(present))
 
     def wait_for_birth(self) -> dict[int, int]:
-        """Waits until all expected ranks have started. Returns the visible pids of the other ranks,
-        by rank. Raises PeerError if one has ended."""
+        """Waits until all expected ranks have started. Returns rank -> pid for the other ranks that
+        are visible. Raises PeerError if a rank has ended."""
         while True:
             if dead := self.dead():
                 raise PeerError(died(dead))
@@ -101,7 +101,7 @@ class Siblings:
             time.sleep(_PAUSE / 10)
 
     def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
-        """Pid and start time of the living ranks; None if they can't be seen."""
+        """rank -> (pid, start time) for living ranks; None if they can't be seen."""
         found = {}
         for pid in children(self._launcher):
             process, words = stat(pid), _environment(pid)
@@ -116,7 +116,7 @@ class Siblings:
 
 
 def died(ranks: list[int]) -> str:
-    """Text of the error about ranks that have ended."""
+    """The text of the error about ranks that have ended."""
     return (
         f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
         "output of that process. Remedy: every rank must call init(), even one without data; "
@@ -125,7 +125,7 @@ def died(ranks: list[int]) -> str:
 
 
 def _listed(parent: int) -> Iterable[int]:
-    """Children of a process by the kernel's list; by all processes if it has none."""
+    """Children of a process, from the kernel's list; if it has none, found among all processes."""
     lists = [*Path(f"/proc/{parent}/task").glob("*/children")]
     if not lists:
         return _children(parent)
@@ -146,9 +146,9 @@ def _children(parent: int) -> Iterator[int]:
 
 
 def stat(pid: int) -> Process | None:
-    """Reads a process's entry; None if there is no such process, or no /proc."""
+    """Reads a process's entry in /proc. Returns None if there is no such process, or no /proc."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        # The name may be cut within a character.
+        # The name may have been cut within a character.
         text = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode()
         fields = text.split()
         return Process(fields[0], int(fields[1]), fields[19])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This user's Unix sockets: their folder, which the core chooses and no other user can enter, and
-the removal of their names. Used by servers and clients, on any thread."""
+"""This user's Unix sockets: the folder for them, which the core chooses and no other user can
+enter, and the removal of their names. Used by servers and clients, on any thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from farandole._library import lib, read_string
 
 
 def path_of(name: str = "") -> str:
-    """Path of a socket with this name, by default a random one: at most 64 characters, without
-    commas, colons and blanks. Raises LibraryError if there is no folder for it."""
+    """Path of a socket with this name (default: a random one). It has at most 64 characters, and no
+    commas, colons or blanks. Raises LibraryError if there is no folder for the socket."""
     return _folder()[0] + (name or secrets.token_hex(16))
 
 
 def shared_host() -> str:
-    """Identifier that is equal for ranks that can share memory: the machine's boot and the folder
-    of their sockets. Raises LibraryError if there is no folder."""
+    """An identifier that is equal for ranks that can share memory: it names the machine's boot and
+    the folder of sockets. Raises LibraryError if there is no folder."""
     return _folder()[1]
 
 
@@ -31,7 +31,7 @@ def _folder() -> list[str]:
 
 
 class _Listener(socket.socket):
-    """Removes its name when it is closed or the process ends."""
+    """Removes its name when it is closed, or when the process ends."""
 
     def __init__(self, path: str) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that the `os` and `signal` modules lack in a Python that was built for an old Linux,
-such as those that uv installs (https://github.com/astral-sh/uv/issues/15081).
+"""System calls that the modules `os` and `signal` lack if Python was built for an old Linux, as
+conda's and uv's Python are.
 
-Each raises OSError if the kernel does not know the call, or a sandbox forbids it.
+Each function raises OSError if the kernel does not know the call, or if a sandbox forbids it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-# System calls that are newer than Linux 5.0 have the same numbers on all architectures.
+# System calls that are newer than Linux 5.0 have the same number on every architecture.
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 _CLOSE_ON_EXEC = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,12 +22,12 @@ def pidfd_open(pid: int) -> int:
 
 
 def pidfd_send_signal(process: int, number: int) -> None:
-    """Sends a signal to the process of a descriptor that pidfd_open() returned."""
+    """Sends a signal to a process, given by a descriptor from pidfd_open()."""
     _checked(_libc.syscall(_PIDFD_SEND_SIGNAL, process, number, None, 0))
 
 
 def memfd_create(name: str) -> int:
-    """Returns a file descriptor of an empty file in memory; a new program does not inherit it."""
+    """Returns a file descriptor of an empty file in memory. A new program does not inherit it."""
     return _checked(_libc.memfd_create(name.encode(), _CLOSE_ON_EXEC))
 
 

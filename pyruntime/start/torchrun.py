@@ -2,10 +2,10 @@
 """The rendezvous of ranks on one host under torchrun, or under any launcher that sets RANK,
 WORLD_SIZE and MASTER_PORT. Used by the bootstrap.
 
-Rank 0 listens on a Unix socket while its process lives. The socket's name follows from the
-launcher's variables for one attempt of one job, and from the network namespace. So every job and
-every restart has a separate socket, and the rendezvous leaves the port MASTER_PORT to torch's
-store. The name can be guessed, but the socket's folder is closed to other users.
+Rank 0 listens on a Unix socket as long as its process lives. The name of the socket follows from
+the launcher's variables for one attempt of one job, and from the network namespace. So every job
+and every restart has a separate socket, and torch's store can have the port MASTER_PORT. The
+socket's name can be guessed, but no other user can enter its folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import mac
 
-_WAITS = (0.25,) * 10  # seconds; the core keeps a killed process's socket for 2 s
+_WAITS = (0.25,) * 10  # seconds; the core keeps the socket of a killed process for 2 s
 _server: RendezvousServer | None = None  # in rank 0
 
 
@@ -33,14 +33,14 @@ def job() -> bytes:
 
 
 def open_rendezvous() -> tuple[str, bytes]:
-    """Returns address and secret of the ranks' socket, which rank 0 opens here. Other ranks may
-    have to wait for it. Raises LibraryError with a remedy if it can't be opened."""
+    """Returns (address, secret) of the ranks' socket, which rank 0 opens here. Other ranks may have
+    to wait for it. Raises LibraryError, with a remedy, if the socket can't be opened."""
     global _server
     check()
     secret = job()
     path = sockets.path_of(mac(secret, _network())[:16].hex())
     if TORCHRUN.rank == 0 and (_server is None or _server.address != path):
-        if _server is not None:  # of an earlier job of this process
+        if _server is not None:  # belongs to an earlier job of this process
             _server.close()
             _server = None
         _server = _opened(path, secret)
@@ -48,7 +48,7 @@ def open_rendezvous() -> tuple[str, bytes]:
 
 
 def _opened(path: str, secret: bytes) -> RendezvousServer:
-    """Opens the rendezvous. Waits while the socket of a killed rank 0 is still there."""
+    """Opens the rendezvous. Waits as long as the socket of a killed rank 0 is still there."""
     for wait in (*_WAITS, 0.0):
         try:
             return RendezvousServer(TORCHRUN.size, secret, path)
@@ -68,7 +68,7 @@ def _opened(path: str, secret: bytes) -> RendezvousServer:
 
 
 def _network() -> bytes:
-    """The network namespace, since containers that share a folder may use the same MASTER_PORT."""
+    """The network namespace. Containers that share a folder may use the same MASTER_PORT."""
     return str(Path("/proc/self/ns/net").stat().st_ino).encode()
 
 
@@ -79,7 +79,7 @@ def on_several_hosts() -> bool:
 
 
 def remedy() -> str:
-    """Remedy for ranks that do not come, for errors."""
+    """The remedy that errors name for ranks that do not come."""
     return (
         f"WORLD_SIZE says {TORCHRUN.size} processes, which must all be on this host (unless "
         "LOCAL_WORLD_SIZE says that fewer are), with the same MASTER_ADDR and MASTER_PORT; "
@@ -88,7 +88,7 @@ def remedy() -> str:
 
 
 def check() -> None:
-    """Raises LibraryError if the variables do not give this process's place."""
+    """Raises LibraryError if the launcher's variables do not give this process a place."""
     size, rank = TORCHRUN.size, TORCHRUN.rank
     text = f"WORLD_SIZE says {size} processes, "
     if not 0 <= rank < size or not os.environ.get("MASTER_PORT"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns if a launcher has started several processes and one trains without init(): otherwise N
-processes would silently train N models. Used by the import of farandole, init() and the
-adapters."""
+"""Warns if a launcher has started several processes and one of them trains without init().
+Otherwise, N processes would silently train N models. Used when farandole is imported, by init() and
+by the adapters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _REMEDY = (
     "that reads RANK finds it under `farandole run`, or after `import farandole.torch`; "
     f"{launchers.ALONE}"
 )
-_open = False  # a warning may still be due
+_open = False  # True while a warning may become due
 
 
 def watch() -> None:
-    """Starts to watch if a launcher has started this process as one of several."""
+    """Starts to watch, if a launcher has started this process as one of several."""
     global _open
     found = launchers.launcher()
     alone = os.environ.get("FARANDOLE_RENDEZVOUS") == "none"
@@ -32,24 +32,24 @@ def watch() -> None:
 
 
 def is_open() -> bool:
-    """True if this process is one of several and, as far as known, has not met the others."""
+    """True if this process is one of several and, as far as is known, has not met the others."""
     return _open
 
 
 def is_child() -> bool:
-    """True if another process of the job, not the launcher, has started this one."""
+    """True if another process of the job has started this one, and not the launcher."""
     parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
     return parent() is not None or ancestry.is_of_rank()
 
 
 def mark_met() -> None:
-    """Notes that this process meets the others or need not, so that no warning is due."""
+    """Notes that no warning is due, because this process meets the others or need not meet them."""
     global _open
     _open = False
 
 
 def warn_if_unmet() -> None:
-    """Prints the warning, once, after an optimizer step without init()."""
+    """Prints the warning once. Called after an optimizer step without init()."""
     if _open and not _met_by_mpi():
         found = launchers.launcher()
         text = (
@@ -61,7 +61,7 @@ def warn_if_unmet() -> None:
 
 
 def _met_by_mpi() -> bool:
-    """True if the program has initialised MPI itself, through any package."""
+    """True if the program itself has initialised MPI, through whatever package."""
     maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     answer = ctypes.c_int()
     for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `farandole` command: bench, config, doctor, run, tune."""
+"""The subcommands of `farandole`, such as bench, config, doctor, run and tune."""

@@ -11,21 +11,21 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# A prime, so that data shifted by a block, stripe or page is noticed. Small, so that sums over
-# ranks are exact in every dtype.
+# Values repeat after so many elements: a prime, so that data shifted by a block, stripe or page is
+# noticed. Small, so that sums over ranks are exact in every dtype.
 _PERIOD = 13
-_CHUNK = _PERIOD << 13  # elements compared at once
+_CHUNK = _PERIOD << 13  # elements that are compared at once
 
 DTYPES = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective. Sizes refer to a rank's largest buffer, as in nccl-tests."""
+    """A collective. As in nccl-tests, its size is that of the largest buffer of a rank."""
 
     name: str
-    bus: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, for n ranks
-    split: bool = False  # the buffer has equal parts, one per rank
+    bus: Callable[[int], float]  # number of ranks -> bus bandwidth / algorithm bandwidth
+    split: bool = False  # True if the buffer consists of equal parts, one per rank
 
 
 COLLECTIVES = {
@@ -52,7 +52,7 @@ class Case:
 
     @classmethod
     def of(cls, name: str, dtype: str, nbytes: int, rank: int, size: int) -> Case:
-        """The case closest to `nbytes`, with at least one element, and equal parts if split."""
+        """The case closest to `nbytes` that has at least one element, and equal parts if split."""
         collective = COLLECTIVES[name]
         parts = size if collective.split else 1
         count = max(1, nbytes // np.dtype(dtype).itemsize // parts) * parts
@@ -60,21 +60,21 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the largest buffer."""
+        """Bytes of the largest buffer of a rank."""
         return self.count * np.dtype(self.dtype).itemsize
 
     @property
     def output_count(self) -> int:
-        """Elements of a rank's result."""
+        """Number of elements in a rank's result."""
         scatters = self.collective.name == "reducescatter"
         return self.count // self.size if scatters else self.count
 
 
 class Operand:
-    """A rank's input: small integers computed from rank and index."""
+    """A rank's input: small integers that depend on rank and index."""
 
     def __init__(self, case: Case) -> None:
-        """Allocates the array; fill() writes the values."""
+        """Allocates the array. fill() writes the values."""
         self.case = case
         gathers = case.collective.name == "allgather"
         count = case.count // case.size if gathers else case.count
@@ -88,7 +88,7 @@ class Operand:
             part[:] = chunk[: part.size]
 
     def wrong(self, output: Array) -> int:
-        """Number of wrong elements in the result of the first call after fill()."""
+        """Number of wrong elements in `output`, the result of the first call after fill()."""
         blocks = self._expected()
         if output.size != self.case.output_count:
             return max(output.size, 1)
@@ -96,7 +96,7 @@ class Operand:
         return sum(self._differ(part, block) for part, block in parts)
 
     def _expected(self) -> list[Array]:
-        """One period of the expected values for each equal block of the result."""
+        """The result consists of equal-sized blocks. Returns the first _PERIOD values of each."""
         case, name = self.case, self.case.collective.name
         ranks = range(case.size)
         mine = case.rank * (case.count // case.size)  # start of this rank's part

@@ -14,14 +14,14 @@ import numpy as np
 import farandole
 from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
 
-Run = Callable[[], Array]  # one blocking call; returns its output
+Run = Callable[[], Array]  # makes one blocking call; returns its output
 
 
 class Peer(ABC):
-    """One implementation of the collectives. All ranks create and close it together.
+    """One implementation of the collectives. All ranks create it together, and close it together.
 
-    One thread per rank calls the methods. prepare() comes before the calls that it returns;
-    close() ends the object.
+    One thread per rank calls the methods. prepare() returns the function for the calls; close()
+    ends the object.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Peer(ABC):
 
     @abstractmethod
     def prepare(self, x: Operand) -> Run:
-        """Returns a function that runs the collective; allreduce and broadcast are in place."""
+        """Returns a function that runs the collective; allreduce and broadcast run in place."""
 
     def close(self) -> None:  # noqa: B027 (nothing to end is the common case)
         """Releases resources. Collective."""
@@ -64,7 +64,7 @@ class ZeroCopyPeer(FarandolePeer):
     name = "zerocopy"
 
     def prepare(self, x: Operand) -> Run:
-        """Allocates the operand's array by empty(); returns a function that runs its collective."""
+        """Allocates the operand's array by empty(); returns a function that runs the collective."""
         x.array = farandole.empty(x.array.size, x.array.dtype)
         return super().prepare(x)
 
@@ -115,7 +115,7 @@ class GlooPeer(Peer):
             self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
 
     def _join(self, rank: int, size: int, one_host: bool) -> None:
-        """Creates torch's process group at a free port of rank 0; on one host, on loopback."""
+        """Creates torch's process group at a free port of rank 0; for one host, on loopback."""
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_host else socket.gethostname()
@@ -148,14 +148,14 @@ class GlooPeer(Peer):
         return call
 
     def _call(self, name: str, before: str) -> Callable[[Any, Any], Any]:
-        """A function by its name, or by its name before torch 2.13."""
+        """The function with this name; before torch 2.13, the function with the name `before`."""
         call: Callable[[Any, Any], Any] = getattr(self._dist, name, None) or getattr(
             self._dist, before
         )
         return call
 
     def close(self) -> None:
-        """Ends torch's process group if this object created it. Collective."""
+        """Ends torch's process group if this object has created it. Collective."""
         if self._mine:
             self._dist.destroy_process_group()
 

@@ -45,7 +45,7 @@ def size_text(nbytes: int) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """Facts on which results depend: versions, ranks, variables. Collective."""
+    """The facts on which results depend: versions, ranks and variables. Collective."""
     bound = farandole.allgather_object(len(os.sched_getaffinity(0)))
     found = {"farandole": f"{farandole.__version__}, core {text(lib.farandole_build_id())}"}
     found |= {"MPI": mpi_library().split(",")[0], "python": platform.python_version()}
@@ -96,7 +96,7 @@ def _print(out: PrintLine, cells: Sequence[str]) -> None:
 
 
 def as_json(values: dict[str, Any], results: Sequence[Measurement]) -> str:
-    """Settings and rows as JSON; times in seconds, rates in bytes per second."""
+    """Settings and rows as JSON. Times are in seconds, rates in bytes per second."""
     rows = [
         {
             "collective": r.case.collective.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the peers of `farandole bench` alternately, and checks the first call of each turn."""
+"""Times the peers of `farandole bench` in turns, and checks the first call of each turn."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from farandole.tools.bench_peers import Peer, Run
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 _FEWEST, _MOST = 6, 1000  # limits for the number of calls
-_BYTES = 5e8  # wanted total over the calls of one case
+_BYTES = 5e8  # the calls of one case shall move so many bytes in all
 _ROUNDS = 3  # fewest turns per peer
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One peer's result in one case. Each time is one call's, averaged over the ranks."""
+    """The result of one peer in one case. Each time is one call's, averaged over the ranks."""
 
     case: Case
     peer: str
     seconds: Seconds  # ascending
-    wrong: int  # wrong elements on all ranks in all turns
+    wrong: int  # number of wrong elements, on all ranks and in all turns
 
     @property
     def minimum(self) -> float:
@@ -58,7 +58,7 @@ class Measurement:
 
 
 def init_or_explain() -> None:
-    """Calls init() for a command. An invalid setting becomes a FarandoleError, which the command
+    """Calls init() for a command. If a setting is invalid, raises FarandoleError, which the command
     prints without a traceback."""
     try:
         farandole.init()
@@ -67,9 +67,9 @@ def init_or_explain() -> None:
 
 
 def is_refused(command: str, why: Callable[[], str]) -> bool:
-    """True if `why()` returns a reason on rank 0: prints it and shuts down. Collective.
+    """If `why()` returns a reason on rank 0, prints it, shuts down and returns True. Collective.
 
-    `why` checks rank 0's file system, before the work, for a file that the command will write.
+    `why` checks, before the work, whether rank 0 can write a file that the command will write.
     """
     refused = farandole.broadcast_object(why() if farandole.rank() == 0 else "", 0)
     if refused:
@@ -80,14 +80,14 @@ def is_refused(command: str, why: Callable[[], str]) -> bool:
 
 
 def calls_for(nbytes: int) -> int:
-    """Number of calls of this size that gives a steady median in acceptable time."""
+    """How many calls of this size give a steady median in acceptable time."""
     return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
 
 
 def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
     """Times at least `calls` calls of each peer that supports the case. Collective.
 
-    Peers alternate: in each turn every peer makes a part of its calls.
+    Peers alternate: in each turn, every peer makes some of its calls.
     """
     peers = [peer for peer in peers if peer.supports(case)]
     operands = [Operand(case) for _ in peers]
@@ -112,7 +112,7 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
 
 
 def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) -> Any:
-    """(seconds of each call but the first, which synchronizes the ranks; the last output)."""
+    """(seconds of each call, last output). A first call synchronizes the ranks and is not timed."""
     seconds = []
     gc.collect()
     gc.disable()
@@ -127,5 +127,5 @@ def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) ->
 
 
 def everywhere(values: Sequence[float]) -> Seconds:
-    """All ranks' values, a row per rank. Collective."""
+    """The values of all ranks, one row per rank. Collective."""
     return np.asarray(farandole.allgather(np.array([values], np.float64)))

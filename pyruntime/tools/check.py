@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole check`: compares every collective, dtype and op with NumPy's result.
+"""`farandole check`: compares every collective, dtype and op with the result of NumPy.
 
-Each rank computes all ranks' inputs, so it knows what it must receive.
+Each rank computes the inputs of all ranks, so it knows what it must receive.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128", "bool"]
 _UFUNCS = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
-_OPS = {"b": ["Min", "Max", "Product", ""], "c": ["Sum", "Average", ""]}  # by dtype kind
+_OPS = {"b": ["Min", "Max", "Product", ""], "c": ["Sum", "Average", ""]}  # key: kind of dtype
 _COUNTS = (7, 10_007, 200_003)  # elements: a small array, one block, many blocks
-_PERIOD = 1009  # elements after which values repeat: a prime, so a shift by any block shows
+_PERIOD = 1009  # values repeat after so many elements: a prime, so a shift by a block shows
 
 
 def _periods(dtype: str, op: str, size: int) -> Array:
-    """A row of values per rank; values differ by rank and index.
+    """One row of values per rank. Values differ by rank and index.
 
-    At each index only 25 ranks (3 for Min, Max, Product) differ from the op's neutral value. So no
-    sum or product overflows int8, and no extreme is the same everywhere.
+    At each index, only 25 ranks (3 for Min, Max and Product) have a value other than the op's
+    neutral one. So no sum or product overflows int8, and no extreme is the same everywhere.
     """
     kind, random = np.dtype(dtype).kind, np.random.default_rng(57)
     low = 2 if op == "Product" else 0 if kind in "ub" else -4
@@ -55,7 +55,7 @@ _Case = tuple[str, Callable[..., Any], tuple[Any, ...], Array]
 
 
 def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
-    """Collectives with an op, on `count` elements of each rank."""
+    """Cases of collectives that have an op, on `count` elements of each rank."""
     if op != "Average":
         one = _UFUNCS[op].reduce(every, axis=0, dtype=every.dtype)
     else:  # integer averages are truncated
@@ -69,10 +69,10 @@ def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
-    """Collectives without an op, on about `count` elements in all, in uneven parts."""
+    """Cases of collectives without an op, on about `count` elements in all, in uneven parts."""
     rank, size = fd.rank(), len(every)
     root, part = count % size, max(1, count // size)
-    splits = np.add.outer(np.arange(size), np.arange(size)) % 3 * part  # by sender and receiver
+    splits = np.add.outer(np.arange(size), np.arange(size)) % 3 * part  # sender, receiver
     whole = [np.resize(row, total) for row, total in zip(every, splits.sum(axis=1), strict=True)]
     first = [row[:n] for row, n in zip(whole, splits[:, 0], strict=True)]
     ends = splits.cumsum(axis=1)[:, rank]
@@ -84,7 +84,7 @@ def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _wrong(op: str, got: Array, right: Array) -> str:
-    """Describes what is wrong with a result, or ""."""
+    """Describes how a result is wrong; "" if it is right."""
     if (got.dtype, got.shape) != (right.dtype, right.shape):
         return f"{got.dtype} {got.shape} instead of {right.dtype} {right.shape}"
     differs = got != right
@@ -106,7 +106,7 @@ def compared(
 ) -> Iterator[tuple[str, str, str]]:
     """Yields (collective, op, fault on this rank or "") for each call. Collective.
 
-    `put` and `get` copy arrays to the memory called `where`, and back.
+    `put` copies an array to the memory called `where`, and `get` copies it back.
     """
     for op in _OPS.get(np.dtype(dtype).kind, [*_UFUNCS, "Average", ""]):
         every, more = _periods(dtype, op, fd.size()), {"op": getattr(fd, op)} if op else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `farandole` command: parses arguments and runs a subcommand. Installed as a script, and run
+"""The command `farandole`: parses arguments and runs a subcommand. Installed as a script; also run
 by `python -m farandole`."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farandole.start import unmet
 from farandole.tools import bench, check, doctor, settings, tune
 from farandole.tools import run as launch
 
-_UNREAD, _INTERRUPTED = 141, 130  # exit codes as shells report SIGPIPE and SIGINT
+_UNREAD, _INTERRUPTED = 141, 130  # exit codes by which shells report SIGPIPE and SIGINT
 _Run = Callable[[argparse.Namespace], int]
 _Declare = Callable[[argparse.ArgumentParser], None]
 _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
@@ -43,7 +43,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser with all subcommands; docs/ shows its help."""
+    """The parser with all subcommands. docs/ shows its help."""
     layout = argparse.RawDescriptionHelpFormatter
     text = "Allreduce for data-parallel training under mpirun."
     whole = argparse.ArgumentParser("farandole", None, text, _EXAMPLES, formatter_class=layout)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader, such as `| head`, has closed; the exit must flush nothing
+    except BrokenPipeError:  # e.g. `head` has ended; the exit must flush nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`farandole doctor`: checks this machine, and prints problems with remedies.
 
-Under mpirun every rank checks its process, all ranks test every backend together, and rank 0 prints
-one list.
+Under mpirun, every rank checks its process, all ranks test every backend together, and rank 0
+prints one list.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _merged(everyone: list[list[Finding]]) -> list[_Row]:
 
 
 def _report(rows: list[_Row], size: int, whole: bool) -> int:
-    """Prints problems, worst first, then the passed checks: in one line, or each if `whole`.
+    """Prints problems, worst first, then the passed checks: on one line, or, if `whole`, one each.
 
-    Returns 1 for an error, else 0.
+    Returns 1 if there is an error, else 0.
     """
     passed = [row for row in rows if row.finding.level is Level.OK]
     for row in sorted(rows, key=lambda row: -row.finding.level):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The self tests of `farandole doctor`: every collective on every backend.
 
-Each test is a collective generator of findings; all ranks run the same tests.
+Each test is a generator of findings and collective: all ranks run the same tests.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Arrays:
 
 
 def _shm_backend(timeout: float) -> Iterator[Finding]:
-    """CPU tensors: shared memory within a host, the wire between hosts."""
+    """Tests CPU tensors: shared memory within a host, the wire between hosts."""
     yield from _self_test("CPU", _Arrays(np.array, np.asarray), timeout)
 
 
 def _gpu_backend(timeout: float) -> Iterator[Finding]:
-    """GPU tensors, if every rank has a GPU and a library with arrays on it."""
+    """Tests GPU tensors, if every rank has a GPU and a library with arrays on it."""
     import farandole as fd
 
     arrays = _on_gpu(fd.local_rank())
@@ -65,7 +65,7 @@ def _on_gpu(local_rank: int) -> _Arrays | None:
 
 
 def _self_test(where: str, arrays: _Arrays, timeout: float) -> Iterator[Finding]:
-    """Runs every collective of `farandole check`, with two dtypes."""
+    """Runs every collective that `farandole check` runs, with two dtypes."""
     import farandole as fd
     from farandole.tools.check import compared
 

@@ -24,8 +24,8 @@ from farandole.start import system_calls
 from farandole.start.launchers import launcher
 
 _MB = 1 << 20
-_STAGING = 64 * _MB  # bytes per rank: ample for staging, control and a small model's arena
-_FEW_FILES = 256  # descriptors: two per peer on the host, plus those of Python and MPI
+_STAGING = 64 * _MB  # bytes per rank: enough for staging, control and a small model's arena
+_FEW_FILES = 256  # file descriptors: two per peer on the host, and those of Python and MPI
 _OLDEST_NCCL = 21400  # csrc/lib/gpu/nccl.h
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
@@ -40,7 +40,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table. `remedy` is "" if there is nothing to do."""
+    """One line of the table. `remedy` is "" if the user need do nothing."""
 
     name: str
     level: Level
@@ -57,17 +57,17 @@ def ok(name: str, text: str) -> Finding:
 
 
 def warning(name: str, text: str, remedy: str) -> Finding:
-    """A finding that makes farandole slower or less robust."""
+    """A finding about something that makes farandole slower or less robust."""
     return Finding(name, Level.WARNING, text, remedy)
 
 
 def error(name: str, text: str, remedy: str) -> Finding:
-    """A finding with which farandole does not work."""
+    """A finding about something with which farandole does not work."""
     return Finding(name, Level.ERROR, text, remedy)
 
 
 def read(path: str) -> str:
-    """A file's text, stripped; "" if it can't be read."""
+    """The text of a file, without blanks at both ends; "" if the file can't be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -171,7 +171,7 @@ def _limits() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
-    shared = all_cores if mine == 1 else mine  # ranks bound to one core each share all cores
+    shared = all_cores if mine == 1 else mine  # ranks bound to one core each share all
     if mine == 1 and all_cores // ranks > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
         yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")
@@ -191,7 +191,7 @@ def _cores() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    """The driver and the GPUs. Checks libraries only if there is a GPU."""
+    """Checks the driver and the GPUs. Checks libraries only if there is a GPU."""
     cuda, path = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     nodes = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
     if cuda is None:

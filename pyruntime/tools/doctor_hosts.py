@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `farandole doctor` between ranks and hosts: MPI, its launcher and the network."""
+"""The checks of `farandole doctor` between ranks and between hosts: MPI, launcher and network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farandole.tools.doctor_checks import Check, Finding, error, numbers, ok, re
 
 _SECONDS = 20  # limit for `mpirun --version`
 _OPEN_MPI, _CRAY, _MPICH = FAMILIES
-# (pattern in a launcher's version text, MPI families whose ranks it can start)
+# (pattern for a launcher's version text, families of MPI whose ranks this launcher can start)
 _STARTERS = (
     (r"Open MPI\)?\D*(\d+(?:\.\d+)+)", (_OPEN_MPI,)),
     (r"(?:HYDRA|Intel)\D*(\d+(?:\.\d+)+)", (_MPICH, _CRAY)),
@@ -46,7 +46,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _library(library: str) -> Finding:
-    """The MPI that mpi4py has loaded, and whether the core can call it."""
+    """The MPI that mpi4py has loaded; tells also if the core can call it."""
     mpi, kind = loaded_mpi(), family(library)
     text = f"{'unknown family' if kind is UNKNOWN else kind.name}: {library}"
     if mpi is None:
@@ -85,13 +85,13 @@ def _mpirun(library: str) -> Iterator[Finding]:
 
 
 def _launcher() -> Iterator[Finding]:
-    """Compares Slurm's start protocol with the MPI that mpi4py loads."""
+    """Checks that Slurm's start protocol fits the MPI that mpi4py loads."""
     if "SLURM_JOB_ID" not in os.environ:
         return
     try:
         kind = family(mpi_library())
     except (ImportError, RuntimeError):
-        kind = UNKNOWN  # _mpi() reports it
+        kind = UNKNOWN  # _mpi() reports this
     plugin = os.environ.get("SLURM_MPI_TYPE", "")
     if plugin and kind.srun and not plugin.startswith(kind.srun):  # pmix_v4
         text = f"srun --mpi={plugin} does not start {kind.name}: each rank would be a world of one"
@@ -113,7 +113,7 @@ def _network() -> Iterator[Finding]:
 
 
 def _speed(interface: str) -> str:
-    """The interface's speed as text. The kernel reports -1 or fails if a driver does not know."""
+    """The interface's speed as text. The kernel reports -1 or fails if the driver can't tell."""
     speed = read(f"/sys/class/net/{interface}/speed")
     return f"{int(speed) / 1000:g} Gbit/s" if speed.isdecimal() and int(speed) else "speed unknown"
 

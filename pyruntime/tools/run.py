@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run`: builds the mpirun, mpiexec or srun command that fits this machine and becomes
-that program. With --elastic it supervises the job itself."""
+"""`farandole run`: builds the mpirun, mpiexec or srun command that fits this machine, then becomes
+that program. With --elastic, it supervises the job itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ examples:
 of horovodrun that apply here, and says why it refuses the others.
 """
 
-# horovodrun's options that are settings: option -> (Horovod's variable, unit suffix, meaning)
+# horovodrun's options that stand for settings: option -> (Horovod's variable, unit suffix, meaning)
 _SETTINGS = {
     "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", "M", "most MB of tensors in one bucket"),
     "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "most tensor names in the cache"),
@@ -148,7 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-stall-check", action="store_true", help="neither report nor end a stalled wait")
     add("--timeline-mark-cycles", action="store_true", help="set FARANDOLE_TIMELINE_MARK_CYCLES=1")
     usual = ("--stall-check", "--mpi", "--gloo", "--disable-cache", "--no-timeline-mark-cycles")
-    for option in usual:  # farandole always behaves this way: accepted and ignored
+    for option in usual:  # accepted and ignored: farandole always behaves like this
         add(option, action="store_true", help=argparse.SUPPRESS)
     _add_elastic_arguments(parser.add_argument_group("elastic training"))
     for option in _REFUSED:
@@ -181,7 +181,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _elastic_options(options: argparse.Namespace, job: Job) -> ElasticOptions | None:
-    """An elastic job's options; None for other jobs. Raises ValueError for wrong options."""
+    """Options of an elastic job; None for other jobs. Raises ValueError for wrong options."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most):
         for name in _OF_ELASTIC:
@@ -215,7 +215,7 @@ def _elastic_options(options: argparse.Namespace, job: Job) -> ElasticOptions | 
     silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
     policy = Policy(
         least=least,
-        most=most if most is not None else 1 << 20,  # limited by the slots
+        most=most if most is not None else 1 << 20,  # the slots are the limit
         silence=max(2 * BEAT, float(silence) / 3),
         lease=float(silence),
         late=float(stall) or float("inf"),
@@ -265,8 +265,8 @@ def run(options: argparse.Namespace) -> int:
 def _answer_interrupts(launcher: str) -> None:
     """Starts a process that answers Ctrl-C, because launchers end all ranks silently.
 
-    The launcher must not count it as a rank, so it is not the launcher's child. It ends with the
-    launcher.
+    That process is not the launcher's child, because the launcher would count it as a rank. It ends
+    together with the launcher.
     """
     try:
         launcher_fd = system_calls.pidfd_open(os.getpid())  # execve keeps the process id
@@ -299,7 +299,7 @@ def _supervised(options: argparse.Namespace, job: Job, elastic: ElasticOptions) 
 
 
 def job_of(options: argparse.Namespace) -> Job:
-    """Builds the Job from parsed options. Raises ValueError, OSError."""
+    """Builds the Job from parsed options. Raises ValueError and OSError."""
     command = tuple(options.command_line)
     command = command[1:] if command[:1] == ("--",) else command
     if not command:
@@ -309,7 +309,7 @@ def job_of(options: argparse.Namespace) -> Job:
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     hosts = parse_hostfile(options.hostfile) if options.hostfile else hosts
     ranks = options.num_proc or options.max_np or sum(host.slots for host in hosts)
-    ranks = ranks or int(bool(options.host_discovery_script))  # the script finds more
+    ranks = ranks or int(bool(options.host_discovery_script))  # the script will find more
     if ranks < 1:
         raise ValueError("the number of ranks is missing: pass -np N")
     settings, forwarded = _environment(options)
@@ -335,7 +335,7 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def _check_program(command: Sequence[str], ranks: int) -> None:
-    """Raises ValueError if this machine can't execute the command: launchers' errors are long."""
+    """Raises ValueError if this machine can't execute the command. The launcher's error is long."""
     program = command[0]
     if shutil.which(program):
         return
@@ -350,7 +350,7 @@ def _check_program(command: Sequence[str], ranks: int) -> None:
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(variables to set, names to forward), from -x and the options that are settings."""
+    """Returns (variables to set, names to forward), from -x and the options that set variables."""
     ours = {v.alias: v.name for v in farandole.config() if v.alias}
     settings = {}
     for option, (variable, unit, _) in _SETTINGS.items():

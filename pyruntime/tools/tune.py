@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "measurements per value (5); about 10 s each"
     add("--turns", type=int_at_least(1), default=5, metavar="N", help=text)
-    path = usual_file("tuning.conf")  # init() reads it if FARANDOLE_TUNING is not set
+    path = usual_file("tuning.conf")  # init() reads this file if FARANDOLE_TUNING is not set
     text = f"file to write ({path or 'none: this user has no home folder'})"
     add("--output", type=Path, default=path, metavar="FILE", help=text)
     text = "write settings only if they are faster than the defaults by this share (0.03)"
@@ -92,7 +92,7 @@ def _verdict(found: SearchResult, least: float) -> str:
 
 
 def file_text(settings: Sequence[Setting], found: SearchResult, ranks: int) -> str:
-    """The file's text, with the measurements as comments."""
+    """The text of the file, with the measurements as comments."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
     lines = [
         f"# farandole {farandole.__version__} tune, {today}: {ranks} ranks on "

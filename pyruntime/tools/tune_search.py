@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of `farandole tune`: chooses one setting after another by timing its values
-alternately."""
+"""The search of `farandole tune`. It chooses the settings one after another, by timing the values
+of each in turns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KNOBS = {  # variable -> values to try
     "FARANDOLE_STAGING_SLOTS": ("2", "4", "8"),
     "FARANDOLE_FUSION_THRESHOLD": ("4M", "16M", "32M", "64M", "128M"),
 }
-# Sizes to time, in bytes: one large call, one medium call, and many gradients at once.
+# Sizes in bytes of what is timed: one large call, one medium call, and many gradients at once.
 _LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
-_GRADIENTS = 160  # tensors
+_GRADIENTS = 160  # number of gradients
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SearchResult:
 
 
 def search(turns: int, out: PrintLine) -> SearchResult:
-    """Chooses one setting after another, then compares the choice with the defaults once more.
+    """Chooses the settings one after another, then compares the choice with the defaults once more.
 
     Collective, before init(). All ranks return the same result.
     """
@@ -64,9 +64,9 @@ def _words(settings: Sequence[Setting]) -> str:
 def _ratios(
     base: tuple[Setting, ...], trials: Sequence[tuple[Setting, ...]], turns: int
 ) -> list[float]:
-    """Times of the trials divided by that of `base`, as medians over turns. Collective.
+    """Times of the trials, divided by the time of `base`, as medians over turns. Collective.
 
-    Each turn measures all settings; every second turn does so in reverse order.
+    Each turn measures all settings, every second turn in reverse order.
     """
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(turns):
@@ -99,7 +99,7 @@ def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
 
 
 def _measure(settings: Sequence[Setting]) -> Any:
-    """Median seconds of each workload on the slowest rank. Collective."""
+    """Median seconds of each workload, on the slowest rank. Collective."""
     with _in_force(settings):
         rank, size = farandole.rank(), farandole.size()
         large, middle = (np.full(n // 4, rank + 1, np.float32) for n in (_LARGE, _MIDDLE))
@@ -123,7 +123,7 @@ def _measure(settings: Sequence[Setting]) -> Any:
 
 
 def _median(call: Callable[[], None], times: int) -> float:
-    """Median seconds of a call, after a first one that synchronizes the ranks."""
+    """Median seconds of a call. A first call, which synchronizes the ranks, does not count."""
     call()
     seconds = []
     for _ in range(times):
