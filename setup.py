@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C++ core by CMake for the package. pyproject.toml declares everything else."""
+"""Builds the package's C++ core with CMake. pyproject.toml declares everything else."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from setuptools.command.editable_wheel import _StaticPth, editable_wheel
 from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
-DEVELOPMENT = ROOT / "build" / "release"  # the Makefile's build; editable installs link to it
+DEVELOPMENT = ROOT / "build" / "release"  # the build of the Makefile; editable installs link to it
 HEADER = ROOT / "csrc" / "farandole.h"
-PARSED = "abi"  # Python source that pyruntime/_library.py reads
+PARSED = "abi"  # name of Python source that pyruntime/_library.py reads
 OLDEST_GLIBC = (2, 28)
 
 
 def scratch() -> str:
-    """A temporary folder that is removed at the end, so that nothing stays in the sources."""
+    """A temporary folder that is removed when the process ends. Nothing stays in the sources."""
     folder = tempfile.mkdtemp(prefix="farandole-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -71,7 +71,7 @@ class BuildCore(Command):
         self.set_undefined_options("build", *((name, name) for name in names))
 
     def run(self) -> None:
-        # Configure again: the last cmake and ninja may have been those of pip's isolated build.
+        # Configures again: the last cmake and ninja may have been those of pip's isolated build.
         options = [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"]
         if not self.editable_mode:
             options.append("-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--strip-all")
@@ -113,7 +113,7 @@ class BuildCore(Command):
 
 
 class Links(_StaticPth):
-    """Puts a folder of links on sys.path, and tools/real_paths.py, which resolves the links."""
+    """Puts a folder of links on sys.path, with tools/real_paths.py, which resolves the links."""
 
     def __call__(self, wheel: Any, files: list[str], mapping: Mapping[str, str]) -> None:
         super().__call__(wheel, files, mapping)
@@ -123,7 +123,7 @@ class Links(_StaticPth):
 class Editable(editable_wheel):
     """An editable install: a folder of links on sys.path, with the layout of the installed package.
 
-    Type checkers and editors can follow links, but not the import finder that setuptools would use.
+    Type checkers and editors can follow links. They can't follow setuptools' usual import finder.
     """
 
     def _select_strategy(self, name: str, tag: str, build_lib: Any) -> Links:
@@ -139,14 +139,14 @@ class Editable(editable_wheel):
 
 
 class PlatformDistribution(Distribution):
-    """Marks wheels as platform specific, though no extension module is compiled."""
+    """Marks wheels as platform specific, although no extension module is compiled."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
 class BdistWheel(bdist_wheel):
-    """Builds one wheel for every Python: cffi opens the library at run time."""
+    """Builds one wheel for all versions of Python, because cffi opens the library at run time."""
 
     def get_tag(self) -> tuple[str, str, str]:
         # An editable install calls this before the build, and ignores the tag.
@@ -162,7 +162,7 @@ def cmake(*arguments: str) -> None:
 
 
 def parse_header(target: Path) -> None:
-    """Writes cffi's parsed form of the header, which loads faster than cffi parses the header."""
+    """Writes the header in cffi's parsed form. Loading this is faster than parsing the header."""
     ffi = cffi.FFI()
     ffi.set_source(target.stem, None)
     ffi.cdef(HEADER.read_text())
@@ -172,7 +172,7 @@ def parse_header(target: Path) -> None:
 
 
 def needed_glibc(library: Path) -> tuple[int, int]:
-    """The newest glibc version among the symbols that a library, for any machine, needs."""
+    """The newest version of glibc that the symbols of a library need. Works for any machine."""
     table = subprocess.check_output(["readelf", "-VW", str(library)], text=True)
     versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", table)
     return max((int(major), int(minor)) for major, minor in versions)

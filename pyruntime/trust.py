@@ -398,8 +398,7 @@ def _sticky(mode: int) -> bool:
 
 @contextlib.contextmanager
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
-    """Opens the folder around `path` step by step, so that nobody can replace a folder after its
-    check.
+    """Opens the folder around `path` step by step: nobody can replace a folder after its check.
 
     Yields (the folder's descriptor, the path without links, the part of the path below the first
     folder for which `judge` is true). `judge` gets each folder and link on the way, and the folder

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints a table of the public names: package, name, page of the site, docstring and types. Reads
-definitions from source, so that only torch must be installed. Names that an adapter shares with
-farandole appear once."""
+definitions from source, so only torch must be installed. Names that adapters share with farandole
+appear once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
-# Package -> page. IMPORTED packages can be imported here, READ ones are read from source.
+# Package -> page. Packages in IMPORTED can be imported here; those in READ are read from source.
 IMPORTED = {
     "farandole": "api",
     "farandole.torch": "api-torch",
     "farandole.numpy": "api-numpy",
     "farandole.elastic": "api-elastic",
     "farandole.torch.elastic": "api-elastic",
-    "farandole.c10d": "from-ddp",  # torch calls its only function
+    "farandole.c10d": "from-ddp",  # torch calls the only function of this package
 }
 READ = {
     "farandole.cupy": "api-numpy",
@@ -44,7 +44,7 @@ class Name(NamedTuple):
     definition: Definition | None
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """(name, docstring) of the definition and its public methods."""
+        """(name, docstring) of the definition, and of each of its public methods."""
         if self.definition is None:
             return
         yield self.name, ast.get_docstring(self.definition) or ""
@@ -55,7 +55,7 @@ class Name(NamedTuple):
                 yield f"{self.name}.{method.name}", text or ""
 
     def untyped(self) -> list[str]:
-        """Arguments and results without annotation, in the function or its public methods."""
+        """Arguments and results without annotation, in the function or the public methods."""
         functions = list(self._methods())
         if isinstance(self.definition, ast.FunctionDef):
             functions.append(self.definition)
@@ -115,7 +115,7 @@ def _tree(module: str) -> list[ast.stmt]:
 
 
 def _listed(module: str) -> list[str]:
-    """Names in a module's __all__; without one, its definitions without an underscore."""
+    """The names in a module's __all__, or else its definitions without leading underscore."""
     for node in _tree(module):
         if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "__all__":
             continue
@@ -131,7 +131,7 @@ def _listed(module: str) -> list[str]:
 
 
 def _stars(module: str) -> list[str]:
-    """Submodules from which it imports `*`."""
+    """The submodules from which the module imports `*`."""
     return [
         node.module or ""
         for node in _tree(module)
@@ -141,7 +141,7 @@ def _stars(module: str) -> list[str]:
 
 
 def _place(module: str, name: str) -> str | None:
-    """The module from which `module` imports a name."""
+    """The module from which `module` imports `name`."""
     for node in reversed(_tree(module)):
         if isinstance(node, ast.ImportFrom) and name in [x.asname or x.name for x in node.names]:
             return node.module
@@ -149,7 +149,7 @@ def _place(module: str, name: str) -> str | None:
 
 
 def _definition(module: str, name: str) -> Definition | None:
-    """Follows imports to a name's definition."""
+    """Follows imports until the definition of a name."""
     found: Definition | None = None
     for node in _tree(module):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:

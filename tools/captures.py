@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates the pictures of docs/hangs.md: runs the page's program on two ranks, and captures the
-stall report and `farandole explain`. `make captures` runs it."""
+stall report and the output of `farandole explain`. `make captures` runs this script."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "hangs.md"
 BIN = Path(sys.executable).parent
 COLUMNS = 100
-SECONDS = 100.0  # limit until the report appears
-HOST, HOME = "node1", "/home/you"  # shown instead of this machine and folder
+SECONDS = 100.0  # within which the report must appear
+HOST, HOME = "node1", "/home/you"  # shown in place of this machine's name and folder
 
 
 def program() -> str:
-    """The page's program, which hangs."""
+    """The program on the page, which hangs."""
     (found,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return str(found)
 
@@ -75,7 +75,7 @@ def captures(folder: Path) -> dict[str, str]:
         }
     finally:
         limit.cancel()
-        job.terminate()  # mpirun ends its ranks
+        job.terminate()  # mpirun ends the ranks
         job.communicate()
 
 
@@ -90,7 +90,7 @@ def _report(job: subprocess.Popen[str]) -> str:
 
 
 def picture(name: str, text: str) -> str:
-    """An SVG of the terminal, without web fonts, so that pages show it offline."""
+    """An SVG of a terminal with this text. Has no web fonts, so pages show it offline."""
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, color_system="truecolor")
         console.print(Text.from_ansi(text))

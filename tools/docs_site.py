@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mkdocs hooks: generates pages from the package, the command and the README, and checks links to
-files outside docs/. Reads packages of missing frameworks from source.
+"""mkdocs hooks. They generate pages from the package, the command and the README, and check links
+to files outside docs/. They read packages whose frameworks are missing from source.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farandole.tools import cli
 from farandole.torch import elastic as torch_elastic
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ROOT / "build" / "docs" / "source"  # also named in mkdocs.yml
-SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings looks for it
-TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages, too
+SOURCES = ROOT / "build" / "docs" / "source"  # mkdocs.yml names this folder, too
+SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings needs the folder
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # become pages, too
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
-# Headings of a reference, and the modules (of farandole or an adapter) whose names they list.
+# Headings of a reference -> the modules (of farandole or an adapter) whose names they list.
 _GROUPS = (
     ("Start and stop", "runtime launch topology"),
     ("Training", "optimizer sync_batch_norm"),
@@ -47,7 +47,7 @@ _VALUES = "Values and second names"
 
 def on_files(files: Any, config: Any) -> Any:
     """mkdocs hook: adds the generated pages."""
-    for name in _READ:  # renamed, because griffe already has `farandole` by inspection
+    for name in _READ:  # renamed, because griffe has already inspected `farandole`
         folder = SOURCES / f"farandole_{name}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -75,7 +75,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs hook: replaces links to `../file` by its page or path: the site has no sources."""
+    """mkdocs hook: replaces links to `../file` by a page or path, as the site has no sources."""
 
     def path(found: re.Match[str]) -> str:
         if not (ROOT / found[2]).exists():
@@ -90,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _at_top(name: str) -> str:
-    """A page from the top folder, with its links into docs/ corrected."""
+    """A page made from a file in the top folder, with its links into docs/ corrected."""
     text = re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / name).read_text())
     return text.replace("](README.md", "](index.md")
 
@@ -119,7 +119,7 @@ def _commands() -> Iterator[str]:
 
 
 def _by_group(page: str, package: Any, same_as: Any = None) -> dict[str, str]:
-    """Pages: one that lists all names, and one per group with their entries."""
+    """Pages: one that lists all names, and for each group one with the entries of the names."""
     first = f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     pages = {}
     for title, names in _groups(package, same_as).items():
@@ -138,7 +138,7 @@ def _by_group(page: str, package: Any, same_as: Any = None) -> dict[str, str]:
 
 
 def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
-    """One page of the public names, by group."""
+    """One page with all public names, by group."""
     yield f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     yield _same(package, same_as)
     for title, names in _groups(package, same_as).items():
@@ -148,9 +148,9 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
 
 
 def _groups(package: Any, same_as: Any) -> dict[str, dict[str, Any]]:
-    """The names that only this package has, by heading."""
+    """Heading -> names that only this package has."""
     groups: dict[str, dict[str, Any]] = {title: {} for title, _ in _GROUPS}
-    groups[_VALUES] = {}  # values, modules, second names
+    groups[_VALUES] = {}  # values, modules and second names
     for name in sorted(set(package.__all__) - set(_shared(package, same_as))):
         one = getattr(package, name)
         entry = _has_entry(one) and name == one.__name__
@@ -167,7 +167,7 @@ def _shared(package: Any, same_as: Any) -> list[str]:
 
 
 def _same(package: Any, same_as: Any) -> str:
-    """A line with links to the names shared with `same_as`."""
+    """A line with links to the names that the package shares with `same_as`."""
     links = []
     for name in _shared(package, same_as):
         one = getattr(package, name)
@@ -176,7 +176,7 @@ def _same(package: Any, same_as: Any) -> str:
 
 
 def _address(one: Any) -> str:
-    """Link to a name's entry. Elastic names are on the page that links to them."""
+    """Link to a name's entry. An elastic name is on the page that has the link."""
     elastic = one.__module__ == farandole.elastic.__name__
     return ("" if elastic else f"api-{_slug(_group(one.__module__))}.md") + f"#{_place(one)}"
 
@@ -209,11 +209,11 @@ def _value(one: Any) -> str:
 
 
 def _place(one: Any) -> str:
-    """Module and name of its definition, unaffected by modules of the same name."""
+    """Module and name of the definition. Not affected by a module that has the same name."""
     return f"{one.__module__}.{one.__name__}"
 
 
-# ---- packages whose frameworks may be missing here
+# ---- packages whose frameworks may be missing
 
 _READ = ("jax", "tensorflow", "keras")
 _CUPY = """
@@ -222,7 +222,7 @@ _CUPY = """
 
 
 def _read(name: str) -> Iterator[str]:
-    """A page of the names that a package adds to farandole's, or replaces."""
+    """A page of the names that a package adds to those of farandole, or replaces."""
     tree = ast.parse((ROOT / "adapters" / name / "__init__.py").read_text())
     yield f"# farandole.{name}\n\n{_first_sentence(ast.get_docstring(tree))}\n"
     yield f"See [how to use it]({name}.md). All names of [`farandole`](api.md) are here too.\n"
@@ -252,7 +252,7 @@ def _read(name: str) -> Iterator[str]:
                     yield from _entry(f"{node.module}.{public}")
             elif one.name not in ("calls", "collectives", "__all__", "__version__"):
                 yield from _entry(f"{node.module}.{one.name}")
-    if name == "keras":  # from its __getattr__
+    if name == "keras":  # its __getattr__ provides this name
         yield "- `Compression`: that of the backend's package\n"
     for room in rooms:
         yield f"## farandole.{name}.{room}\n"
@@ -276,7 +276,7 @@ def _source(module: str) -> list[ast.stmt]:
 
 
 def _entry(place: str) -> Iterator[str]:
-    """An entry for a definition; an adapter's is read from source."""
+    """An entry for a definition. If an adapter defines it, it is read from source."""
     _, package, *_ = place.split(".")
     if not (ROOT / "adapters" / package).is_dir():
         yield f"::: {place}\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates docs/faults.md: runs each program in examples/faults on two ranks and writes what they
-print. `make faults` runs it; tests/jobs/test_faults.py compares the page with new runs."""
+"""Generates docs/faults.md: runs each program of examples/faults on two ranks, and writes what the
+ranks print. `make faults` runs this; tests/jobs/test_faults.py compares the page with new runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = 76
 NONE = "nothing"
 WAITS = "an error after the limit, 30 minutes"
 CRASH = "a crash after the limit, 10 minutes"
-# Outcomes of the same fault under Gloo and NCCL, from PyTorch's documentation.
+# What the same fault causes under Gloo and NCCL, according to PyTorch's documentation.
 OTHERS = {
     "hang": (f"{WAITS} [1]. `monitored_barrier` names the rank [2].", f"{CRASH} [1]"),
     "slow": (NONE, NONE),
@@ -86,7 +86,7 @@ Long lines are wrapped.
 
 
 def ran(fault: str) -> list[str]:
-    """Runs a fault's program; returns the output of each rank as the page shows it."""
+    """Runs the program of a fault. Returns the output of each rank, in the form for the page."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         # One file per rank, because mpirun mixes the ranks' lines.
         program = f"exec {shlex.quote(sys.executable)} {shlex.quote(str(FOLDER / fault))}.py"
@@ -102,10 +102,10 @@ def _story(output: str) -> Iterator[str]:
     output = output.replace(f"{ROOT}/", "").replace(f" on {socket.gethostname()}", " on node1")
     for line in output.splitlines():
         report = re.search(r"\[rank \d+ on node1\] farandole .*", line)
-        if trace and report:  # another thread's line within a traceback
+        if trace and report:  # a line of another thread, within a traceback
             yield report[0]
             continue
-        box ^= line.startswith("----")  # MPI's messages are between such lines
+        box ^= line.startswith("----")  # such lines enclose MPI's messages
         trace = line.startswith("Traceback") or (trace and line[:1] in (" ", ""))
         source = line.startswith("  ") and "Warning: " in before
         before = line
@@ -114,7 +114,7 @@ def _story(output: str) -> Iterator[str]:
 
 
 def section(fault: str, said: list[str]) -> str:
-    """The page's section: the program's first sentence, and what its ranks printed."""
+    """A section of the page: the program's first sentence, and what the ranks have printed."""
     text = f"### {fault}.py\n\n{_sentence(fault)}\n"
     for words in dict.fromkeys(filter(None, said)):
         ranks = [str(rank) for rank in range(RANKS) if said[rank] == words]
@@ -153,10 +153,10 @@ def _row(fault: str, said: list[str]) -> str:
 
 
 def _comparable(text: str) -> set[str]:
-    """A section's lines without what differs between runs: process ids, times, and which of two
-    ranks leaves first with the same error."""
+    """The lines of a section, without what differs between runs: process ids, times, and which of
+    two ranks leaves first with the same error."""
     text = re.sub(r"\n(?:  )*   (?=\S)", " ", text)  # an odd indent comes from _wrapped
-    text = re.sub(r"(?<=Error: )\w+ '[\w ]+': ", "", text)  # the call, if one is under way
+    text = re.sub(r"(?<=Error: )\w+ '[\w ]+': ", "", text)  # names a call, if one is under way
     text = re.sub(r"thread \d+ \(python.*$", "thread", text, flags=re.M)
     text = re.sub(r"0x[0-9a-f]+|\b\d+(\.\d+)? s\b|(?<=pid )\d+|(?<=-CONT )\d+", "N", text)
     either = r"rank \d+ left: (Stall|Mismatch)|(Rank \d prints|Both ranks print):"
@@ -164,11 +164,11 @@ def _comparable(text: str) -> set[str]:
 
 
 def check(fault: str) -> int:
-    """Returns 1 if the program prints lines that the page lacks, or not all the page's errors."""
+    """Returns 1 if the program prints lines that the page lacks, or lacks an error of the page."""
     now = section(fault, ran(fault))
     found = re.search(rf"^### {fault}\.py\n.*?(?=^### |\Z)", PAGE.read_text(), re.M | re.S)
     page = found[0] if found else ""
-    kinds = r"\b(?!Peer)\w+(?:Error|Warning)\b"  # MPI may end a rank before its PeerError
+    kinds = r"\b(?!Peer)\w+(?:Error|Warning)\b"  # MPI may end a rank before it raises PeerError
     wrong = _comparable(now) - _comparable(page)
     wrong |= set(re.findall(kinds, page)) - set(re.findall(kinds, now))
     print(f"{now}\nnot the same: {sorted(wrong)}" if wrong else "as on the page")
@@ -176,7 +176,7 @@ def check(fault: str) -> int:
 
 
 def main() -> int:
-    """Writes the page, or checks one fault against it."""
+    """Writes the page, or compares one fault with the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", choices=OTHERS, metavar="FAULT")
     if fault := parser.parse_args().check:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu_facts.py RANK SIZE FOLDER: one rank that prints what NCCL's functions return, through ctypes.
 
-tools/gpu_first_minutes.py runs SIZE of them. They synchronize by files in FOLDER.
+tools/gpu_first_minutes.py runs SIZE such ranks. They synchronize through files in FOLDER.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NcclUniqueId(ctypes.Structure):
 
 
 class NcclConfig(ctypes.Structure):
-    """The first members of ncclConfig_t, as farandole declares them."""
+    """The first members of ncclConfig_t, declared as in farandole."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -35,7 +35,7 @@ class NcclConfig(ctypes.Structure):
 
 
 class NcclRank:
-    """One rank that records what NCCL returns. Ranks synchronize by files in `folder`."""
+    """One rank, which records what NCCL returns. Ranks synchronize through files in `folder`."""
 
     def __init__(self, rank: int, size: int, folder: Path) -> None:
         self.rank, self.size, self.folder = rank, size, folder
@@ -48,13 +48,13 @@ class NcclRank:
         cuda.cuInit(0)
         if hasattr(cuda, "cuDeviceGetCount"):
             cuda.cuDeviceGetCount(ctypes.byref(devices))
-        else:  # the double
+        else:  # the test double
             devices.value = size
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), rank % devices.value)
         cuda.cuCtxPushCurrent_v2(context)
 
     def meet(self, point: str) -> None:
-        """Waits until all ranks are here."""
+        """Waits until all ranks have reached this point."""
         (self.folder / f"{point}.{self.rank}").touch()
         for rank in range(self.size):
             self.await_file(f"{point}.{rank}")
@@ -68,7 +68,7 @@ class NcclRank:
             time.sleep(0.001)
 
     def state(self) -> int:
-        """The state that ncclCommGetAsyncError reports."""
+        """The state that ncclCommGetAsyncError reports for the communicator."""
         found = ctypes.c_int()
         self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(found))
         return found.value
@@ -92,8 +92,8 @@ class NcclRank:
         )
 
     def reduce(self, name: str) -> None:
-        """Runs one group with one allreduce."""
-        memory, portable = ctypes.c_void_p(), 1  # pinned: a card may use it as well
+        """Runs a group that has one allreduce."""
+        memory, portable = ctypes.c_void_p(), 1  # pinned, so that a GPU can use it, too
         self.cuda.cuMemHostAlloc(ctypes.byref(memory), ctypes.c_size_t(BYTES), portable)
         self.nccl.ncclGroupStart()
         count, float32, total, stream = ctypes.c_size_t(4), 7, 0, ctypes.c_void_p()
@@ -108,7 +108,7 @@ class NcclRank:
         self.cuda.cuEventSynchronize(event)
 
     def run(self) -> dict[str, object]:
-        """Collects all facts that this rank sees."""
+        """Collects all facts that this rank observes."""
         self.open()
         self.meet("open")
         self.reduce("group_end returns")
@@ -128,7 +128,7 @@ def _library(name: str) -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Prints one fact per line. Leaves communicators open."""
+    """Prints one fact per line. Does not close communicators."""
     rank, size, folder = sys.argv[1:]
     for name, value in NcclRank(int(rank), int(size), Path(folder)).run().items():
         print(f"{name}={value!r}", flush=True)

@@ -3,11 +3,11 @@
 
     python tools/gpu_first_minutes.py [--double] [STEP ...]
 
-Steps run in order, each in separate processes with a time limit. Each prints `pass`, the first
-difference from the mock GPU, or `needs` and the missing thing. After a failure the next step still
-runs. All use one rank, except the facts about two ranks. `gpu_run.sh test` comes next and uses
-more. --double runs the same steps on the mock GPU, with the tests that give the same results there.
-The exit code is the number of failed steps.
+Steps run in order, each in separate processes with a time limit. Each step prints `pass`, or the
+first difference from the mock GPU, or `needs` and the missing thing. After a failure the next step
+still runs. All steps use one rank, except the facts about two ranks; `gpu_run.sh test`, which comes
+next, uses more. --double runs the same steps on the mock GPU, with tests that give the same results
+there. The exit code is the number of failed steps.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from harness.process import JobError, wait_until_gone  # noqa: E402
 
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = ("CUDA", "NCCL", "NVRTC")
-# Time limits in seconds; all steps together fit into ten minutes. The doctor imports torch and CuPy
-# first, which may take a minute.
+# Time limits in seconds. All steps together fit into ten minutes. The doctor step first imports
+# torch and CuPy, which may take a minute.
 LIMITS = {"doctor": 150, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-# Ignore foreign pytest plugins and warnings, like gpu_run.sh.
+# Ignores pytest plugins and warnings of this environment, as gpu_run.sh does.
 PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 PR_SET_CHILD_SUBREAPER = 36  # of prctl
 
-# Facts on every rank of the mock GPU, from the source of NCCL 2.28.9.
+# What every rank observes on the mock GPU; from the source of NCCL 2.28.9.
 FACTS = {
     "init returns": 0,
     "group_end returns": 0,
@@ -53,8 +53,8 @@ FACTS = {
 }
 
 
-# Many small tensors at odd addresses, which farandole's kernel packs, triples and unpacks. The
-# bytes between them must not change.
+# Many small tensors at odd addresses. farandole's kernels pack, triple and unpack them; the bytes
+# between them must not change.
 ODD = """
 import torch, farandole.torch as hvd
 if {double}:
@@ -77,11 +77,11 @@ hvd.shutdown()
 
 
 class Needs(Exception):
-    """Names what a step lacks on this machine."""
+    """Names the thing that a step needs and this machine lacks."""
 
 
 def adopt() -> None:
-    """Makes this process the parent of all orphans below it."""
+    """Makes this process the parent of all orphans among its descendants."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -99,10 +99,10 @@ def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Ends a command and everything that it started, because an orphan would keep the GPU.
+    """Ends a command and everything that it has started: an orphan would keep the GPU.
 
-    SIGTERM comes first: pytest then ends its job, which runs in another session. adopt() makes
-    orphans of every session visible here.
+    SIGTERM comes first, so that pytest ends its job, which runs in another session. adopt() makes
+    orphans of all sessions visible here.
     """
     sessions = sessions_below(os.getpid()) - {os.getsid(0)} | {child.pid}
     for process in processes_of_sessions({child.pid}):
@@ -116,7 +116,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def facts(size: int) -> dict[str, str]:
-    """Facts that rank 0 of `size` has seen. Raises RuntimeError if a rank failed."""
+    """Facts that rank 0 of `size` ranks has observed. Raises RuntimeError if a rank has failed."""
     tool, deadline = (
         str(ROOT / "tools" / "gpu_facts.py"),
         time.monotonic() + LIMITS[f"facts-{size}"],
@@ -143,7 +143,7 @@ def facts(size: int) -> dict[str, str]:
 
 
 def _check_facts(size: int) -> str:
-    """The first fact that differs from the mock, or ""."""
+    """The first fact that differs from that of the mock; "" if there is none."""
     found = facts(size)
     for name, expected in FACTS.items():
         if found.get(name) != repr(expected):
@@ -152,7 +152,7 @@ def _check_facts(size: int) -> str:
 
 
 def run(limit: float, *command: str) -> str:
-    """A command's output. Raises RuntimeError with its last lines if it fails or is late."""
+    """A command's output. If it fails or is late, raises RuntimeError with its last lines."""
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         of_double = {"FARANDOLE_TEST_FOLDER": folder, "GPU_DOUBLE_FOLDER": folder}
@@ -174,7 +174,7 @@ def run(limit: float, *command: str) -> str:
 
 
 def _doctor(double: bool) -> str:
-    """The doctor's first bad row about GPUs, or "". The mock has no arrays for the self test."""
+    """The doctor's first bad row about GPUs, or "". On the mock, there is no self test for GPUs."""
     text = run(LIMITS["doctor"], sys.executable, "-m", "farandole", "doctor", "--all")
     for row in ("CUDA", "NVRTC", "NCCL", *([] if double else ["self test, GPU"])):
         if not re.search(rf"^ok\W+{row}\b", text, re.MULTILINE):
@@ -184,12 +184,12 @@ def _doctor(double: bool) -> str:
 
 
 def _sanitizer(double: bool) -> str:
-    """Runs compute-sanitizer on farandole's kernels only: torch's would take minutes."""
+    """Runs compute-sanitizer, but only on farandole's kernels: torch's would take minutes."""
     command = [sys.executable, "-c", ODD.format(double=double)]
     if not double and (reason := gpu.why_not()):
         raise Needs(reason.removeprefix("needs "))
     there = not double and shutil.which("compute-sanitizer")
-    if there:  # else compute-sanitizer would wait 10 s for CUDA to start, then check nothing
+    if there:  # otherwise it would wait 10 s for CUDA, then check nothing
         options = ["--kernel-regex", "kns=farandole_", "--launch-timeout", f"{LIMITS['sanitizer']}"]
         command[:0] = [there, *options, "--error-exitcode", "9"]
     text = run(LIMITS["sanitizer"], *command)
@@ -199,7 +199,7 @@ def _sanitizer(double: bool) -> str:
 
 
 def _collectives(double: bool) -> str:
-    """Runs the collectives' tests. Raises Needs if all are skipped."""
+    """Runs the tests of the collectives. Raises Needs if all of them are skipped."""
     path = f"tests/{'parallel/test_gpu_table.py' if double else 'gpu/test_collectives.py'}"
     options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "default", "--inner=-Wdefault")
     command = (sys.executable, "-m", "pytest", path, "--ranks", "1", *options)
@@ -212,7 +212,7 @@ def _collectives(double: bool) -> str:
 
 
 def _steps(double: bool) -> dict[str, Callable[[], str]]:
-    """Step name -> function that returns "" on success, else what is wrong."""
+    """Step name -> function that returns "" on success, or else what is wrong."""
     return {
         "doctor": lambda: _doctor(double),
         "sanitizer": lambda: _sanitizer(double),

@@ -2,9 +2,9 @@
 """Measures which files one small gradient passes: `python tools/gradient_path.py [checkout]`.
 
 Builds the core with -finstrument-functions in the checkout's build/path, and runs a step on two CPU
-ranks. Prints each file that rank 0 (leader and coordinator) enters, in the order of first visit,
-and the files that enter it while it is not already on the call stack. x.h counts as x.cc, all
-kernels as one file. Omits base, lib and watch, which everything uses, unless --all is given.
+ranks. Prints each file that rank 0 (leader and coordinator) enters, in order of first entry, and
+the files that enter it while it is not on the call stack. x.h counts as x.cc, and all kernels as
+one file. Omits base, lib and watch, which everything uses, unless --all is given.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ LEFT_OUT = ("csrc/base/", "csrc/lib/", "csrc/watch/")
 
 
 class Event(ctypes.Structure):
-    """The struct event of TRACER."""
+    """The struct `event` of TRACER."""
 
     _fields_ = (("where", ctypes.c_ssize_t), ("thread", ctypes.c_int), ("enters", ctypes.c_int))
 
 
 def build(root: Path) -> Path:
-    """Builds the package with an instrumented core, and the tracer next to it."""
+    """Builds the package with an instrumented core, and beside that the tracer."""
     folder = root / "build" / "path"
     tools = root / ".venv" / "bin"
     flags = "-Wno-subobject-linkage -finstrument-functions"
@@ -76,7 +76,7 @@ def build(root: Path) -> Path:
 
 
 def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
-    """Records the eighth step of a model of small parameters. Returns (events, Python files)."""
+    """Records the eighth step of a model with small parameters. Returns (events, Python files)."""
     import torch
 
     import farandole.torch as hvd
@@ -111,7 +111,7 @@ def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
 
 
 def source_of(name: str) -> str:
-    """A path in the repository, for C++ without suffix. All kernels count as one."""
+    """A path in the repository; for C++, without suffix. All kernels have one path."""
     if "csrc/" in name:
         name = "csrc/" + name.rsplit("csrc/", 1)[1].rsplit(".", 1)[0]
         return "csrc/kernels" if name.startswith("csrc/kernels/") else name
@@ -123,7 +123,7 @@ def source_of(name: str) -> str:
 
 
 def files_by_place(events: list[Event], python: list[str], library: Path) -> dict[int, str]:
-    """Address -> file for each address in the events."""
+    """Address -> file, for each address in the events."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     base = min(int(line.split("-")[0], 16) for line in lines if line.endswith(library.name))
     places = sorted({event.where for event in events if event.where >= 0})
@@ -134,7 +134,7 @@ def files_by_place(events: list[Event], python: list[str], library: Path) -> dic
 
 
 def report(events: list[Event], files: dict[int, str], whole: bool) -> None:
-    """Prints the files in order of first visit."""
+    """Prints the files in order of first entry."""
     stacks: dict[int, list[str]] = defaultdict(list)
     entered_from: dict[str, dict[str, None]] = {}
     for event in events:
@@ -155,7 +155,7 @@ def report(events: list[Event], files: dict[int, str], whole: bool) -> None:
 
 
 def main() -> None:
-    """Builds and starts two ranks. In a rank, runs the step and prints."""
+    """Builds and starts two ranks. In a rank, runs the step and prints the report."""
     folder = os.environ.get("GRADIENT_PATH")
     if folder is None:
         arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps C++ files and folders to the programs by which tools/mutate.py judges their mutants."""
+"""C++ files and folders -> the programs with which tools/mutate.py judges their mutants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CALLS = " ".join(
         "point_to_point",
     )
 )
-# Path prefix -> checks, quickest first; the longest matching prefix wins. A check is a C++ program
-# with arguments, or files for pytest on two ranks.
+# Path prefix -> checks, quickest first. The longest prefix that matches counts. A check is a C++
+# program with arguments, or files for pytest on two ranks.
 CHECKS: dict[str, Sequence[str]] = {
     "csrc/control": (
         *("coordinator_test", "aggregator_test", "message_test"),
@@ -51,5 +51,5 @@ CHECKS: dict[str, Sequence[str]] = {
 
 
 def checks_of(path: str) -> Sequence[str]:
-    """The checks for a source file."""
+    """The checks for the source file `path`."""
     return CHECKS[max((prefix for prefix in CHECKS if path.startswith(prefix)), key=len)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates mutants: small wrong changes to a C++ or Python source, found in its tokens.
+"""Generates mutants: small wrong changes to a C++ or Python source, found in the source's tokens.
 
-A mutant changes a comparison, negates a condition, adds one to an integer, swaps an operator or a
-word for another, or deletes a statement. Comments, strings and `#` lines are not changed.
+A mutant changes a comparison, negates a condition, adds one to an integer, replaces an operator or
+a word by another, or deletes a statement. Comments, strings and `#` lines are never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-_SKIPPED = {  # by language
+_SKIPPED = {  # key: suffix of the language
     ".cc": r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|\bstatic_assert\(.*?;
       |R"(?P<raw>\w*)\(.*?\)(?P=raw)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
     ".py": r"""\#[^\n]*|\"{3}.*?\"{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
@@ -28,15 +28,15 @@ _TOKENS = {
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _LOGIC = {"&&": "||", "||": "&&", "and": "or", "or": "and", "!": "", "not": "", "is": "is not"}
 _SIGNS = {"+": "-", "-": "+", "+=": "-=", "-=": "+=", "*": "+", "/": "*", "<<": ">>", ">>": "<<"}
-_NO_SIGNS = re.compile('"|import ')  # lines whose signs are not arithmetic
+_NO_SIGNS = re.compile('"|import ')  # in lines that match, signs are not arithmetic
 _WORDS = {"true": "false", "false": "true", "True": "False", "False": "True"} | {
     "continue": "break",
     "break": "continue",
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _OPEN, _CLOSE = "([{", ")]}"
-# A C++ statement that may be deleted starts after one of these tokens, but not with one of _KEPT.
-# The tokens before a brace distinguish a block from an initialiser.
+# A C++ statement that may be deleted starts after one of the tokens in _STARTS, but not with one of
+# _KEPT. The tokens before a brace tell whether it opens a block or an initialiser.
 _STARTS = {";", "{", "}", ")", "else"}
 _BLOCKS = {")", "]", ";", "}", "else", "do", "try", "const", "noexcept", "override", "mutable"}
 _HEAD_ENDS = {"(", "{", "[", "=", "+=", "-=", "++", "--", "|=", "&="}
@@ -59,7 +59,7 @@ class Mutant:
     kind: str
 
     def apply(self, source: str) -> str:
-        """The source with the change."""
+        """Returns the source with the change."""
         return source[: self.start] + self.text + source[self.end :]
 
 
@@ -88,7 +88,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
 
 
 def _single(source: str, code: list[_Token]) -> Iterator[_Change]:
-    """Changes of single tokens. `<` and `*` are operators if spaces are on both sides."""
+    """Changes of single tokens. `<` and `*` count as operators only between spaces."""
     for token, after in zip(code, [*code[1:], code[-1]], strict=True):
         text = token.text
         binary = source[token.start - 1 : token.end + 1].split() == [text]
@@ -111,7 +111,7 @@ def _line(source: str, place: int) -> str:
 
 
 def _conditions(source: str, code: list[_Token], suffix: str) -> Iterator[_Change]:
-    """Negations of `if (x)` and `if x:`, unless an operator in x has its own mutants."""
+    """Negations of `if (x)` and `if x:`, except if an operator in x has mutants already."""
     operators = {*_COMPARISONS, *_LOGIC, "=", ":=", ";"}
     for i, token in enumerate(code[:-1]):
         if token.text not in ("if", "elif"):
@@ -129,7 +129,7 @@ def _conditions(source: str, code: list[_Token], suffix: str) -> Iterator[_Chang
 
 
 def _until(code: list[_Token], first: int, ends: set[str]) -> list[_Token]:
-    """The tokens from `first` to one of `ends` outside brackets."""
+    """The tokens from `first` to the first of `ends` that is outside brackets."""
     depth = 0
     for i in range(first, len(code)):
         if depth == 0 and code[i].text in ends:
@@ -139,8 +139,8 @@ def _until(code: list[_Token], first: int, ends: set[str]) -> list[_Token]:
 
 
 def _statements_cpp(code: list[_Token]) -> Iterator[_Change]:
-    """Calls, assignments and throws, but no declarations or functions."""
-    inner: list[bool] = []  # per open bracket: True if it contains statements
+    """Calls, assignments and throws, but not declarations or functions."""
+    inner: list[bool] = []  # for each open bracket: True if it contains statements
     for i, token in enumerate(code[1:], 1):
         last = code[i - 1].text
         if last in _OPEN:
@@ -169,7 +169,7 @@ def _statements_cpp(code: list[_Token]) -> Iterator[_Change]:
 
 
 def _begins_block(before: list[_Token]) -> bool:
-    """True if a brace after these tokens opens a block; `-> Type` may come before the brace."""
+    """True if a brace after these tokens opens a block. `-> Type` may precede the brace."""
     names = takewhile(lambda part: part.kind == "word" or part.text == "::", reversed(before))
     ahead = before[: len(before) - len(list(names))]
     returns = bool(ahead) and ahead[-1].text == "->"
@@ -183,7 +183,7 @@ def _is_outside(inside: list[_Token], token: _Token) -> bool:
 
 
 def _statements_python(source: str) -> Iterator[_Change]:
-    """Calls, raises, and assignments in functions except those to plain variables."""
+    """Calls, raises, and those assignments in functions whose targets are not plain variables."""
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

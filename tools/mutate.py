@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the tests: makes small wrong changes to the product and counts those that no test notices.
+"""Judges the tests: makes small wrong changes, mutants, and counts those that no test notices.
 
 Works in build/mutate/tree, a copy of the tracked files. A mutant is killed if a test fails or takes
-too long, twice. It does not count if it does not compile, or if its check also fails without it.
-tools/mutant_checks.py names the programs that judge C++. Some of the tests that run a mutant's line
-judge a Python mutant, which lives if there are none. To find these tests, the first run watches all
-tests, which takes about 15 minutes.
+too long, twice. A mutant does not count if it does not compile, or if its check also fails without
+it. tools/mutant_checks.py names the programs that judge C++. A Python mutant is judged by some of
+the tests that run its line; if no test does, it lives. To find these tests, the first run of this
+script watches all tests, which takes about 15 minutes.
 
-build/mutate/results.jsonl keeps the judgements, which are not repeated; build/mutate/survivors has
-a diff per living mutant, build/mutate/killed the output of the check that killed one.
+build/mutate/results.jsonl keeps the judgements, which are not repeated. build/mutate/survivors has
+a diff for each living mutant, build/mutate/killed the output of the check that has killed a mutant.
 
     tools/mutate.py                                   200 mutants of all the product
     tools/mutate.py --count 40 --only csrc/control    40 of one folder
@@ -49,15 +49,15 @@ HOME = ROOT / "build" / "mutate"
 TREE = HOME / "tree"
 RESULTS = HOME / "results.jsonl"
 PASSED = HOME / "passed.json"
-LINES = HOME / "lines"  # Python lines, and the tests that run them
-UNDER_TEST = HOME / "original.json"  # original of the file that holds a mutant now
+LINES = HOME / "lines"  # which tests run which Python lines
+UNDER_TEST = HOME / "original.json"  # the original of the file that holds a mutant now
 MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "extras", "adapters")
 ENOUGH_SECONDS = (
     400.0  # total of the tests chosen for a Python mutant; recorded in parallel, so slow
 )
 NEW_SECONDS = 300.0  # limit for a check that has not passed yet
-ALONE_SECONDS = 30.0  # limit for one test of a program
-# Warnings that mutants cause and that must not fail the build.
+ALONE_SECONDS = 30.0  # limit for each test of a program
+# Warnings that mutants cause and that must not make the build fail.
 _WARNINGS = "parentheses unused-parameter unused-variable unused-but-set-variable unused-function"
 TOLERANT = "".join(
     f'#pragma GCC diagnostic ignored "-W{name}"\n'
@@ -67,7 +67,7 @@ TOLERANT = "".join(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Fate of a mutant: `invalid`, `killed` by a check, or `lives`."""
+    """The fate of a mutant: `invalid`, `killed` by a check, or `lives`."""
 
     mutant: Mutant
     fate: str
@@ -76,13 +76,13 @@ class Judgement:
 
     @property
     def folder(self) -> str:
-        """The mutant's row in the table."""
+        """The folder in whose row of the table the mutant counts."""
         return next(folder for folder in MUTATED if self.mutant.path.startswith(f"{folder}/"))
 
 
 def _run(command: Sequence[str], limit: float = math.inf, quiet: float = math.inf) -> int | None:
-    """Exit code of a command in the tree. None if it was ended after `limit` seconds, or after
-    `quiet` seconds without output.
+    """Exit code of a command in the tree. None if the command was ended after `limit` seconds, or
+    after `quiet` seconds without output.
     """
     libraries = Path(numpy.__file__).parents[1] / "nvidia"
     env = {
@@ -104,7 +104,7 @@ def _run(command: Sequence[str], limit: float = math.inf, quiet: float = math.in
         try:
             return _wait(child, time.monotonic() + limit, quiet)
         finally:
-            child.terminate()  # pytest then ends its jobs, ninja its compilers
+            child.terminate()  # pytest then ends its jobs, and ninja its compilers
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(30)
             with contextlib.suppress(ProcessLookupError):
@@ -141,17 +141,17 @@ def _command(check: str) -> list[str]:
 
 
 def _built(check: str) -> bool:
-    """True if the check's program, or the core for pytest, compiles."""
+    """True if the program of the check compiles; for pytest, if the core does."""
     return _ninja(check.split()[0] if _is_program(check) else "farandole")
 
 
 def _passed() -> dict[str, float]:
-    """Check -> seconds, of checks that have passed."""
+    """Check -> seconds, for checks that have passed."""
     return dict(json.loads(PASSED.read_text())) if PASSED.exists() else {}
 
 
 def _fails_again(check: str) -> bool:
-    """True if the test also fails or hangs alone, so that no mutant is killed by chance."""
+    """True if the test fails or hangs again when it runs alone. No mutant is killed by chance."""
     pattern = r"^run  (\w+)$" if _is_program(check) else r"^FAILED (\S+)"
     ran = re.findall(pattern, (HOME / "output").read_text(), re.MULTILINE)
     alone = ran[-1] if ran else check
@@ -161,14 +161,14 @@ def _fails_again(check: str) -> bool:
 
 
 def _seconds(check: str) -> float | None:
-    """Seconds that the check takes; None if it, or one of its files, has not passed yet."""
+    """Seconds that the check takes. None if the check, or one of its files, has not passed yet."""
     passed = _passed()
     parts = [check] if _is_program(check) else check.split()
     return sum(passed[part] for part in parts) if passed.keys() >= set(parts) else None
 
 
 def _passes(check: str) -> bool:
-    """Runs a check that is built. Returns True if it passed."""
+    """Runs a check that has been built. Returns True if it passes."""
     start, expected = time.monotonic(), _seconds(check)
     limit = NEW_SECONDS if expected is None else 3 * expected + ALONE_SECONDS
     if _run(_command(check), limit, ALONE_SECONDS if _is_program(check) else limit) != 0:
@@ -179,7 +179,7 @@ def _passes(check: str) -> bool:
 
 
 def restore() -> None:
-    """Removes a mutant from the tree, also one left by an earlier run."""
+    """Removes the mutant from the tree, even one that an earlier run has left there."""
     if UNDER_TEST.exists():
         path, source = json.loads(UNDER_TEST.read_text())
         (TREE / path).write_text(source)
@@ -196,7 +196,7 @@ def _ran() -> dict[str, dict[int, list[str]]]:
 
 
 def _checks(mutant: Mutant, source: str) -> Sequence[str]:
-    """Checks that may notice the mutant, quickest first; none for a line that no test runs."""
+    """Checks that may notice the mutant, quickest first; none if no test runs the mutant's line."""
     if mutant.path.endswith(".cc"):
         return checks_of(mutant.path)
     line = source.count("\n", 0, mutant.start) + 1
@@ -204,7 +204,7 @@ def _checks(mutant: Mutant, source: str) -> Sequence[str]:
 
 
 def judge(mutant: Mutant) -> Judgement:
-    """Puts the mutant into the tree, runs checks until one fails, and removes it."""
+    """Puts the mutant into the tree, runs checks until one fails, then removes the mutant."""
     file, start = TREE / mutant.path, time.monotonic()
     source = file.read_text()
     fate, by = "lives", ""
@@ -223,7 +223,7 @@ def judge(mutant: Mutant) -> Judgement:
             break
     finally:
         restore()
-    # A check counts only after it has passed without a mutant.
+    # A check counts only if it has passed without a mutant.
     if fate == "killed" and _seconds(by) is None and not (_built(by) and _passes(by)):
         print(f"fails without a mutant: {by}\n{(HOME / 'output').read_text()[-4000:]}")
         fate = "invalid"
@@ -231,14 +231,14 @@ def judge(mutant: Mutant) -> Judgement:
 
 
 def _untested() -> tuple[str, ...]:
-    """Adapters whose tests this environment would skip."""
+    """Adapters whose tests would be skipped in this environment."""
     return tuple(
         f"adapters/{name}/" for name in ("jax", "keras", "tensorflow") if not find_spec(name)
     )
 
 
 def sample(only: Sequence[str], seed: int) -> list[Mutant]:
-    """Mutants in these folders, in the random order of this seed."""
+    """The mutants in these folders, in a random order that depends on `seed`."""
     files = [path for folder in MUTATED for path in sorted((TREE / folder).rglob("*.*"))]
     paths = [path.relative_to(TREE).as_posix() for path in files if path.suffix in (".cc", ".py")]
     paths = [path for path in paths if not path.startswith(_untested())]
@@ -248,7 +248,7 @@ def sample(only: Sequence[str], seed: int) -> list[Mutant]:
 
 
 def record_lines() -> None:
-    """Records which tests run which Python lines: all of `make test` and `make test-jobs`."""
+    """Records which tests of `make test` and `make test-jobs` run which Python lines."""
     if LINES.exists():
         return
     [site] = (TREE / ".venv" / "lib").glob("python*/site-packages")
@@ -263,14 +263,14 @@ def record_lines() -> None:
         [*folders, "-n", "6", "--dist", "worksteal"],
         ["tests/parallel", "-n", "3", "--dist", "loadgroup", "--inner=-p ran_lines"],
     ):
-        _run(["env", *pytest, *options])  # a file that fails this way is not used as a check
+        _run(["env", *pytest, *options])  # a file that fails here is not used as a check
         shutil.copy(HOME / "output", LINES / f"{options[0].replace('/', '-')}.txt")
     hook.unlink()
     _run([sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={LINES}/lines"])
 
 
 def prepare() -> None:
-    """Creates the tree with its own build and environment, and updates its tests."""
+    """Creates the tree, with its own build and environment, or else updates its tests."""
     new = not (TREE / ".venv" / "ready").exists()
     kinds = ["--cached", "--others", "--exclude-standard"]
     listed = ["git", "ls-files", *kinds, *([] if new else ["tests", "pyproject.toml"])]
@@ -280,7 +280,7 @@ def prepare() -> None:
             shutil.copy2(ROOT / name, TREE / name)
     if not new:
         return
-    # A changed file need not configure again: the build id may stay.
+    # The build does not configure again after changes, because the build id may stay.
     options = ["-DFARANDOLE_TESTS=ON", "-DCMAKE_SUPPRESS_REGENERATION=ON", "--log-level=WARNING"]
     for command in (
         ["cmake", "-G", "Ninja", "-S", "csrc", "-B", "build/release", *options],
@@ -300,14 +300,14 @@ def prepare() -> None:
         (TREE / "pyruntime" / "lib" / name).symlink_to(folder / name)
     program = TREE / ".venv" / "bin" / "farandole"
     text = program.read_text().replace(sys.prefix, str(TREE / ".venv"))
-    program.unlink()  # a hard link to the checkout's file
+    program.unlink()  # it was a hard link to the checkout's file
     program.write_text(text)
     program.chmod(0o755)
     (TREE / ".venv" / "ready").touch()
 
 
 def judged() -> dict[Mutant, Judgement]:
-    """Judgements of earlier runs; the last one of a mutant counts."""
+    """Judgements of earlier runs. If a mutant has several, the last one counts."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     found = [json.loads(line) for line in lines]
     all_ = [Judgement(**(one | {"mutant": Mutant(**one["mutant"])})) for one in found]
@@ -315,7 +315,7 @@ def judged() -> dict[Mutant, Judgement]:
 
 
 def table(judgements: Sequence[Judgement]) -> str:
-    """Counts of killed, living and invalid mutants by folder."""
+    """The numbers of killed, living and invalid mutants by folder."""
     lines = [f"{'folder':16} killed lives invalid score"]
     for folder in (*MUTATED, "all"):
         fates = [one.fate for one in judgements if folder in (one.folder, "all")]
@@ -326,7 +326,7 @@ def table(judgements: Sequence[Judgement]) -> str:
 
 
 def write_survivors(judgements: Sequence[Judgement]) -> None:
-    """Writes a diff per living mutant."""
+    """Writes a diff for each living mutant."""
     folder = HOME / "survivors"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
+"""phases.py test|all|ci [MINUTES]: runs a suite's phases, then prints a table of their minutes.
 
-`make test`, `make test-all` and .ci/run call it. In CI, the phases and the MINUTES that have passed
-must fit into CI_MINUTES. A phase is a target of the Makefile. After a failure the other phases
-still run. A phase that lacks something on this machine is skipped, with the reason.
+`make test`, `make test-all` and .ci/run call this script. In CI, the phases and the MINUTES that
+have already passed must fit into CI_MINUTES. A phase is a target of the Makefile. After a failure,
+other phases still run. A phase that lacks something on this machine is skipped, with the reason.
 
-A phase may name a target that prepares it: an environment, or a build. CI makes these targets in
-two lanes while earlier phases run, at the lowest priority: while tests wait, the lanes compile.
+A phase may name a target that prepares it: an environment or a build. In CI, two lanes make these
+targets while earlier phases run. The lanes have the lowest priority: they compile while tests wait.
 
-With CI set, failed tests run once more, alone, because a test that fails once in a thousand runs
+If CI is set, failed tests run once more, alone, because a test that fails once in a thousand runs
 says nothing about the change. The table counts such tests.
 """
 
@@ -40,7 +40,7 @@ FAILURES = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
 def _output(*command: str) -> str:
-    """What a command writes; empty if it cannot run."""
+    """What a command prints; "" if the command cannot run."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -78,7 +78,7 @@ def _no_nccl() -> str:
 
 @functools.cache
 def _no_index() -> str:
-    """A reason if pip finds no package index, from which a phase installs."""
+    """Why a phase that installs packages cannot run: pip finds no package index. Else ""."""
     command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
     done = subprocess.run([sys.executable, *command, "iniconfig"], capture_output=True)
     return "" if done.returncode == 0 else "needs a package index: pip finds none"
@@ -86,23 +86,23 @@ def _no_index() -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """`make target ARGS=...`; `minutes` on 2 cores, including the builds."""
+    """`make target ARGS=...`. `minutes`: its duration on 2 cores, including builds."""
 
     target: str
     minutes: float
     args: str = ""
     lacks: Callable[[], str] = str
-    variables: tuple[str, ...] = ()  # of make
-    prepare: str = ""  # a target, made with the same variables
+    variables: tuple[str, ...] = ()  # variables of make
+    prepare: str = ""  # a target that is made before, with the same variables
     pytest: bool = True
 
     @property
     def name(self) -> str:
-        """Name in the table."""
+        """The phase's name in the table."""
         return " ".join([self.target, *self.variables])
 
     def run(self) -> str:
-        """Runs the phase. Returns an outcome that starts with `passed`, or `FAILED`."""
+        """Runs the phase. Returns an outcome that starts with `passed`, or else `FAILED`."""
         FAILURES.unlink(missing_ok=True)
         if self._make(self.args):
             return "passed"
@@ -114,17 +114,17 @@ class Phase:
         return "FAILED"
 
     def _make(self, arguments: str) -> bool:
-        args = [f"ARGS={arguments}"] if arguments else []  # else those of the make that called
+        args = [f"ARGS={arguments}"] if arguments else []  # else ARGS of the make that called
         command = ["make", "--no-print-directory", self.target, *self.variables, *args]
         return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
 
 
-# Each session is a group of the kernel's scheduler (autogroup), with a separate priority.
+# In the kernel's scheduler, each session is a group (autogroup) with a priority of its own.
 LAST = '{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$@"'
 
 
 class Lanes:
-    """Prepares phases while earlier ones run, in two threads: one compiles, one installs."""
+    """Prepares phases while earlier ones run. Of its two threads, one compiles and one installs."""
 
     def __init__(self, phases: Sequence[Phase]) -> None:
         self._ready = {phase: threading.Event() for phase in phases if phase.prepare}
@@ -143,7 +143,7 @@ class Lanes:
             self._ready[phase].set()
 
     def _make(self, phase: Phase) -> None:
-        """Prints the log if it fails. A phase that has the target as prerequisite tries again."""
+        """Prints the log if make fails. A phase that has the target as prerequisite tries again."""
         path = ROOT / "build" / "prepare" / f"{phase.prepare.replace('/', '-')}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         command = ["make", "--no-print-directory", phase.prepare, *phase.variables]
@@ -161,19 +161,19 @@ class Lanes:
             print(f"==== {phase.prepare} has failed ====\n{path.read_text()}", flush=True)
 
     def wait(self, phase: Phase) -> None:
-        """Returns when the phase is prepared."""
+        """Returns once the phase has been prepared."""
         if phase in self._ready:
             self._ready[phase].wait()
 
     def end(self) -> None:
-        """Ends what is still being made."""
+        """Ends the targets that are still being made."""
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
 
 
 def _ticks() -> tuple[int, int]:
-    """Clock ticks of all cores since boot: busy ones, and all."""
+    """Clock ticks of all cores since boot: (busy ticks, all ticks)."""
     user, nice, system, idle, waiting, *rest = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
@@ -199,7 +199,7 @@ SANITIZE = tuple(
 )
 JOBS = Phase("test-jobs", 10)
 SCHEDULES = Phase("test-schedules", 6)  # tests skip themselves if they can't have hosts
-# Runs as many programs as its seconds allow.
+# Runs as many programs as its time allows.
 STRANGERS = Phase(
     "test-strangers",
     5,
@@ -270,7 +270,7 @@ SUITES = {
 
 
 def main(suite: str, minutes: str = "0") -> int:
-    """Runs a suite. Returns 1 if a phase failed."""
+    """Runs a suite. Returns 1 if a phase has failed."""
     begin, rows, failed = time.monotonic() - 60 * float(minutes), [], False
     phases = SUITES[suite]
     lanes = Lanes(phases if suite == "ci" else ())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records with coverage.py which test files run which Python lines, for tools/mutate.py.
 
-It is a pytest plugin, which also runs in the ranks that a test starts. It tells coverage which test
-file is running; lines that run meanwhile, also in child processes, count for that file. If all
-tests of a file passed, it writes their total seconds to the file that RAN_LINES_SECONDS names.
+This pytest plugin also runs in the ranks that a test starts. It tells coverage which test file is
+running; lines that run meanwhile, also in child processes, count for that file. If all tests of a
+file have passed, it writes their total seconds to the file that RAN_LINES_SECONDS names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 import coverage
 import pytest
 
-_NOW = "RAN_LINES_NOW"  # passes the test file's name to programs that a test starts
-# Text of a .pth file that starts coverage in every process with COVERAGE_PROCESS_START set.
+_NOW = "RAN_LINES_NOW"  # tells programs that a test starts the test file's name
+# Text of a .pth file that starts coverage in every process that has COVERAGE_PROCESS_START set.
 HOOK = """\
 {tools}
 import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").process_startup()
@@ -28,7 +28,7 @@ import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").pro
 
 
 def settings(data: Path, tree: Path) -> str:
-    """coverage's settings: every process writes a separate file into `data`."""
+    """Settings for coverage. Every process writes a separate file into `data`."""
     return f"""\
 [run]
 parallel = true
@@ -41,7 +41,7 @@ disable_warnings = no-data-collected
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Sets coverage's context to the test's file, for all lines that run from now on."""
+    """Makes coverage count all lines that run from now on for the test's file."""
     os.environ[_NOW] = item.nodeid.split("::")[0]
     if watch := coverage.Coverage.current():
         watch.switch_context(os.environ[_NOW])
@@ -52,7 +52,7 @@ _failed: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Adds up a file's seconds."""
+    """Adds up the seconds of each test file."""
     file = report.nodeid.split("::")[0]
     _seconds[file] += report.duration
     if report.failed:
@@ -60,7 +60,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Writes the seconds, in the outermost pytest only."""
+    """Writes the seconds. Only the outermost pytest does so."""
     inside = hasattr(session.config, "workerinput") or "FARANDOLE_TEST_STEP" in os.environ
     if (name := os.environ.get("RAN_LINES_SECONDS")) and not inside:
         path = Path(name)
@@ -70,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
-    """Source -> line -> test files that run it; "" stands for an import."""
+    """Source -> line -> test files that run the line; "" stands for an import."""
     found = coverage.CoverageData(str(data / "lines"))
     found.read()
     lines = {}
@@ -85,11 +85,11 @@ def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
 def checks(
     lines: Mapping[int, Sequence[str]], line: int, seconds: Mapping[str, float], enough: float
 ) -> list[str]:
-    """Chooses the test files that check a line, as arguments for up to two runs of pytest.
+    """Chooses test files that check a line. Returns arguments for up to two runs of pytest.
 
-    Files that run most lines of its source come first. The first run takes a third of `enough`
-    seconds, the second the rest. If only imports run the line, all test files that run its source
-    are candidates. Returns [] for a line that no test runs.
+    Files that run most lines of the source come first. The first run takes a third of `enough`
+    seconds, the second run the rest. If only imports run the line, all test files that run lines of
+    the source are candidates. Returns [] for a line that no test runs.
     """
     ran = Counter(file for names in lines.values() for file in names if file in seconds)
     files = [file for file in lines.get(line, ()) if file in ran]

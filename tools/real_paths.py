@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives modules of an editable install their real paths, in tracebacks too. build/mypy contains
-links, which type checkers and editors follow. The install's .pth file imports this module as
-_farandole_real_paths."""
+"""Gives modules of an editable install their real paths, also in tracebacks. build/mypy contains
+links, which type checkers and editors follow. The .pth file of the install imports this module
+under the name _farandole_real_paths."""
 
 import sys
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from types import ModuleType
 
 
 class RealPaths:
-    """Finds farandole's modules. The package's folder stays the folder of links."""
+    """Finds farandole's modules. The folder of the package remains the folder of links."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec with real paths; None for other packages."""
+        """The module's spec, with real paths; None for modules of other packages."""
         if name.partition(".")[0] != "farandole":
             return None
         found = PathFinder.find_spec(name, path, target)
