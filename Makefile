@@ -74,7 +74,8 @@ core: build/release/build.ninja ## build the C++ library in build/release; ninja
 programs: configure ## build the library and the C++ tests
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet
 
-$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.run-stamp | core
+# setup.py parses the header, which would else be parsed at each import.
+$(VENV)/.install-stamp: setup.py pyproject.toml csrc/farandole.h $(VENV)/.run-stamp | core
 	$(call say,$(VENV): farandole in editable form)
 	@PATH=$(BIN):$$PATH JOBS=$(JOBS) $(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
@@ -104,7 +105,7 @@ test-all: venv programs ## `make test` and the longer phases: sanitizers, whole 
 
 # Tests run in parallel. Tests that mostly wait use more processes than cores. Worlds of several sizes run at once.
 test-cpp: venv programs ## the C++ tests
-	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $$((2 * $(JOBS))) --dist worksteal $(ARGS)
 
 # These tests read sources only; make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a table of the public names: package, name, page of the site, docstring and types. Reads
+"""Prints a table of the public names: package, name, page of the site, words of docstrings. Reads
 definitions from source, so only torch must be installed. Names that adapters share with farandole
 appear once."""
 
@@ -54,18 +54,6 @@ class Name(NamedTuple):
             if not method.name.startswith("_") and (text is not None or not inherits):
                 yield f"{self.name}.{method.name}", text or ""
 
-    def untyped(self) -> list[str]:
-        """Arguments and results without annotation, in the function or the public methods."""
-        functions = list(self._methods())
-        if isinstance(self.definition, ast.FunctionDef):
-            functions.append(self.definition)
-        return [
-            f"{function.name}({argument})"
-            for function in functions
-            if not function.name.startswith("_") or function.name == "__init__"
-            for argument in _untyped(function)
-        ]
-
     def _methods(self) -> Iterator[ast.FunctionDef]:
         if isinstance(self.definition, ast.ClassDef):
             yield from (node for node in self.definition.body if isinstance(node, ast.FunctionDef))
@@ -94,14 +82,6 @@ def names() -> list[Name]:
                 node = _definition(place or package, name)
                 found.setdefault(f"{place or package}.{name}", Name(package, name, page, node))
     return list(found.values())
-
-
-def _untyped(function: ast.FunctionDef) -> Iterator[str]:
-    given = function.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    yield from (x.arg for x in every if x and x.annotation is None and x.arg not in ("self", "cls"))
-    if function.returns is None:
-        yield "return"
 
 
 @cache
@@ -160,11 +140,10 @@ def _definition(module: str, name: str) -> Definition | None:
 
 def main() -> None:
     """Prints the table."""
-    print("| name | page | docstring | types |\n|---|---|---|---|")
+    print("| name | page | docstring |\n|---|---|---|")
     for one in names():
         words = sum(len(text.split()) for _, text in one.documents())
-        types = "" if one.definition is None else ", ".join(one.untyped()) or "complete"
-        print(f"| {one.package}.{one.name} | {one.page} | {words or ''} | {types} |")
+        print(f"| {one.package}.{one.name} | {one.page} | {words or ''} |")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,10 @@ from harness.seed import SEED
 RULES = Policy(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+SEEDS = 300 if os.environ.get("CI") else 100
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_simulated_jobs(first: int) -> None:
     for seed in range(SEED + first, SEED + first + 50):
         try:

@@ -189,13 +189,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(
-    ("ends", "heard"),
+    ("method", "ends", "heard"),
     [
-        ("raise ValueError('boom')", "ValueError: boom"),
-        ("sys.exit(3)", "sys.exit(3)"),
-        ("dist.all_reduce(torch.ones(3))", ""),
+        ("fork", "raise ValueError('boom')", "ValueError: boom"),
+        ("fork", "sys.exit(3)", "sys.exit(3)"),
+        ("fork", "dist.all_reduce(torch.ones(3))", ""),
+        ("spawn", "sys.exit(3)", "sys.exit(3)"),
     ],
 )
 def test_children_of_multiprocessing_leave_as_others_do(
