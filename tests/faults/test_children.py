@@ -253,13 +253,8 @@ def job(how, workers):
 if __name__ == "__main__":
     torch.set_num_threads(1)
 """
-WORKERS_OF_ONE = """
-    job("fork", 1)
-    job("fork", 3)
-    job("spawn", 2)
-"""
-FROM_ONE = Counter({"rank 0: 1": 1, "rank 0: 7": 1, "rank 1: 7": 1, "rank 2: 7": 1})
-FROM_ONE += Counter({"rank 0: 3": 1, "rank 1: 3": 1})
+THREE = '    job("fork", 3)\n'
+OF_THREE = Counter({"rank 0: 7": 1, "rank 1: 7": 1, "rank 2: 7": 1})
 
 
 def told(out):
@@ -268,21 +263,23 @@ def told(out):
 
 def test_workers_of_the_only_process_of_mpirun_meet_in_their_store(mpi_ranks):
     """A launcher that knows one process knows nothing of its workers."""
-    out = mpi_ranks(WORKERS + WORKERS_OF_ONE, 1).finish().check().out
-    assert told(out) == FROM_ONE, out
+    rest = '    job("fork", 1)\n    job("spawn", 2)\n'
+    of_rest = Counter({"rank 0: 1": 1, "rank 0: 3": 1, "rank 1: 3": 1})
+    out = mpi_ranks(WORKERS + THREE + rest, 1).finish().check().out
+    assert told(out) == OF_THREE + of_rest, out
 
 
 def test_workers_of_the_only_process_of_srun_meet_in_their_store(tmp_path):
     srun = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0"
     file = tmp_path / "workers.py"
-    file.write_text(WORKERS + WORKERS_OF_ONE)
+    file.write_text(WORKERS + THREE)
     done = ended([sys.executable, file], **dict(word.split("=") for word in srun.split()))
-    assert (done.returncode, told(done.stdout)) == (0, FROM_ONE), done
+    assert (done.returncode, told(done.stdout)) == (0, OF_THREE), done
 
 
 def test_more_workers_than_mpirun_knows_are_a_world_for_each_process(mpi_ranks):
-    out = mpi_ranks(WORKERS + '    job("fork", 3)\n', 2).finish().check().out
-    assert told(out) == Counter({f"rank {rank}: 7": 2 for rank in range(3)}), out
+    out = mpi_ranks(WORKERS + THREE, 2).finish().check().out
+    assert told(out) == OF_THREE + OF_THREE, out
 
 
 @once

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,15 +84,6 @@ def test_it():
     assert "LEFT_BEHIND" not in os.environ
     assert fd.add_process_set([0]).process_set_id == 1
     assert fd.allreduce(np.full(2, fd.rank()), name="in flight", op=fd.Sum).tolist() == [1, 1]
-"""
-DIES = """
-import os
-import farandole as fd
-
-def test_it():
-    if fd.rank() == 1:
-        os._exit(3)
-    fd.barrier()
 """
 FINDS_ANOTHER_PROCESS = """
 import sys
@@ -196,32 +186,34 @@ def test_a_process_left_behind_is_an_error(
     assert not processes_of_sessions(job.sessions)
 
 
-def told_by_files(
-    tmp_path: Path, files: dict[str, str], *options: str, failed: int = 1
-) -> dict[str, Any]:
-    """What --report has of a pytest run of these files of tests/parallel, at 2 ranks if `options`
-    name no others; `failed` is pytest's exit code."""
+def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
+    """With --keep-going: whether it fails on all ranks, on one, or takes one along. Files share a
+    world until one breaks it, and a file finds none of the settings of those before it. Of two
+    processes of pytest only one runs them."""
     tests, own = Path(__file__).resolve().parents[1], tmp_path / "tests"
     shutil.copytree(tests / "harness", own / "harness")
     (own / "conftest.py").write_text(CONFTEST)
     (own / "parallel").mkdir()
     shutil.copy(tests / "parallel" / "conftest.py", own / "parallel")
+    files = {"a": LEAVES_THINGS, "b": FINDS_NOTHING, "c": BAD_TESTS, "d": FINDS_ANOTHER_PROCESS}
     for name, text in files.items():
         (own / "parallel" / f"test_{name}.py").write_text(text)
-    options = ("--ranks", "2", "--report", "report.json", "-p", "no:cacheprovider", *options)
-    command = [sys.executable, "-m", "pytest", "tests", *options]
+    command = [sys.executable, "-m", "pytest", "tests", "--ranks", "2", "-p", "no:cacheprovider"]
+    command += ["--report", "report.json", "--keep-going", "--budget", "100"]
     result = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(own)}, capture_output=True
+        [*command, "-n", "2", "--dist", "loadgroup"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(own)},
+        capture_output=True,
     )
-    assert result.returncode == failed, result.stdout.decode()
-    found: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["tests"]
-    return {Path(name.partition("::")[0]).stem: row for name, row in found.items()}
-
-
-def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
-    """With --keep-going: whether it fails on all ranks, on one, or takes one along."""
-    row = told_by_files(tmp_path, {"bad": BAD_TESTS}, "--keep-going", "--budget", "100")["test_bad"]
-    found = {test: told["outcome"] for test, told in row["inside"].items()}
+    assert result.returncode == 1, result.stdout.decode()
+    assert (tmp_path / "runs").read_text() == "a rank\n" * 2
+    told = json.loads((tmp_path / "report.json").read_text())["tests"]
+    rows = {Path(name.partition("::")[0]).stem: row for name, row in told.items()}
+    outcomes = {name: row["outcome"] for name, row in rows.items()}
+    expected = {"test_a": "passed", "test_b": "passed", "test_c": "failed", "test_d": "passed"}
+    assert outcomes == expected
+    found = {test: row["outcome"] for test, row in rows["test_c"]["inside"].items()}
     assert found == {
         "test_before": "passed",
         "test_bad_on_all": "failed",
@@ -229,23 +221,8 @@ def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
         "test_death": "failed",
         "test_after": "passed",
     }
-    assert "assert 3.0 == 4" in row["text"]
-
-
-def test_files_share_a_world_until_one_breaks_it(tmp_path: Path) -> None:
-    """A file finds none of the settings of those before it; what follows a death runs anew. Of
-    processes of pytest beside each other only one runs them."""
-    files = {"a": LEAVES_THINGS, "b": FINDS_NOTHING, "c": DIES, "d": FINDS_ANOTHER_PROCESS}
-    rows = told_by_files(tmp_path, files, "-n", "2", "--dist", "loadgroup")
-    assert (tmp_path / "runs").read_text() == "a rank\n" * 2
-    outcomes = {name: row["outcome"] for name, row in rows.items()}
-    assert outcomes == {
-        "test_a": "passed",
-        "test_b": "passed",
-        "test_c": "failed",
-        "test_d": "passed",
-    }
-    assert "exit code 3" in rows["test_c"]["text"]
+    for text in ("assert 3.0 == 4", "exit code 3"):
+        assert text in rows["test_c"]["text"]
 
 
 def test_every_test_runs_at_one_of_its_files_sizes() -> None:
