@@ -13,7 +13,7 @@ from mpi4py import MPI
 import farandole as fd
 from harness.ranks import last
 
-pytestmark = pytest.mark.ranks(2, 4)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 # ---- process sets
 
@@ -28,7 +28,7 @@ def in_a_set(call: Callable[[fd.ProcessSet], None]) -> None:
         assert fd.remove_process_set(process_set)
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(3, 4)
 def test_a_set_that_stands_for_another() -> None:
     """Its number, its ranks, an equal set that is not registered: the peers wait in the set."""
 
@@ -46,7 +46,7 @@ def test_a_set_that_stands_for_another() -> None:
     in_a_set(call)
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("name", ["in no set", None])
 @pytest.mark.parametrize("wrong", [object(), 99, fd.ProcessSet([1]), "text"])
 def test_a_set_that_is_none(wrong: Any, name: str | None) -> None:
