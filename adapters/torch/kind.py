@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes torch tensors to the core: memory, dtype and device. Importing this module registers
-the kind. Any thread may use it."""
+TorchKind. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from farandole.calls.requests import Call, PreparedCall
 from farandole.torch import cuda
 from farandole.torch.strides import check_apart
 
-# Older torch lacks uint16, uint32 and uint64, which are then left out.
+# Older versions of torch lack uint16, uint32 and uint64; these are then left out.
 _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
-# Reports an in-place change to autograd: a backward pass through the old values then raises.
+# Reports an in-place change to autograd. A backward pass that needs the old values then raises.
 _count_a_change = torch.autograd.graph.increment_version
-# Remedies for tensors that have no memory themselves. Keys are class names, so that no class has to
-# be imported. The first name among a tensor's base classes is used.
+# Remedies for tensors that have no memory themselves. Keys are class names, so that the classes
+# need not be imported. Among a tensor's classes, the first one that has a row counts.
 _INSTEAD = {
     "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
     "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
@@ -51,8 +51,8 @@ class TorchKind(Kind):
         return isinstance(x, Tensor)
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy of it. With `in_place`, reports to autograd
-        that `x` changes."""
+        """The memory of `x`, or of a contiguous copy of it. With `in_place`, tells autograd that
+        `x` changes."""
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
@@ -72,7 +72,7 @@ class TorchKind(Kind):
     ) -> tuple[int, object]:
         """The address and storage of `x`, if it has this form and needs no copy; else (0, None).
 
-        The caller keeps the storage, not `x`, because the user may set `x.data` meanwhile."""
+        The caller keeps the storage alive, not `x`: the user may set `x.data` meanwhile."""
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
                 return _NOT_LENT
@@ -90,7 +90,7 @@ class TorchKind(Kind):
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
-        """A new contiguous tensor of `like`'s dtype and device, and, by default, shape."""
+        """A new contiguous tensor with `like`'s dtype and device and, by default, its shape."""
         return torch.empty(
             like.shape if shape is None else shape, dtype=like.dtype, device=like.device
         )
@@ -108,7 +108,7 @@ class TorchKind(Kind):
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
-    """The core's number of a device (-1 for the CPU), and the caller's current stream on it."""
+    """(the core's number of a device, -1 for the CPU; the caller's current stream there)."""
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda" and torch.version.hip is None:
@@ -123,7 +123,7 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
 
 
 def check(x: Tensor) -> tuple[int, int]:
-    """The core's code of a tensor's dtype, and the tensor's address. It need not be contiguous.
+    """(the core's code of the dtype, the address) of a tensor, which need not be contiguous.
 
     Raises TypeError or ValueError for tensors that no call accepts.
     """
@@ -136,8 +136,8 @@ def check(x: Tensor) -> tuple[int, int]:
 
 
 def check_no_tangent(x: Tensor) -> None:
-    """Raises TypeError for a dual tensor of forward-mode AD: a call would drop its tangent."""
-    if x.layout is not torch.strided or forward_ad._current_level < 0:  # sparse ones have no duals
+    """Raises TypeError for a dual tensor of forward-mode AD, whose tangent a call would drop."""
+    if x.layout is not torch.strided or forward_ad._current_level < 0:  # sparse: never duals
         return
     if forward_ad.unpack_dual(x).tangent is not None:
         raise TypeError(
@@ -149,15 +149,15 @@ def check_no_tangent(x: Tensor) -> None:
 
 
 def is_lazy(x: Tensor) -> bool:
-    """True if `x` is conjugated or negated lazily, so that its memory holds other values.
+    """True if `x` is conjugated or negated lazily, so that its memory holds different values.
 
-    resolve_conj().resolve_neg() stores the values; contiguous() may not.
+    resolve_conj().resolve_neg() computes the values; contiguous() may not.
     """
     return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
 
 
 def in_order(x: Tensor) -> Tensor:
-    """`x` if its memory holds the values in order, else a copy whose memory does.
+    """Returns `x` if its memory holds the values in order, else a copy whose memory does.
 
     Raises ValueError if an earlier call writes to the memory of `x`.
     """
@@ -168,8 +168,8 @@ def in_order(x: Tensor) -> Tensor:
 
 
 def check_unused(x: Tensor, writes: bool = False) -> None:
-    """Raises ValueError if an earlier call that has not ended writes to the elements of `x`, or,
-    with `writes`, reads them. Call this before you copy `x`. Ignores GPU memory."""
+    """Raises ValueError if an unfinished earlier call writes to the elements of `x` or, with
+    `writes`, reads them. Call this before you copy `x`. Does not check GPU memory."""
     if x.layout is torch.sparse_coo:
         check_unused(x._indices(), writes)
         check_unused(x._values(), writes)
@@ -181,10 +181,10 @@ def check_unused(x: Tensor, writes: bool = False) -> None:
 
 @torch.no_grad()
 def store(result: Tensor, x: Tensor) -> None:
-    """Copies a call's result to `x`, in inference mode if `x` was made in it.
+    """Copies a call's result to `x`; in inference mode, if `x` was made in that mode.
 
     Raises ValueError if a call that was started meanwhile uses the elements of `x`. The other ranks
-    have their results by then, so an error ends this rank's part in the job.
+    have their results by then, so this error ends this rank's part in the job.
     """
     try:
         check_unused(x, writes=True)
@@ -196,14 +196,14 @@ def store(result: Tensor, x: Tensor) -> None:
 
 
 def address_of(x: Tensor) -> int:
-    """The address of a dense tensor's first element; EMPTY for one without elements.
+    """The address of a dense tensor's first element; EMPTY for a tensor without elements.
 
     Raises TypeError for tensors that have no memory themselves (DTensor and other wrappers, tensors
     of torch.func), and ValueError if the storage was freed or is smaller than the tensor.
     """
     type_ = type(x)
-    sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # as all wrappers do
-    if sees_all and _instead_of(type_):  # asking some of them for an address gives a warning
+    sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # true for all wrappers
+    if sees_all and _instead_of(type_):  # data_ptr() of some of them gives a warning
         raise TypeError(_without_memory(type_))
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
@@ -227,8 +227,8 @@ def address_of(x: Tensor) -> int:
 
 
 def check_parameter(x: Tensor, name: str) -> None:
-    """Raises TypeError, with the name, for a parameter whose class has no memory itself, because
-    its gradients would have that class. A freed storage is allowed: parameters are not sent.
+    """Raises TypeError, with the name, for a parameter whose class has no memory itself: its
+    gradients would have the same class. Allows a freed storage, because parameters are not sent.
     """
     if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
         return
@@ -300,6 +300,6 @@ def prepare(call: Call, x: Tensor, in_place: bool) -> PreparedCall:
 
 
 def receive(handle: int, x: Tensor) -> Tensor:
-    """The result of a finished handle, in its own memory, as a tensor such as its input `x`."""
+    """The result of a finished handle, in the core's memory, as a tensor such as its input `x`."""
     buffer = describe(x)
     return _kind.wrap(take(handle, buffer, buffer.stream)[0], x)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the model of a DistributedOptimizer for comparison among ranks: fingerprints of its
-parameters, and the numbers in its groups' settings and its state."""
+"""Describes the model of a DistributedOptimizer, so that ranks can compare models: fingerprints of
+parameters, and the numbers in the groups' settings and in the optimizer's state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMEDIES = Remedies(
     "load the same checkpoint on all ranks, or call broadcast_optimizer_state(optimizer, "
     "root_rank=0)",
 )
-# Settings that change how a step is computed, not its result. torch may choose them by device.
+# Settings that change how a step is computed, but not its result. torch may choose them by device.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
@@ -36,7 +36,7 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 def model_of(
     named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None
 ) -> ModelSummary:
-    """Summarizes the parameters and the optimizer as they are now."""
+    """Describes the parameters and the optimizer as they are now."""
     groups = [] if optimizer is None else optimizer.param_groups
     settings = {
         f"{key} of group {number}": text
@@ -55,21 +55,21 @@ def comparison(
     process_set: ProcessSet,
     interval: VerifyPolicy,
 ) -> Callable[[], None]:
-    """A function that compares the ranks' models; call it before each step. Holds `optimizer` by a
-    weak reference."""
+    """Returns a function that compares the ranks' models; call it before each step. Refers to
+    `optimizer` weakly."""
     whose = ref(optimizer)
 
     def describe() -> ModelSummary:
         own = whose()
         assert own is not None  # it is stepping
         model = model_of(named(own), own)
-        return model._replace(state={})  # state from local gradients differs by rank
+        return model._replace(state={})  # leaves out state, which depends on this rank's gradients
 
     return StandaloneModelCheck("model", describe, process_set, interval, REMEDIES).before_step
 
 
 def _state(held: Any) -> str:
-    """The names and numbers of an optimizer's state for one parameter: "exp_avg, step 3.0"."""
+    """Names and numbers of an optimizer's state for one parameter, such as "exp_avg, step 3.0"."""
     if not isinstance(held, Mapping):
         return ""
     found = {
@@ -81,7 +81,7 @@ def _state(held: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number, or a tuple of numbers, as text; "" for other values, which may differ by rank."""
+    """A number, or a tuple of numbers, as text; "" for other values: these may differ by rank."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, (tuple, list)):
@@ -93,16 +93,16 @@ def _text(value: Any) -> str:
 
 
 def fingerprint_of_tensor(x: Tensor) -> str:
-    """A fingerprint of dtype, shape and elements; "" for a tensor whose elements cannot be read.
+    """A fingerprint of dtype, shape and elements; "" if the elements cannot be read.
 
-    Copies a tensor from a GPU, and waits for the stream.
+    Copies a tensor that is on a GPU, and for that waits for the stream.
     """
     try:
         if x.is_meta or x.is_nested:
             return ""
         kind = f"{x.dtype}{tuple(x.shape)}"
         return " ".join([kind, *map(_of_memory, _parts(x.detach()))])
-    except (RuntimeError, TypeError, ValueError):  # freed by FSDP, a wrapper, or a lazy module's
+    except (RuntimeError, TypeError, ValueError):  # freed by FSDP, a wrapper, or of a lazy module
         return ""
 
 

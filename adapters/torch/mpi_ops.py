@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All collectives of torch tensors, with Horovod's signatures: the differentiable ones of this
-adapter, else those of farandole. Any thread may call them."""
+"""All collectives on torch tensors, with Horovod's signatures: this adapter's differentiable ones
+where they exist, else those of farandole. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """True if an asynchronous call is done. Does not wait. Raises ValueError for anything but a
+    """True if an asynchronous call is done. Does not wait. Raises ValueError if `handle` is not a
     handle.
 
     Examples:
@@ -64,7 +64,7 @@ def poll(handle: Handle[Any]) -> bool:
 def synchronize(handle: Handle[T]) -> T:
     """Blocks until an asynchronous call is done; returns its result, or raises its error.
 
-    You may wait for a handle again, with the same result. Raises ValueError for anything but a
+    You may wait for a handle again, and get the same result. Raises ValueError if `handle` is not a
     handle.
 
     Examples:
