@@ -381,9 +381,9 @@ def run_fn(
     If FARANDOLE_CHECKPOINT_DIR is set, training starts from the last commit there, after a call of
     state.on_reset(). Each call of the decorated function keeps its own commits. With the folder
     set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
-    check_host_updates():
-    the state is written, and the program ends by SystemExit(0). Under `farandole run --elastic`,
-    only the rank that got the signal leaves; the supervisor can make all ranks leave.
+    check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
+    `farandole run --elastic`, only the rank that got the signal leaves; the supervisor can make all
+    ranks leave.
     """
 
     @functools.wraps(func)

@@ -24,7 +24,7 @@ COLUMNS = 76
 NONE = "nothing"
 WAITS = "an error after the limit, 30 minutes"
 CRASH = "a crash after the limit, 10 minutes"
-# What the same fault causes under Gloo and NCCL, according to PyTorch's documentation.
+# Outcomes of the same fault under Gloo and NCCL, according to PyTorch's documentation.
 OTHERS = {
     "hang": (f"{WAITS} [1]. `monitored_barrier` names the rank [2].", f"{CRASH} [1]"),
     "slow": (NONE, NONE),

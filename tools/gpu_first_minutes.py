@@ -44,7 +44,7 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 PR_SET_CHILD_SUBREAPER = 36  # of prctl
 
-# What every rank observes on the mock GPU; from the source of NCCL 2.28.9.
+# Facts that every rank observes on the mock GPU; from the source of NCCL 2.28.9.
 FACTS = {
     "init returns": 0,
     "group_end returns": 0,

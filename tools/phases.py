@@ -40,7 +40,7 @@ FAILURES = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
 def _output(*command: str) -> str:
-    """What a command prints; "" if the command cannot run."""
+    """The output of a command; "" if the command cannot run."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -119,7 +119,7 @@ class Phase:
         return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
 
 
-# In the kernel's scheduler, each session is a group (autogroup) with a priority of its own.
+# In the kernel's scheduler, each session is a group (autogroup) with a separate priority.
 LAST = '{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$@"'
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-_NOW = "RAN_LINES_NOW"  # tells programs that a test starts the test file's name
+_NOW = "RAN_LINES_NOW"  # for programs that a test starts: file of the test
 # Text of a .pth file that starts coverage in every process that has COVERAGE_PROCESS_START set.
 HOOK = """\
 {tools}

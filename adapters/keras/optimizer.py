@@ -152,7 +152,7 @@ class DistributedOptimizerMixin:
             )
 
     def _reduction(self) -> ReductionSettings | None:
-        """The settings; None for a copy. Raises RuntimeError for a copy if there are others."""
+        """The settings; None for a copy. Raises RuntimeError for a copy among several ranks."""
         if self._farandole is None and _has_others():
             raise RuntimeError(
                 f"this {type(self).__name__} is a DistributedOptimizer that was copied, or loaded "

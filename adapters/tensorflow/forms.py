@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives.py and exchange.py share: a decorator, input conversion, result shapes."""
+"""Shared by collectives.py and exchange.py: a decorator, input conversion and result shapes."""
 
 from __future__ import annotations
 

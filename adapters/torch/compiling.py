@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-# In a source tree, each of these packages is a folder of its own.
+# In a source tree, each of these packages is a separate folder.
 _OURS = ("farandole", "farandole.torch", "farandole.c10d")
 _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # torch 2.1 has the latter
 _done = False

@@ -4,13 +4,15 @@ other ranks. For worker.py.
 
 Messages to a ShardServer, sent as (kind, number) with tag REQUEST:
 
-| kind | sender | meaning of number | receiver's action | |---|---|---|---| | PUSH | worker | number
-of rows that the preceding BODY lists | updates the rows | | PULL | worker | number of rows that the
-preceding BODY lists | sends a REPLY | | TICK | worker | the worker's new clock | stores the clock |
-| DONE | worker | ignored | notes that the worker has left | | HEARTBEAT | idle server | ignored |
-none; its arrival keeps the receive from counting as a stall | | FAILED | server | first rank whose
-part is lost | makes this rank's later calls fail | | LOST | server | first rank whose part is lost
-| the actions for FAILED and DONE |
+| kind | sender | meaning of number | receiver's action |
+|---|---|---|---|
+| PUSH | worker | number of rows that the preceding BODY lists | updates the rows |
+| PULL | worker | number of rows that the preceding BODY lists | sends a REPLY |
+| TICK | worker | the worker's new clock | stores the clock |
+| DONE | worker | ignored | notes that the worker has left |
+| HEARTBEAT | idle server | ignored | none; its arrival keeps the receive from counting as a stall |
+| FAILED | server | first rank whose part is lost | makes this rank's later calls fail |
+| LOST | server | first rank whose part is lost | the actions for FAILED and DONE |
 """
 
 from __future__ import annotations

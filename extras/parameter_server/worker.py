@@ -54,9 +54,10 @@ class ParameterServer:
     the ranks are as synchronous as with an allreduce; with None, pull() never waits.
 
     Arguments:
-        shape: shape of the table; the first dimension counts rows. dtype: NumPy dtype of the table
-        and all values. initial: a number, or a function (row numbers as int64) -> first values of
-        these rows. update: "add", or a function (old rows, pushed values) -> new rows, such as
+        shape: shape of the table; the first dimension counts rows.
+        dtype: NumPy dtype of the table and all values.
+        initial: a number, or a function (row numbers as int64) -> first values of these rows.
+        update: "add", or a function (old rows, pushed values) -> new rows, such as
             `lambda old, grad: old - 0.1 * grad`. The rank that owns the rows calls it.
         staleness: how far a worker's clock may be ahead of the slowest one; None: no limit.
         process_set: the ranks that take part. All create their servers in the same order.

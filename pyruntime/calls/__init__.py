@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one collective call consists of: arguments, submission to the core, memory and handle."""
+"""The parts of one collective call: arguments, submission to the core, memory and handle."""

@@ -20,7 +20,7 @@ from farandole.errors import ShutdownError, StallError
 T = TypeVar("T")
 R = TypeVar("R")
 SLICE = 0.15  # seconds of each wait in the core; Python handles signals in between
-_ANSWER_SECONDS = 1.0  # limit for the coordinator's answer, which ranks a call waits for
+_ANSWER_SECONDS = 1.0  # limit for asking the coordinator which ranks a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish

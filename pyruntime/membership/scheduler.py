@@ -51,7 +51,7 @@ class Policy:
     most: int  # greatest number of ranks in a world
     silence: float = 5.0  # nobody waits for agents that have not reported for this long
     lease: float = 30.0  # agents that get no answer for this long kill their processes
-    late: float = 300.0  # a rank that others have waited for for this long is killed
+    late: float = 300.0  # a rank is killed once others have waited this long for it
     stalled: float = 2.0  # replaces `late` once a rank has reported that another one hangs
     gather: float = 2.0  # wait for more agents before the first world
     patience: float = 600.0  # without a world for this long, the job fails

@@ -65,7 +65,7 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _history(pages: Sequence[Page]) -> Iterator[str]:
-    """How elastic training came to this world, as the rank that ran longest has recorded it."""
+    """The path of elastic training to this world, as recorded by the rank that ran longest."""
     stories = [page.get("story", "").splitlines() for page in pages]
     if longest := max(stories, key=len):
         yield "History of this world:"

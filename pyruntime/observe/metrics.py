@@ -26,8 +26,8 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Straggler:
-    """How many times a rank was the last to be ready, and by how many seconds in all it was later
-    than the first one."""
+    """Number of times that a rank was the last to be ready, and the seconds in all by which it was
+    later than the first one."""
 
     times: int
     seconds: float
@@ -42,7 +42,7 @@ class Metrics(dict[str, int]):
     - sleeps; rescued_wakeups, which is 0 unless farandole has a bug.
     """
 
-    # negotiation_ns: from a tensor's submission to the decision. wait_ns: callers are blocked.
+    # negotiation_ns: from a tensor's submission to the decision. wait_ns: time of blocked callers.
     # bucket_bytes. bandwidth_MBps: a bucket's bytes per time from launch to end (algbw).
     histograms: dict[str, Histogram]
     stragglers: dict[int, Straggler]  # key: rank on this host; zeros if rank 0 is on another host

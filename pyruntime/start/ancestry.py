@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells ranks from their child processes, which must not call init(). Used by the bootstrap.
+"""Distinguishes ranks from their child processes, which must not call init(). For the bootstrap.
 
 A child inherits the launcher's variables, so MPI would mistake it for its parent. Therefore each
 rank records its process and its launcher's variables in RANK_PROCESS. If a process inherits

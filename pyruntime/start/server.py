@@ -301,8 +301,8 @@ def _numbers() -> list[str]:
 
 
 def _waited(connection: socket.socket) -> float:
-    """For how many seconds a client, or its last data, has waited in the kernel. This time counts
-    towards _LEAST, so that a flood of silent clients delays honest ones less."""
+    """Seconds that a client, or its last data, has waited in the kernel. They count towards _LEAST,
+    so that a flood of silent clients delays honest ones less."""
     if connection.family == socket.AF_UNIX:
         return 0.0  # only processes of this user connect there
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)

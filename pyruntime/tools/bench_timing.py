@@ -80,7 +80,7 @@ def is_refused(command: str, why: Callable[[], str]) -> bool:
 
 
 def calls_for(nbytes: int) -> int:
-    """How many calls of this size give a steady median in acceptable time."""
+    """Number of calls of this size that gives a steady median in acceptable time."""
     return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
 
 

@@ -46,7 +46,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _library(library: str) -> Finding:
-    """The MPI that mpi4py has loaded; tells also if the core can call it."""
+    """The MPI that mpi4py has loaded, and whether the core can call it."""
     mpi, kind = loaded_mpi(), family(library)
     text = f"{'unknown family' if kind is UNKNOWN else kind.name}: {library}"
     if mpi is None:
