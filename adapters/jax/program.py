@@ -45,7 +45,7 @@ try:
     class _Ordered(effects.Effect):  # type: ignore[misc]
         """Marks a program that communicates with other ranks."""
 
-        __str__ = lambda _: "farandole"  # noqa: E731
+        __repr__ = lambda _: "collectives of farandole"  # noqa: E731
 
     for _allowed in (
         effects.ordered_effects,

@@ -108,6 +108,8 @@ def test_what_can_not_be_done_within_jit():
         run(hvd.alltoall, jnp.ones(hvd.size() + 1))
     with pytest.raises(TypeError, match="int4"):
         run(lambda x: hvd.allreduce(x.astype(jnp.int4)), x)
+    # JAX names the effect in its error about programs for several devices.
+    assert repr(*jax.make_jaxpr(hvd.allreduce)(x).effects) == "collectives of farandole"
 
 
 def test_an_error_of_many_programs_under_way():
