@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -34,9 +33,11 @@ def own_folders() -> list[str]:
 
 def version(package: str) -> str:
     """The version of an installed package, or ""."""
+    from importlib import metadata  # imported late: it imports much
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return ""
 
 
