@@ -26,6 +26,8 @@ def words(picture: Path) -> str:
 
 
 def test_pictures_show_what_is_printed(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    assert "sleep" in program.splitlines()[9], "the page says line 10"
     shown = re.findall(r"^!\[[^\]]+\]\((\S+\.svg)\)$", PAGE.read_text(), re.MULTILINE)
     command = [sys.executable, "tools/captures.py", "--into", tmp_path]
     done = ended(command, cwd=ROOT, **MPI_ENVIRONMENT)
