@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire that does harm (harness.wire): what it does to frames, and that nothing of it stays."""
+"""The wire that does harm (harness.wire): what it does to frames."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,43 +92,3 @@ def test_a_cut_in_one_direction_leaves_the_other(hosts: SimulatedHosts) -> None:
         hosts.weather(Weather())
         a.sendto(b"again", b.getsockname())
         assert b.recv(100) == b"again"
-
-
-def test_this_machine_is_at_the_wire_too(hosts: SimulatedHosts) -> None:
-    """As mpirun and the supervisor are: its port is the last."""
-    with datagrams(hosts, 0) as a, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-        own.sendto(b"hello", a.getsockname())
-        assert a.recv(100) == b"hello"
-        cut = Weather(cut=((2, 0),))
-        hosts.weather(cut)
-        own.sendto(b"lost", a.getsockname())
-        while not hosts.weather(cut)["cut"]:
-            pass
-        hosts.weather(Weather())
-        own.sendto(b"again", a.getsockname())
-        assert a.recv(100) == b"again"
-
-
-KILLED = """
-import subprocess, sys
-from pathlib import Path
-from harness.hosts import simulated_hosts
-with simulated_hosts(Path(sys.argv[1]), [1, 1], seed=3) as hosts:
-    inside = subprocess.Popen(["ip", "netns", "exec", hosts.names[0], "sleep", "600"])
-    print(*hosts.names, inside.pid, flush=True)
-    inside.wait()
-"""
-
-
-def test_nothing_stays_when_the_test_is_killed(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    argv = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
-        *names, pid = killed.stdout.readline().split()
-        killed.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while left := [name for name in names if Path(f"/run/netns/{name}").exists()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)  # no event says that a namespace has gone
-    assert not Path(f"/proc/{pid}").exists() or ") Z" in Path(f"/proc/{pid}/stat").read_text()
