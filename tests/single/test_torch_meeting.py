@@ -148,18 +148,6 @@ dist.destroy_process_group()
 """
 
 
-def test_world_size_without_a_rank_is_no_launcher(tmp_path: Path) -> None:
-    """A script that torch.multiprocessing starts, and that keeps its size in the environment."""
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM.replace("if rank == 1:", "if False:"))
-    command = [sys.executable, str(path), str(tmp_path / "store")]
-    variables = {"FARANDOLE_RENDEZVOUS": "", "WORLD_SIZE": "2"}
-    first, second = (Process([*command, str(rank)], variables) for rank in range(2))
-    with first, second:
-        for job in (first, second):
-            assert "has 22" in job.end().check().out
-
-
 CHILDREN = """
 import sys
 import torch
@@ -212,12 +200,15 @@ def test_children_of_multiprocessing_leave_as_others_do(
 
 
 def test_init_process_group_again_after_a_time_out(tmp_path: Path) -> None:
+    """A script that torch.multiprocessing starts, and that keeps its size in the environment: a
+    size without a rank is no launcher."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     command = [sys.executable, str(path), str(tmp_path / "store")]
-    with Process([*command, "1"], {"FARANDOLE_RENDEZVOUS": ""}) as early:
+    variables = {"FARANDOLE_RENDEZVOUS": "", "WORLD_SIZE": "2"}
+    with Process([*command, "1"], variables) as early:
         early.wait_for_output("did not come to the")
-        with Process([*command, "0"], {"FARANDOLE_RENDEZVOUS": ""}) as late:
+        with Process([*command, "0"], variables) as late:
             for job in (early, late):
                 assert "has 22" in job.end().check().out
 
