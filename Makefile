@@ -97,7 +97,7 @@ check: venv programs ## half a minute: collectives on two ranks, protocol proofs
 	$(PYTEST) -q tests/csrc -k '$(subst $() , or ,$(PROTOCOLS))' -n $(JOBS)
 	$(MAKE) --no-print-directory simulate SEEDS=500
 
-test: venv programs ## the tests to run before a commit, phase by phase: about 6 minutes on 2 cores
+test: venv programs ## the tests to run before a commit, phase by phase: about 5 minutes on 2 cores
 	$(BIN)/python tools/phases.py test
 
 test-all: venv programs ## `make test` and the longer phases: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, random programs
@@ -110,7 +110,7 @@ test-cpp: venv programs ## the C++ tests
 # These tests read sources only; make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
 test-single: venv programs ## the Python tests that run in one process, and the tests of failures
-	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((2 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" selects
 	$(PYTEST) $(call paths,tests/parallel tests/gpu) -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)

@@ -37,8 +37,8 @@ TABLE: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...] = (
     (
         (2,),
         (4,),
-        "call_sites errors leases parameter_server_refuses",
-        "halves disagree, and one of many",
+        "call_sites errors gpu_table leases parameter_server_refuses",
+        "halves disagree, and one of many; NCCL rounds a third in its own way",
     ),
     ((3,), (4,), "disagreements", "a set without one of the ranks, and halves"),
     (
@@ -52,12 +52,6 @@ TABLE: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...] = (
         (),
         "arguments bench torch_complex torch_distributed_ddp torch_restart torch_wrappers",
         "one rank is wrong, one hears of it",
-    ),
-    (
-        (2,),
-        (4,),
-        "gpu_table",
-        "NCCL rounds a third in its own way; sets and uneven parts need more than two",
     ),
     ((2,), (), "gpu_torch", "NCCL rounds a third in its own way"),
     (
