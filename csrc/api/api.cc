@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of farandole.h, except those for GPUs and XLA. Most find the runtime and call it.
+// The functions of farandole.h, except those for GPUs and XLA. Most of them find the runtime and call it.
 #include "api/api.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        // So that no other thread holds the mutex or changes the runtime during fork().
+        // Ensures that no other thread holds the mutex or changes the runtime during fork().
         process().mutex.lock();
         process().arenas.before_fork();
         Fd::before_fork();
@@ -27,7 +27,8 @@ Process::Process() {
         process().mutex.unlock();
       },
       [] {
-        process().arenas.after_fork_in_child();  // first: it needs descriptors that Fd closes
+        // This comes first, because it needs descriptors that Fd closes.
+        process().arenas.after_fork_in_child();
         Fd::after_fork_in_child();
         process().mutex.unlock();
       });
@@ -173,8 +174,9 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       process().prepared.clear();
     }
     if (!ended) return FARANDOLE_OK;
-    // The runtime's destructor joins its threads and ends its lanes and backends, so afterwards nothing uses users'
-    // buffers or MPI. A thread in farandole_wait may hold a reference. It returns soon: every call has failed.
+    // The runtime's destructor joins its threads and ends its lanes and backends. After that, no code uses the users'
+    // buffers or MPI. A thread in farandole_wait may still hold a reference, but it returns soon, because every call
+    // has failed.
     leaving.reset();
     if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {
@@ -349,7 +351,7 @@ FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* te
 }
 
 FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out) {
-  // One copy per thread, because another thread may release the handle or destroy the runtime at any time.
+  // Each thread has its own copy, because another thread may release the handle or destroy the runtime at any time.
   thread_local std::vector<int64_t> shape, received;
   return guarded([&] {
     runtime()->handles().look(handle, [&](const Outcome& outcome) {

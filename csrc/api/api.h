@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's state that functions of the C ABI share, and the conversion of exceptions into error codes.
+// State of the process that functions of the C ABI share, and the conversion of exceptions to error codes.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@
 
 namespace farandole {
 
-// A call of farandole_prepare_call and its runtime, kept together so that one look-up finds both.
+// A call from farandole_prepare_call and its runtime, kept together so that one look-up finds both.
 struct PreparedCall {
-  // Submits this call, which must have exactly one tensor; returns the call's handle. If `waits`, the call may complete
-  // before this function returns; then it returns 0.
+  // Submits this call, which must have exactly one tensor, and returns its handle. If `waits` is true, the call may
+  // complete before this function returns; the function then returns 0.
   int64_t submit(uintptr_t input, uintptr_t output, bool waits) const {
     if (call.request.parts() > 1) {
       throw Error(ErrorCode::kInvalidArgument, "this call has several tensors");
@@ -47,11 +47,12 @@ struct PreparedCall {
   CheckedCall call;
 };
 
-// The state that outlives a runtime. Never destroyed, because threads may use it during process exit.
+// State that outlives a runtime. It is never destroyed, because threads may use it during process exit.
 struct Process {
   std::mutex mutex;
   std::unique_ptr<LocalEndpoint> endpoint;
-  std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's; only its topology is used
+  // In a forked child, this is the parent's runtime, of which only the topology is used.
+  std::shared_ptr<Runtime> runtime;
   std::shared_ptr<ExitLatch> ended;  // opens when the last runtime is destroyed
   std::unique_ptr<Watchdog> init_limit;
   std::mutex prepared_mutex;
@@ -79,14 +80,14 @@ inline std::vector<std::string> folders_of(const char* text) {
   return folders;
 }
 
-// A fixed array, so that reporting an error needs no memory.
+// A fixed array, so that reporting an error does not allocate memory.
 inline thread_local char last_error[16384];
 inline thread_local ErrorCode last_code = ErrorCode::kOk;
 
 inline int32_t set_error(ErrorCode code, const char* text) {
   size_t length = std::min(std::strlen(text), sizeof last_error - 1);
   const auto inside_character = [&] { return (text[length] & 0xC0) == 0x80; };
-  while (length > 0 && inside_character()) --length;  // do not cut a UTF-8 character
+  while (length > 0 && inside_character()) --length;  // does not cut a UTF-8 character
   std::memcpy(last_error, text, length);
   last_error[length] = '\0';
   last_code = code;
@@ -118,7 +119,8 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
-// Like translated(), but fails in a forked child. `body` returns a code or a count; void means FARANDOLE_OK.
+// Like translated(), but fails in a forked child. `body` returns a code or a count; if it is void, returns
+// FARANDOLE_OK.
 template <class Body>
 auto guarded(Body&& body) {
   return translated([&] {
@@ -143,7 +145,7 @@ auto negated(Body&& body) -> decltype(body()) {
   return done ? result : -result;
 }
 
-// True once XLA has called a handler. From then on, XLA's threads make calls, too, without Python.
+// True once XLA has called a handler. From then on, XLA's threads also make calls, without Python.
 inline std::atomic<bool> xla_may_call{false};
 
 inline Deadline deadline_in(double seconds) {
@@ -152,7 +154,7 @@ inline Deadline deadline_in(double seconds) {
   return Deadline::in(std::chrono::nanoseconds(static_cast<int64_t>(std::max(seconds, 0.0) * 1e9)));
 }
 
-// Returns the caller's array as a span; throws if `count` is negative.
+// Returns the caller's array as a span. Throws if `count` is negative.
 template <class T>
 std::span<T> span_of(T* first, int32_t count) {
   if (count < 0) throw Error(ErrorCode::kInvalidArgument, "bad count " + std::to_string(count));
@@ -177,7 +179,8 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns the calls with these numbers, up to the first unknown number; shared, because shutdown() may clear the table.
+// Returns the calls with these numbers, up to the first unknown number. The pointers are shared, because shutdown() may
+// clear the table.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;

@@ -49,7 +49,7 @@ FARANDOLE_API int32_t farandole_free_on(void* memory, uint64_t stream) {
   std::unique_lock lock(process().on_gpu_mutex);
   auto found = process().on_gpu.extract(memory);
   if (!found || process().forked) return 1;
-  // Extracted first: once the memory is free, another thread may allocate and insert the same address.
+  // Removes the entry first: once the memory is free, another thread may be given the same address and insert it.
   lock.unlock();
   if (found.mapped()->free(reinterpret_cast<uintptr_t>(memory), stream_of(stream))) return 1;
   lock.lock();

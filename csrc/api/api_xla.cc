@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the C ABI that XLA calls: a collective as one instruction of a compiled program.
+// The part of the C ABI that XLA calls. It runs a collective as one instruction of a compiled program.
 //
 // adapters/jax/program.py describes the call in attributes: "call" (numbers in the order of enum Head), "dtypes" (a
-// farandole dtype for each tensor), "members" (ranks of the set when the program was compiled), "factors" and "name".
-// The handler blocks one of XLA's threads. This cannot deadlock: a token keeps a program's collectives in the same
-// order on all ranks, so blocked ranks wait for the same call. On a GPU the handler returns once the call is launched,
-// and XLA's stream waits for the results.
+// farandole dtype for each tensor), "members" (the ranks of the set when the program was compiled), "factors" and
+// "name". On a CPU, the handler blocks one of XLA's threads. This cannot deadlock: a token keeps the collectives of a
+// program in the same order on all ranks, so all blocked ranks wait for the same call. On a GPU, the handler returns
+// once the call is launched, and XLA's stream waits for the results.
 #include "api/api.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
@@ -16,8 +16,8 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-// Seconds in one wait. A signal ends a wait early. The call then waits again, because Python runs signal handlers only
-// after XLA's program has ended.
+// Duration of one wait, in seconds. A signal ends a wait early. The handler then waits again, because Python runs
+// signal handlers only after XLA's program has ended.
 constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
@@ -56,7 +56,8 @@ std::span<const T> numbers(const xla::Attributes& all, std::string_view name, si
   return {static_cast<const T*>(array->values), array->count};
 }
 
-// Throws unless rank and members are those of compile time. After a restart, they may be different.
+// Throws unless the rank and the members are the same as when the program was compiled. They may differ after a
+// restart.
 void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
   const auto here = runtime();
   const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);
@@ -69,7 +70,7 @@ void check_world(std::span<const int32_t> head, std::span<const int32_t> members
           ": the ranks have changed. Remedy: call jax.clear_caches(), or jit the function again");
 }
 
-// The tensors' device, and the stream in which XLA produces the inputs and reads the results.
+// The device of the tensors, and the stream in which XLA produces the inputs and reads the results.
 struct DeviceStream {
   int32_t device = kCpuDevice;
   uint64_t stream = 0;
@@ -111,8 +112,8 @@ class XlaCall {
       shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
   }
 
-  // Makes the call; throws if it fails. On a CPU, waits until the core no longer uses the buffers, then returns or
-  // throws. On a GPU, XLA's stream waits for that instead.
+  // Makes the call, and throws if the call fails. On a CPU, returns or throws only once the core no longer uses the
+  // buffers. On a GPU, makes XLA's stream wait for that instead.
   void run(const xla::CallFrame& frame, Locate locate) {
     const std::shared_ptr<Runtime> here = runtime();
     CheckedCall call;
@@ -140,10 +141,10 @@ class XlaCall {
  private:
   bool on_gpu() const { return where_.device != kCpuDevice; }
 
-  // True if the result's size is known before the call. Then the core writes directly into XLA's buffer.
+  // True if the size of the result is known before the call. The core then writes directly into XLA's buffer.
   bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
 
-  // Waits for all handles, even if a call fails; returns the first failure.
+  // Waits for all handles, even if a call fails. Returns the first failure.
   static Failure waited(const std::vector<Handle>& handles) {
     Failure first;
     for (Handle handle : handles) {
@@ -188,12 +189,12 @@ class XlaCall {
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = this;  // any address; marks that this rank has an input
+    made.input = this;  // any address that is not null: it marks that this rank has an input
     made.name = name_.c_str();
     return made;
   }
 
-  // Explains why a result's shape may differ from the program's, and what to do.
+  // Explains why the shape of a result may differ from the program's shape, and how to avoid the difference.
   std::string remedy(const farandole_result& result) const {
     std::vector<Rank> without;
     for (int32_t m = 0; m < result.n_received; ++m) {
@@ -258,7 +259,7 @@ class XlaCall {
   std::vector<std::vector<int64_t>> shapes_;
 };
 
-// XLA's nearest error code, and the error's class in Python. The text of the error names the class.
+// The XLA error code that is nearest to an error of farandole, and the error's Python class, which the text names.
 struct XlaError {
   const char* name;
   xla::Code code;
@@ -276,8 +277,8 @@ XlaError xla_error(ErrorCode code) {
   }
 }
 
-// If XLA asks for the handler's version, answers and returns true. Answers with XLA's minor version, because XLA may
-// accept no other. That is safe: within a major version, structs only grow at their ends.
+// If XLA asks for the handler's version, answers and returns true. The answer contains XLA's minor version, because XLA
+// may accept no other. That is safe: within a major version, structs only grow at their ends.
 bool answered(const xla::CallFrame& frame) {
   for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
     if (each->type != xla::kMetadataExtension) continue;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Includes farandole.h with an include guard and C linkage, which cffi could not parse in that file.
+// Includes farandole.h with an include guard and C linkage. Neither can be in farandole.h, because cffi cannot parse
+// them.
 #pragma once
 
 #include <cstddef>

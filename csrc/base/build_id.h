@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's version and a hash of its sources, for the bootstrap (peer_info.h) and the C ABI.
+// The version of the library and a hash of its sources, for the bootstrap (peer_info.h) and the C ABI.
 #pragma once
 
 namespace farandole {
 
-// 16 hexadecimal digits. init() fails unless the hash is equal on all ranks.
+// Returns 16 hexadecimal digits. init() fails unless the hash is the same on all ranks.
 const char* build_id();
 const char* version();
 

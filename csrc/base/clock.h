@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-// CLOCK_MONOTONIC: comparable between processes of one host, and never set back.
+// Reads CLOCK_MONOTONIC, which is comparable between the processes of a host and is never set back.
 inline int64_t now_ns() {
   if (g_simulated_kernel) [[unlikely]]
     return g_simulated_kernel->now_ns();
@@ -23,14 +23,14 @@ inline int64_t now_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Nanoseconds since 1970. Users and NTP may set this clock forward or back.
+// Returns nanoseconds since 1970. Users and NTP may set this clock forward or back.
 inline int64_t epoch_ns() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Converts seconds, clamped to 0 .. 1e9.
+// Converts seconds to nanoseconds. Clamps the argument to the range from 0 to 1e9 seconds.
 inline std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
 }
@@ -49,7 +49,8 @@ class Deadline {
   bool expired() const { return !is_never() && now_ns() >= ns_; }
   timespec as_timespec() const { return {ns_ / 1'000'000'000, ns_ % 1'000'000'000}; }
 
-  // Milliseconds left for poll(), rounded up so that poll() never returns early; -1 for never.
+  // Returns the remaining time in milliseconds for poll(), or -1 if there is no deadline. Rounds up so that poll()
+  // never returns early.
   int poll_ms() const {
     if (is_never()) return -1;
     const int64_t left = std::max<int64_t>(ns_ - now_ns(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives, with a row of traits for each. Code reads traits instead of comparing Op values, so a collective
-// with an existing Pattern needs only a value of Op and a row.
+// The collectives, with a row of traits for each. Other code reads traits instead of comparing values of Op, so a
+// collective that uses an existing Pattern needs only a value of Op and a row.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// The C ABI (farandole.h) and messages between ranks contain these values: append only.
+// These values are part of the C ABI (farandole.h) and of messages between ranks, so only append to them.
 enum class Op : int32_t {
   kAllreduce = 0,
   kBroadcast = 1,
@@ -28,7 +28,7 @@ enum class Op : int32_t {
   kReduce = 12,
 };
 
-// Data movement from inputs to outputs. It determines a backend's algorithm.
+// Describes how data move from inputs to outputs. The pattern determines a backend's algorithm.
 enum class Pattern : uint8_t {
   kNone,            // no bytes move
   kMeet,            // no bytes move; ends when all members have made the call
@@ -41,13 +41,17 @@ enum class Pattern : uint8_t {
 
 // Meaning of the numbers in Part::rows (data/backend/backend.h).
 enum class Rows : uint8_t {
-  kNone,     // there are none: the result is as large as the input
-  kKept,     // for each member, rows of the result that it receives; computed from the shape
-  kBrought,  // for each member, rows of its input; the log entry contains these numbers
-  kPairs,    // rows sent, at index sender * members + receiver (with a root: receiver); also logged
+  kNone,  // no numbers, because the result is as large as the input
+  // For each member, the number of rows of the result that it receives, computed from the shape.
+  kKept,
+  // For each member, the number of rows of its input; the log entry contains these numbers.
+  kBrought,
+  // The number of rows that each member sends to each other member, at index sender * members + receiver. If there is
+  // a root, only the root sends, and the index is the receiver. The log entry contains these numbers, too.
+  kPairs,
 };
 
-// For kKept: rows that a member receives. The first members get the remainder, as in Horovod.
+// For kKept, returns the number of rows that a member receives. The first members get the remainder, as in Horovod.
 constexpr int64_t kept_rows(int64_t rows, int member, int members) {
   return rows / members + (member < rows % members ? 1 : 0);
 }
@@ -55,7 +59,8 @@ constexpr int64_t kept_rows(int64_t rows, int member, int members) {
 // Meaning of Signature::root: the only member with an input, the only member with a result, or a process set.
 enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
-// Role of a call in a message between two ranks. PostTable matches a send and a receive; both ranks then run the send.
+// Role of a call in a message between two ranks. PostTable matches a send with a receive; both ranks then execute the
+// send.
 enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {
@@ -68,28 +73,28 @@ struct CollectiveTraits {
   bool changes_sets = false;  // adds or removes a process set; all ranks of the world take part
   End end = End::kNone;
 
-  // True if a backend may have to move bytes. Other calls are done when the rank reads their log entry.
+  // True if a backend may have to move bytes. Any other call is complete when the rank reads its log entry.
   constexpr bool moves_bytes() const {
     return pattern != Pattern::kNone && pattern != Pattern::kMeet;
   }
   constexpr bool reduces() const {
     return pattern == Pattern::kReduceToAll || pattern == Pattern::kReduceToOwners;
   }
-  // True if the call waits for one other rank, not for all members.
+  // True if the call waits for a single other rank instead of all members.
   constexpr bool paired() const { return end != End::kNone; }
   constexpr bool from_root() const { return root == Root::kSource; }
   constexpr bool to_root() const { return root == Root::kTarget; }
   constexpr bool rooted() const { return from_root() || to_root(); }
-  // True if all members have the same role. Then they should call from the same program line.
+  // True if all members have the same role. They should then call from the same line of the program.
   constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
-  // True if members may differ in the first dimension. The result's first dimension is known once all members have
-  // reported.
+  // True if the first dimension may differ between members. The first dimension of the result is known once all members
+  // have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
-  // True if each sender says how many rows it sends to each member.
+  // True if each sender specifies the number of rows for each member.
   constexpr bool splits() const { return rows == Rows::kPairs; }
   // True if members exchange rows, so that the input needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
-  // Number of row counts in the log entry, and the index of a member's first count.
+  // Returns the number of row counts in the log entry. The function below returns the index of a member's first count.
   constexpr size_t logged_rows(size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;

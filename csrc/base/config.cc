@@ -28,7 +28,7 @@ std::string variable_or(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-// Path of the tuning file in $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
+// Returns the path of the tuning file in $XDG_CONFIG_HOME or ~/.config, or "" if neither folder is known.
 std::string usual_path() {
   std::string home = variable_or("HOME", "");
   std::string folder = variable_or("XDG_CONFIG_HOME", home.empty() ? "" : home + "/.config");
@@ -240,13 +240,13 @@ double parse_seconds(const Variable& variable, const std::string& text) {
   return value;
 }
 
-// The file of settings that `farandole tune` writes: lines `NAME = VALUE`; a comment starts with `#`.
+// The settings file that `farandole tune` writes. Its lines have the form `NAME = VALUE`; `#` starts a comment.
 struct TuningFile {
   std::string path;  // empty: there is none
   std::map<std::string, std::string> values;
 };
 
-// `path`: "none" for no file; "" for the file at usual_path(), if it exists.
+// `path` is "none" to read no file, or "" to read the file at usual_path(), if it exists.
 TuningFile read_tuning_file(const std::string& path) {
   if (path == "none") return {};
   TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
@@ -254,7 +254,7 @@ TuningFile read_tuning_file(const std::string& path) {
   const std::optional<std::string> text = read_own_file(file.path, why);
   if (!text) {
     if (!path.empty()) refuse(path, why.empty() ? "cannot be read" : why);
-    // If HOME is /tmp, another user can put a file there. Such a file must not keep jobs from starting.
+    // If HOME is /tmp, another user can put a file there. Such a file must not keep the job from starting.
     if (!why.empty())
       log(LogLevel::kWarning, "tuning file " + file.path + " is not used: it " + why);
     return {};

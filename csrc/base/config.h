@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All settings in one table: name, default, meaning, scope (rank or job). Only config.cc reads the environment.
+// All settings in one table, with name, default, meaning and scope (one rank or the whole job). Only config.cc reads
+// the environment.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,12 @@
 
 namespace farandole {
 
-// Source of a variable's value. A source overrides those before it in this list.
+// Source of a variable's value. Each source overrides the sources that precede it in this list.
 enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
 const char* text_of(Source source);
 
 struct Config {
-  // Job-wide: rank 0's values
+  // Job-wide settings: rank 0's values apply to all ranks
   int64_t fusion_bytes;
   int64_t block_bytes;
   int64_t staging_slots;
@@ -26,8 +27,8 @@ struct Config {
   double init_timeout;
   double shutdown_timeout;
   double peer_timeout;
-  std::string wire;       // between hosts
-  std::string interface;  // format: addresses_of() in lib/net/interfaces.h
+  std::string wire;       // the transport between hosts
+  std::string interface;  // in the format of addresses_of() in lib/net/interfaces.h
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;
@@ -38,8 +39,8 @@ struct Config {
   std::string shared_gpu;
   std::string gpu_order;
   std::string nccl_algo;
-  // Each rank's own values
-  int64_t spin_us;  // -1: Spin decides by the number of cores
+  // Settings that each rank has for itself
+  int64_t spin_us;  // -1: Spin decides from the number of cores
   std::string priority;
   std::string log_level;
   std::string log_format;
@@ -49,9 +50,9 @@ struct Config {
   std::string nccl_library;
   std::string nvrtc_library;
   std::string nvtx_library;
-  std::string nvtx;      // not empty: show names on a profiler's timeline
+  std::string nvtx;      // if not empty, a profiler's timeline shows names
   int64_t stack_signal;  // -1: the highest free real-time signal; 0: none
-  // Read by the Python package
+  // Settings that only the Python package reads
   std::string rendezvous;
   std::string job_secret;
   std::string job_secret_file;
@@ -68,7 +69,8 @@ struct Config {
   std::vector<Source> sources;               // one per row of variables()
 };
 
-// Allowed values: a number from `least` to `most`, or one of the texts in `choices` (separated by ", "; "": any text).
+// Allowed values of a variable: a number from `least` to `most`, or one of the texts in `choices`, which are separated
+// by ", ". If `choices` is "", any text is allowed.
 struct Limits {
   int64_t least = 0;
   int64_t most = INT64_MAX;
@@ -84,17 +86,19 @@ struct Variable {
   std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
   Limits limits = {};
 
-  // Sizes may end in K, M or G. Throws Error(kInvalidArgument) that names the variable.
+  // Sizes may end in K, M or G. If the text is invalid, throws Error(kInvalidArgument) with a text that names the
+  // variable.
   void set(Config& config, const std::string& text) const;
   std::string get(const Config& config) const;
 };
 
 std::span<const Variable> variables();
 
-// Reads each variable from the environment, else from the tuning file, else takes its default.
+// Reads each variable from the environment or, if it is not set there, from the tuning file. Other variables keep their
+// defaults.
 Config read_config();
 
-// The job-wide values, one per line. In init() the other ranks apply rank 0's text.
+// The job-wide values as text, one per line. In init(), the other ranks apply the text of rank 0.
 std::string job_wide_text(const Config& config);
 void apply_job_wide_text(Config& config, const std::string& text);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types, with a row of traits for each. A type also has loops in kernels/loops.h and a GPU type in
+// The element types, with a row of traits for each. Each type also has loops in kernels/loops.h and a GPU type in
 // kernels/gpu_move.cu.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-// The C ABI (farandole.h) and messages between ranks contain these values: append only.
+// These values are part of the C ABI (farandole.h) and of messages between ranks, so only append to them.
 enum class DType : int32_t {
   kUInt8,
   kInt8,
@@ -40,20 +40,24 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  DType real;     // type on GPUs: a complex number's parts; uint8 for bool; else the dtype itself
-  DType carrier;  // accumulator; for integers only if there are factors or a divisor
-  int nccl;       // ncclDataType_t; -1: NCCL lacks the type
-  // Bit patterns of values used in reductions; for complex types, of each part. Zero is all zero bits.
+  // The type with which GPUs compute: the type of the parts of a complex number, uint8 for bool, otherwise the dtype
+  // itself.
+  DType real;
+  DType carrier;  // accumulator; integers use it only if there are factors or a divisor
+  int nccl;       // a value of ncclDataType_t, or -1 if NCCL lacks the type
+  // Bit patterns of values that reductions use. For a complex type, the bits of each part. Zero always has all bits
+  // clear.
   uint64_t one;
-  uint64_t highest;  // infinity if the type has it
-  uint64_t lowest;   // minus infinity if the type has it
+  uint64_t highest;  // infinity if the type has one
+  uint64_t lowest;   // minus infinity if the type has one
   uint64_t
       not_finite{};  // bits that are all ones only in NaN and infinity; 0: all values are finite
 
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // False for floats that NCCL lacks. Any other type that NCCL lacks is reduced in its carrier type.
+  // False for floats that NCCL does not support. Other types that NCCL does not support are reduced in their carrier
+  // type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 
@@ -74,7 +78,7 @@ constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int n
   return {name, sizeof(T), NumberKind::kInteger, type, carrier, nccl, 1, highest, lowest};
 }
 
-// A float type of fewer than 32 bits.
+// Returns the traits of a float type of fewer than 32 bits.
 constexpr DTypeTraits small(const char* name, size_t size, DType type, int nccl, uint64_t one,
                             uint64_t highest, uint64_t not_finite) {
   const uint64_t lowest = highest | uint64_t{1} << (8 * size - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The core's only exception type. Its code crosses the C ABI and selects the Python class.
+// The core's only exception type. The error code crosses the C ABI and selects the Python exception class.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-// The C ABI (farandole.h) and messages between ranks contain these values: append only.
+// These values are part of the C ABI (farandole.h) and of messages between ranks, so only append to them.
 enum class ErrorCode : int32_t {
   kOk = 0,
   kInternal = 1,         // FarandoleError: a bug in farandole
@@ -31,11 +31,12 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Throws Error(kLibrary) for a failed system call. The text: `what`, the error number's text, and `remedy` if given.
+// Throws Error(kLibrary) for a failed system call. The text consists of `what`, the text of the error number and, if
+// given, `remedy`.
 [[noreturn]] void throw_system_error(const std::string& what, int error_number,
                                      const std::string& remedy = {});
 
-// An error as a value, in log entries and handles. Converts to false if there is no error.
+// An error as a value, for log entries and handles. Converts to false if there is no error.
 struct Failure {
   ErrorCode code = ErrorCode::kOk;
   std::string text;

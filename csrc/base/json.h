@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A JSON writer for traces and log lines. The caller closes each bracket that it opens.
+// A JSON writer for traces and log lines. The caller must close each bracket that it opens.
 #pragma once
 
 #include <concepts>
@@ -23,7 +23,7 @@ class Json {
   Json& member(std::string_view name, std::integral auto number) { return key(name).value(number); }
 
   const std::string& text() const { return text_; }
-  // Call after writing text() to a file: empties text(). The document continues.
+  // Call this after writing text() to a file. Empties text(), but continues the same document.
   void forget() { text_.clear(); }
 
  private:

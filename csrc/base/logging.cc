@@ -20,7 +20,8 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
                                                     "warning", "error", "fatal"};
 
-// A token bucket: one token per line. It holds one second's tokens, so a burst of that many lines passes.
+// A token bucket in which each log line costs one token. The bucket holds the tokens of one second, so a burst of that
+// many lines passes.
 class Budget {
  public:
   bool take(int64_t per_second) {
@@ -45,7 +46,7 @@ struct State {
   uint64_t left_out = 0;
 };
 
-// Never destroyed, because threads may log during process exit.
+// The state is never destroyed, because threads may log during process exit.
 State& state() {
   static auto* instance = new State;
   return *instance;
@@ -118,7 +119,7 @@ void log(LogLevel level, const std::string& text) {
     const uint64_t left_out = std::exchange(s.left_out, 0);
     line = s.settings.format({level, s.settings.rank, s.settings.host, text, left_out});
   }
-  // Ignores a full or closed stderr.
+  // Ignores errors, because stderr may be full or closed.
   [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

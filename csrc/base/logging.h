@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes log lines to stderr: rank and host, level, text. A rate limit drops excess lines.
+// Writes log lines to stderr, each with the rank, the host, the level and a text. A rate limit drops excess lines.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
 
-// Makes another process's text safe for a terminal: escapes all control characters but line ends and tabs.
+// Makes a text of another process safe to show in a terminal: escapes all control characters except line ends and tabs.
 std::string printable(std::string_view text);
 
 struct LogLine {
@@ -41,13 +41,14 @@ struct LogSettings {
   int64_t per_second = 0;  // limit for lines below kError; 0: unlimited
 };
 
-// init() calls this function. Until then the defaults apply.
+// Called by init(). Until then, the defaults apply.
 void set_log(LogSettings settings);
 
-// Any thread may call it. Writes each line with one write(2), so that lines of different ranks do not mix.
+// May be called from any thread. Writes each line with a single write(2), so that lines of different ranks are not
+// interleaved.
 void log(LogLevel level, const std::string& text);
 
-// Runs one step of a shutdown. If the step throws, logs the error, so that the shutdown goes on.
+// Runs one step of a shutdown. If the step throws, logs the error so that the shutdown can continue.
 template <class Step>
 void attempt(const std::string& what, Step&& step) {
   try {

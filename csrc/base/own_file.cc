@@ -18,7 +18,7 @@ namespace {
 
 constexpr off_t kMostBytes = off_t{64} << 20;
 constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
-constexpr int kMostLinks = 40;  // in one path; the kernel's limit, too
+constexpr int kMostLinks = 40;  // in one path; the kernel has the same limit
 
 uid_t overflow_user() {
   uid_t user = 65534;
@@ -26,7 +26,7 @@ uid_t overflow_user() {
   return user;
 }
 
-// True in the initial user namespace, and in a namespace that maps all users of the initial one.
+// True in the initial user namespace and in a namespace that maps all users of the initial namespace.
 bool maps_every_user() {
   constexpr uint64_t kUsers = 0xffffffff;
   uint64_t inside = 0;
@@ -52,7 +52,7 @@ bool has_trusted_owner(int folder) {
   return fstat(folder, &found) == 0 && is_trusted_user(found.st_uid);
 }
 
-// Pushes the components of a path onto the stack `left`, the path's first component last.
+// Pushes the components of a path onto the stack `left`, so that the first component is on top.
 void put(std::vector<std::string>& left, const std::string& path) {
   std::vector<std::string> found;
   std::istringstream pieces(path);
@@ -61,9 +61,10 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Returns the target of the link `name` in `folder`. Returns "", with errno, if it is no link or must not be followed.
+// Returns the target of the link `name` in `folder`. Returns "" and sets errno if `name` is not a link or must not be
+// followed.
 std::string target_of(int folder, const char* name, bool reads) {
-  const int reason = errno;  // why open_own() could not open the name itself
+  const int reason = errno;  // tells why open_own() could not open the name itself
   struct stat where{};
   const auto found = look_at(folder, name);
   if (!found || !S_ISLNK(found->st_mode) || fstat(folder, &where) != 0) {
@@ -72,7 +73,7 @@ std::string target_of(int folder, const char* name, bool reads) {
   }
   errno = EPERM;
   if (reads ? !is_own(where) : !is_own_choice(folder, *found)) return {};
-  errno = ELOOP;  // in case the caller has followed too many links
+  errno = ELOOP;  // the caller returns this error if it has followed too many links
   char text[PATH_MAX];
   const ssize_t length = readlinkat(folder, name, text, sizeof text);
   return {text, static_cast<size_t>(std::max<ssize_t>(length, 0))};

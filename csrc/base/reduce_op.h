@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduce ops (ways to combine inputs into one result), with a row of traits for each.
+// The reduce ops, which are ways to combine inputs into one result, with a row of traits for each.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-// The C ABI (farandole.h) and messages between ranks contain these values: append only.
+// These values are part of the C ABI (farandole.h) and of messages between ranks, so only append to them.
 enum class ReduceOp : int32_t {
   kAverage = 0,
   kSum = 1,
@@ -48,7 +48,7 @@ constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
 }
 constexpr const char* name_of(ReduceOp op) { return traits_of(op).name; }
 
-// Divisor of a reduction. Members that have joined count, too, as in Horovod.
+// Returns the divisor of a reduction. Members that have joined also count, as in Horovod.
 constexpr int64_t divisor_of(ReduceOp op, int members) {
   return traits_of(op).divides ? members : 1;
 }

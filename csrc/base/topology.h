@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The topology of a world: which ranks share a host, and this rank's place among them.
+// The topology of a world: which ranks share a host, and the place of this rank among them.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ struct Topology {
   // Throws Error(kInvalidArgument) if `node` contradicts itself.
   static Topology of(Rank rank, std::vector<Rank> node);
   Rank leader() const { return local.front(); }
-  // Returns the local ranks of those `ranks` (ascending) that are on this host.
+  // Returns the local ranks of those `ranks` that are on this host. `ranks` must be ascending.
   std::vector<int> locals_among(const std::vector<Rank>& ranks) const;
   int local_size() const { return static_cast<int>(local.size()); }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types of the whole core: ranks, process set ids, and the signature of a request.
+// Types that the whole core uses: ranks, ids of process sets, and the signature of a request.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 
 namespace farandole {
 
-// Lengths of a tensor's dimensions. Allocates no memory for up to 5 dimensions, because each call copies it often.
+// Lengths of a tensor's dimensions. Up to 5 dimensions need no allocated memory, because each call copies this object
+// often.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -45,18 +46,18 @@ class Dimensions {
   static constexpr size_t kFew = 5;
   size_t size_ = 0;
   std::array<int64_t, kFew> few_{};
-  std::vector<int64_t> many_;  // replaces few_ above kFew dimensions
+  std::vector<int64_t> many_;  // replaces few_ if there are more than kFew dimensions
 };
 
 using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// A negative id is that of a pair: a set of two ranks, opened at their first message and not shown to users.
+// A negative id belongs to a pair: a set of two ranks that their first message creates. Users never see pairs.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
-constexpr int32_t kAnyGpu = 0;  // in a signature: each rank uses its own GPU
+constexpr int32_t kAnyGpu = 0;  // in a signature, stands for any GPU: each rank uses its own
 
 std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1 (any length) becomes "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
@@ -66,8 +67,8 @@ constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1)
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: not found
 
-// The parameters of a call on which all ranks must agree. A rank reports them once per name; then it reports the name's
-// id instead. If ranks may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
+// The parameters of a call on which all ranks must agree. A rank reports the parameters once per name, and later only
+// the id of that name. If the first dimension may differ between ranks (CollectiveTraits::ragged), it is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -84,7 +85,7 @@ struct Signature {
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
-  // The only rank that gets a result; -1: every rank gets one.
+  // The only rank that gets a result, or -1 if every rank gets one.
   Rank target() const { return traits().to_root() ? root : -1; }
   bool operator==(const Signature&) const = default;
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs, one for each kind of element. A codec loads `kLanes` elements into lanes, a vector of the type that computes
-// with them, and stores the lanes with a single rounding.
+// Codecs, one for each kind of element. A codec loads `kLanes` elements into lanes (a vector of the type in which they
+// are computed) and stores the lanes, rounding each element only once.
 //
-// `Cpu` is a type in an anonymous namespace (target_*.cc), so every template instance has internal linkage, and the
-// linker cannot use code for a newer CPU on an older one. Don't include std headers: their inline functions would have
-// external linkage.
+// `Cpu` is a type in an anonymous namespace (target_*.cc). Every template instance therefore has internal linkage, and
+// the linker cannot use code for a newer CPU on an older one. Do not include std headers here: their inline functions
+// would have external linkage.
 #pragma once
 
 #include <stddef.h>
@@ -49,7 +49,8 @@ struct PortableHalves {
     const Signed magnitude = (half & 0x7fff) << 13;
     const Signed normal = magnitude + ((127 - 15) << 23);
     const Signed special = normal + ((128 - 16) << 23);
-    // A subnormal is m * 2^-24. Interprets the bits as 2^-14 * (1 + m / 2^10), then subtracts 2^-14, which is exact.
+    // A subnormal is m * 2^-24. The bits are read as the number 2^-14 * (1 + m / 2^10). Subtracting 2^-14 then gives
+    // the subnormal exactly.
     const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
     Signed bits = magnitude >= (0x1f << 23) ? special : normal;
     bits = magnitude < (1 << 23) ? subnormal : bits;
@@ -58,7 +59,7 @@ struct PortableHalves {
 
   static Halves narrow(Floats value) {
     const Signed magnitude = (Signed)value & 0x7fffffff;
-    // Adding 0.5f leaves the float16 subnormal, correctly rounded, in the low bits.
+    // After adding 0.5f, the low bits hold the float16 subnormal, correctly rounded.
     const Signed subnormal = (Signed)((Floats)magnitude + 0.5f) - (126 << 23);
     const Signed odd = (magnitude >> 13) & 1;
     const Signed normal = (magnitude - ((127 - 15) << 23) + 0xfff + odd) >> 13;
@@ -87,7 +88,7 @@ struct Same {
   static void store(char* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 };
 
-// 16-bit floats, computed in float32 and rounded once, to nearest even, when stored.
+// 16-bit floats. They are computed in float32 and rounded once, to nearest even, when they are stored.
 template <class Cpu>
 struct Float16 {
   using Stored = uint16_t;
@@ -118,7 +119,7 @@ struct BFloat16 : Float16<Cpu> {
     __builtin_memcpy(&halves, from, sizeof halves);
     return (Lanes)(Cpu::zero_extend(halves) << 16);
   }
-  // NaNs must be canonical: rounding the payload of any other NaN could turn it into infinity.
+  // Makes NaNs canonical first, because rounding could turn the payload of another NaN into infinity.
   static void store(char* to, Lanes lanes) {
     const Bits bits = (Bits)lanes;
     const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -126,8 +127,8 @@ struct BFloat16 : Float16<Cpu> {
   }
 };
 
-// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers that are too large become
-// kBeyond, which is infinity, or NaN if the format has no infinity.
+// 8-bit floats. They are computed in float32 and rounded once, to nearest even, when they are stored. A number that is
+// too large becomes kBeyond, which is infinity, or NaN if the format has no infinity.
 template <class Cpu, int kMantissa, int kBeyond>
 struct Float8 : Float16<Cpu> {
   using Stored = uint8_t;
@@ -140,7 +141,7 @@ struct Float8 : Float16<Cpu> {
   static constexpr int kDropped = 23 - kMantissa;  // mantissa bits of a float32 that store() drops
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // The shifted bits, read as an IEEE half (exponent bias 15), are the number divided by a power of two.
+  // The shifted bits, read as an IEEE half (whose exponent bias is 15), represent the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);
@@ -154,7 +155,7 @@ struct Float8 : Float16<Cpu> {
 
   static void store(char* to, Lanes lanes) {
     const Signed magnitude = (Signed)lanes & 0x7fffffff;
-    // Adding this power of two leaves the float8 subnormal, correctly rounded, in the low bits.
+    // After adding this power of two, the low bits hold the float8 subnormal, correctly rounded.
     const Signed power = Signed{} + ((127 + 1 + kDropped - kBias) << 23);
     const Signed subnormal = (Signed)((Lanes)magnitude + (Lanes)power) - power;
     const Signed odd = (magnitude >> kDropped) & 1;
@@ -169,7 +170,7 @@ struct Float8 : Float16<Cpu> {
   }
 };
 
-// Booleans in bytes; load() turns any non-zero byte into 1.
+// Booleans, stored as bytes. load() turns any non-zero byte into 1.
 template <class Cpu>
 struct Boolean : Same<Cpu, uint8_t> {
   using Lanes = Vector<uint8_t, Cpu::kVectorBytes>;

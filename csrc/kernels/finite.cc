@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kBlock = 2048;  // elements per check
 
-// All exponent bits of NaN and infinity are ones, so adding the lowest exponent bit carries into the sign bit.
-// Compilers vectorise this integer arithmetic for every instruction set.
+// In NaN and infinity, all exponent bits are ones, so adding the lowest exponent bit carries into the sign bit.
+// Compilers can vectorise this integer arithmetic for every instruction set.
 template <class Word>
 size_t search(const void* data, size_t elements, uint64_t exponent_bits) {
   const auto exponent = static_cast<Word>(exponent_bits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernel that copies, scales, converts and fills many segments in one launch, one MoveChunk per thread block.
-// NVRTC compiles gpu_chunk.h and this file at run time.
+// The GPU kernel that copies, scales, converts and fills many segments in one launch. Each thread block processes one
+// MoveChunk. NVRTC compiles gpu_chunk.h and this file at run time.
 
 namespace farandole::gpu {
 
@@ -27,7 +27,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// ---- Elements: load() converts an element to the type that computes with it, store() rounds it back
+// ---- Elements: load() converts an element to the type in which it is computed, and store() rounds it back
 
 template <class Integer>
 struct IntegerElement {
@@ -125,7 +125,7 @@ struct ElementOf<11> {
   using type = FloatElement<double>;
 };
 
-// Truncates towards zero; numbers out of range become the limits.
+// Truncates towards zero. Numbers outside the type's range become its limits.
 template <class Integer>
 __device__ Integer saturate(double number) {
   constexpr bool kSigned = Integer(-1) < Integer(0);
@@ -143,7 +143,7 @@ __device__ typename To::Raw convert(typename From::Raw raw, const MoveChunk& chu
   const typename From::Number number = From::load(raw);
   if constexpr (To::kInteger) {
     using Integer = typename To::Raw;
-    if (chunk.factor == 1.0) {  // a sum wraps when converted; a quotient always fits
+    if (chunk.factor == 1.0) {  // a sum wraps when it is converted; a quotient always fits
       return static_cast<Integer>(chunk.divisor == 1 ? number
                                                      : number / (long long)(chunk.divisor));
     }
@@ -187,7 +187,7 @@ __device__ void convert_all(const MoveChunk& chunk) {
   constexpr unsigned kLanes = 16 / kLarger;
   using FromWord = typename Word<kLanes * sizeof(FromRaw)>::type;
   using ToWord = typename Word<kLanes * sizeof(ToRaw)>::type;
-  // Converts integers one by one: they are seldom scaled, and this halves the compile time.
+  // Converts integers one at a time: they are seldom scaled, and this halves the time to compile the kernel.
   const bool aligned =
       !To::kInteger && chunk.source % sizeof(FromWord) == 0 && chunk.target % sizeof(ToWord) == 0;
   const unsigned words = aligned ? chunk.elements / kLanes : 0;
@@ -210,7 +210,7 @@ __device__ void copy_words(const MoveChunk& chunk, unsigned begin, unsigned byte
   const unsigned count = bytes / sizeof(T);
   unsigned i = threadIdx.x;
   for (; i + (kUnrolled - 1) * blockDim.x < count; i += kUnrolled * blockDim.x) {
-    T words[kUnrolled];  // loads all before storing, so that more loads are in flight
+    T words[kUnrolled];  // loads all words before storing any, so that more loads are in flight
 #pragma unroll
     for (unsigned k = 0; k < kUnrolled; ++k) words[k] = from[i + k * blockDim.x];
 #pragma unroll
@@ -219,7 +219,7 @@ __device__ void copy_words(const MoveChunk& chunk, unsigned begin, unsigned byte
   for (; i < count; i += blockDim.x) to[i] = from[i];
 }
 
-// Requires that source and target have the same remainder modulo sizeof(T).
+// The source and the target must have the same remainder modulo sizeof(T).
 template <class T>
 __device__ void copy_as(const MoveChunk& chunk) {
   unsigned head = unsigned(-chunk.source) % sizeof(T);
@@ -261,7 +261,7 @@ __device__ void fill_any(const MoveChunk& chunk) {
   }
 }
 
-// Converts from kNarrow to its accumulator type kWide, or back. Returns false if the chunk has other types.
+// Converts from the type kNarrow to its accumulator type kWide, or back. Returns false if the chunk has other types.
 template <unsigned char kNarrow, unsigned char kWide>
 __device__ bool convert_between(const MoveChunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;

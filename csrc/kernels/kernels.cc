@@ -18,7 +18,7 @@ struct Candidate {
   bool (*runs_here)();
 };
 
-// In ascending order of preference.
+// Sorted by preference; the best target is last.
 constexpr Candidate kCandidates[] = {
     {&kBaseline, [] { return true; }},
 #if defined(__x86_64__)
@@ -76,7 +76,7 @@ const Row& row_of(const Target& target, DType dtype) {
   throw Error(ErrorCode::kInternal, "no such dtype: " + std::to_string(index));
 }
 
-// nullptr: the op is not supported.
+// Returns nullptr if the op is not supported.
 ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
   const Row& row = row_of(target, dtype);
   switch (op) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction loops. CMakeLists.txt compiles them once for each target (instruction set): without contraction, so
-// that all targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
+// The reduction loops. CMakeLists.txt compiles them once for each target (instruction set). They are compiled without
+// contraction, so that all targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,8 +9,8 @@
 
 namespace farandole::kernels {
 
-// Each op is one expression, for vectors and scalars. If an operand is NaN, Min and Max return that NaN; if both
-// operands are equal (-0, +0), they return the first.
+// Each op is one expression, which works for both vectors and scalars. If an operand is NaN, Min and Max return that
+// NaN. If both operands are equal (such as -0 and +0), they return the first.
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -40,7 +40,7 @@ struct Max {
   }
 };
 
-// A scale multiplies every input and the result by factors. Keep is the scale that changes neither.
+// A scale multiplies every input, and also the result, by factors. The scale Keep changes neither.
 template <class Cpu>
 struct Keep {
   template <class V>
@@ -79,7 +79,7 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes of one vector in memory
 
-  // Makes all NaNs canonical: which operand's NaN an addition returns would depend on the compiler.
+  // Makes all NaNs canonical. Otherwise the compiler would decide which operand's NaN an addition returns.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -90,8 +90,8 @@ struct Tiles {
     return scale.input(Codec::load(static_cast<const char*>(in) + at));
   }
 
-  // Reduces four vectors at `at`. Reads each input once, with accumulators in registers. The loop is unrolled to give
-  // each input its own load instructions, because a prefetcher follows one stream per instruction.
+  // Reduces four vectors at `at`. Reads each input once and keeps the accumulators in registers. The loop is unrolled
+  // so that each input has its own load instructions, because a prefetcher follows one stream per instruction.
   static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
     Lanes a = input(in[0], at, scale);
     Lanes b = input(in[0], at + kStep, scale);
@@ -116,7 +116,7 @@ struct Tiles {
     Codec::store(out + at, finish(a, scale));
   }
 
-  // Reduces the last `bytes` < kStep bytes. Pads each input to a vector.
+  // Reduces the last `bytes` bytes, fewer than kStep. Pads each input to a full vector.
   static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
                    const Scale& scale) {
     char padded[kStep] = {};

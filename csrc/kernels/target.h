@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A target: the reduction loops compiled for one instruction set. Includes no std headers (see codec.h).
+// A target: the reduction loops compiled for one instruction set. Do not include std headers here (see codec.h).
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +7,7 @@
 
 namespace farandole::kernels {
 
-// result = post * (reduce over q of pre * in[q]) / divisor; the divisor is 1 except for Average.
+// The result is post * (reduction of pre * in[q] over all q) / divisor. The divisor is 1 for all ops except Average.
 struct Factors {
   double pre = 1.0;
   double post = 1.0;
@@ -18,10 +18,10 @@ using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, si
                           const Factors& factors);
 
 // Row::widen converts elements to the accumulator type and multiplies them by `pre`. Row::narrow multiplies by `post`,
-// divides by the divisor and converts back.
+// divides by the divisor, and converts back to the element type.
 using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
 
-// Loops of one element type; nullptr: the op is not supported.
+// The loops for one element type. A pointer is null if the op is not supported.
 struct Row {
   ReduceFn sum = nullptr;
   ReduceFn min = nullptr;

@@ -13,7 +13,7 @@ struct Cpu {
   using Bits = Words<Cpu>::Bits;
   using Halves = Words<Cpu>::Halves;
 
-  // Uses zero-masking intrinsics, because gcc 12 warns that the plain ones read an uninitialised vector.
+  // Uses zero-masking intrinsics, because gcc 12 warns that the plain intrinsics read an uninitialised vector.
   static Floats widen(Halves halves) { return _mm512_maskz_cvtph_ps(0xffff, (__m256i)halves); }
   static Halves narrow(Floats value) {
     return (Halves)_mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT);

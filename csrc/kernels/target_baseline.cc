@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops for every CPU of the architecture, without intrinsics.
+// The loops for any CPU of the architecture, written without intrinsics.
 #include "kernels/loops.h"
 
 namespace farandole::kernels {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops for AArch64, where NEON is always available, with its half-float conversions.
+// The loops for AArch64, with its half-float conversions. NEON is always available there.
 #include <arm_neon.h>
 
 #include "kernels/loops.h"

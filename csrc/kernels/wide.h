@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts elements to the type that accumulates them (the wide type), and back. Needed for integers with factors or a
-// divisor, and for floats that are reduced in two steps (reduce_partials). Includes no std headers (see codec.h).
+// Converts elements to the type that accumulates them (the wide type), and back. This is needed for integers with
+// factors or a divisor, and for floats that are reduced in two steps (reduce_partials). Do not include std headers here
+// (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -8,7 +9,8 @@
 
 namespace farandole::kernels {
 
-// Zero in the wide type of an integer of up to 32 bits. That type holds sums of thousands of inputs exactly.
+// Zero in the wide type of an integer of up to 32 bits. The wide type holds the sum of thousands of such integers
+// exactly.
 template <class Cpu, class T>
 constexpr auto wide_zero() {
   if constexpr (sizeof(T) < 4)
@@ -19,7 +21,8 @@ constexpr auto wide_zero() {
     return uint64_t{};
 }
 
-// Integers with factors or a divisor. Truncates towards zero; numbers out of range become the limits, NaN becomes 0.
+// Integers that are reduced with factors or a divisor. Numbers are truncated towards zero. Numbers outside the type's
+// range become its limits, and NaN becomes 0.
 template <class Cpu, class T>
 struct WideIntegers {
   using Wide = decltype(wide_zero<Cpu, T>());
@@ -68,7 +71,7 @@ void narrow_integers(void* out, const void* wide, size_t count, const Factors& f
   Integers::store(out, 0, static_cast<const typename Integers::Wide*>(wide), count, f);
 }
 
-// Calls step(index of the first element, number of elements) for each vector. The last one may be short.
+// Calls step(index of the first element, number of elements) for each vector. The last vector may be incomplete.
 template <class Cpu, class Codec, class Step>
 void for_each_vector(size_t count, Step&& step) {
   size_t i = 0;

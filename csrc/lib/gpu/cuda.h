@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver, found at run time: declarations of the functions that farandole calls.
-// tests/single/test_gpu_declarations.py compares them with NVIDIA's header.
+// Declarations of the CUDA driver's functions that farandole calls. The driver is found at run time.
+// tests/single/test_gpu_declarations.py compares these declarations with NVIDIA's header.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-struct CUctx_st;  // NVIDIA's names, so that handles have the same types as in its headers
+struct CUctx_st;  // NVIDIA's names, so that handles have the same types as in NVIDIA's headers
 struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
@@ -30,7 +30,7 @@ using Address = unsigned long long;  // of device memory or, with unified addres
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
-// CUDA_ERROR_STREAM_CAPTURE_...: a stream is being captured into a graph.
+// True for CUDA_ERROR_STREAM_CAPTURE_...: an error caused by the capture of a stream into a graph.
 constexpr bool is_of_captures(Result result) { return result >= 900 && result <= 908; }
 constexpr const char* kOutsideOfCaptures =
     "; a stream is being captured into a CUDA graph. Call farandole before or after the capture, "
@@ -47,7 +47,7 @@ constexpr int kMemoryPoolsSupported = 115;
 constexpr int kPoolReleaseThreshold = 4;
 constexpr int kAllocationPinned = 1;
 constexpr int kLocationDevice = 1;
-constexpr int kPointerOrdinal = 9;  // the device of an address
+constexpr int kPointerOrdinal = 9;  // attribute of an address: its device
 
 struct Uuid {
   char bytes[16];
@@ -61,11 +61,12 @@ struct PoolProperties {
     int id = 0;
   } location;
   void* security = nullptr;
-  size_t max_bytes = 0;  // 0: the device's maximum
+  size_t max_bytes = 0;  // 0 means the device's maximum
   unsigned char reserved[56] = {};
 };
 
-// The driver's functions. Their symbols are in cuda.cc; a symbol's suffix (_v2) selects a version of the signature.
+// The driver's functions. cuda.cc lists their symbols; the suffix of a symbol, such as _v2, selects a version of the
+// signature.
 struct Api {
   std::string path;
 
@@ -85,7 +86,7 @@ struct Api {
   Result (*stream_destroy)(Stream stream);
   Result (*stream_wait)(Stream stream, Event event, unsigned flags);
   Result (*stream_capturing)(Stream stream, int* status);
-  Result (*exchange_capture_mode)(int* mode);  // mode of the calling thread
+  Result (*exchange_capture_mode)(int* mode);  // exchanges the mode of the calling thread
   Result (*event_create)(Event* event, unsigned flags);
   Result (*event_destroy)(Event event);
   Result (*event_record)(Event event, Stream stream);
@@ -107,12 +108,13 @@ struct Api {
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    Stream stream, void** parameters, void** extra);
 
-  // Throws Error(kLibrary) on failure: "what: CUDA_ERROR_... (text)".
+  // If the result is a failure, throws Error(kLibrary) with the text "what: CUDA_ERROR_... (text)".
   void check(Result result, const char* what) const;
   std::string text_of(Result result) const;
 };
 
-// Opens and initialises the driver at `path`; "": lets the loader find it. Throws Error(kLibrary) with a remedy.
+// Opens and initialises the driver at `path`, or lets the loader find it if `path` is "". Throws Error(kLibrary) with a
+// remedy.
 std::shared_ptr<const Api> open(const std::string& path);
 
 }  // namespace farandole::cuda

@@ -92,7 +92,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
     cuda::PoolProperties properties;
     properties.location.id = ordinal;
     api_->check(api_->pool_create(&pool_, &properties), "cuMemPoolCreate");
-    // Keeps freed memory in the pool, because the CUDA driver synchronises whenever it allocates or returns memory.
+    // Keeps freed memory in the pool, because the CUDA driver synchronises when it allocates or returns memory.
     uint64_t keep = std::numeric_limits<uint64_t>::max();
     api_->check(api_->pool_attribute(pool_, cuda::kPoolReleaseThreshold, &keep),
                 "cuMemPoolSetAttribute");

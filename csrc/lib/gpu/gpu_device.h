@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU for this rank: its primary context, the core's stream, and pools of events and memory. Any thread.
+// One GPU that this rank uses: its primary context, the core's stream, and pools of events and memory. All functions
+// may be called from any thread.
 #pragma once
 
 #include <map>
@@ -14,7 +15,7 @@ namespace farandole {
 
 class GpuDevice;
 
-// A point in a stream. The destructor returns the event to the device's pool.
+// A point in the work of a stream. The destructor returns the CUDA event to the device's pool.
 class GpuEvent {
  public:
   GpuEvent(std::shared_ptr<GpuDevice> device, cuda::Event event)
@@ -24,7 +25,7 @@ class GpuEvent {
   GpuEvent& operator=(const GpuEvent&) = delete;
 
   void record(cuda::Stream stream);
-  void make_wait(cuda::Stream stream) const;  // later work in `stream` waits for this point
+  void make_wait(cuda::Stream stream) const;  // makes later work in `stream` wait for this point
   bool fired() const;                         // throws Error(kLibrary) if the device has failed
   void wait() const;                          // sleeps until the point is reached
   bool fires_by(Deadline deadline) const;     // waits at most until the deadline
@@ -34,7 +35,7 @@ class GpuEvent {
   cuda::Event event_;
 };
 
-// Pinned host memory. The destructor returns it to the device's pool.
+// Pinned host memory. The destructor returns the memory to the device's pool.
 class PinnedMemory {
  public:
   PinnedMemory(std::shared_ptr<GpuDevice> device, std::byte* data, size_t bytes)
@@ -55,8 +56,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   static std::shared_ptr<GpuDevice> open(std::shared_ptr<const cuda::Api> api, int ordinal);
   ~GpuDevice();
 
-  // Makes the device's context current in this thread, and lets this thread make calls that another thread's capture
-  // would forbid. Throws nothing: if the context is gone, calls in the scope fail.
+  // Makes the device's context current in this thread. Also allows this thread to make calls that another thread's
+  // capture would forbid. Does not throw: if the context is gone, the CUDA calls in the scope fail.
   class Scope {
    public:
     explicit Scope(const GpuDevice& device);
@@ -67,30 +68,34 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
    private:
     const GpuDevice& device_;
     const bool entered_;
-    int capture_mode_ = cuda::kCaptureRelaxed;  // exchanged for the thread's mode
+    // The constructor exchanges it for the thread's mode.
+    int capture_mode_ = cuda::kCaptureRelaxed;
   };
 
   const cuda::Api& api() const { return *api_; }
   int ordinal() const { return ordinal_; }
-  int capability() const { return capability_; }  // 90: sm_90
+  int capability() const { return capability_; }  // compute capability; 90 means sm_90
   const cuda::Uuid& uuid() const { return uuid_; }
   std::string name() const;
-  // The core's stream. It has high priority, and is independent of the default stream.
+  // The core's stream. It has high priority and does not synchronise with the default stream.
   cuda::Stream stream() const { return stream_; }
 
-  // Waits at most 5 seconds for the work that is now in stream(); aborted kernels end sooner.
+  // Waits at most 5 seconds for the work that is now in stream(). The wait is shorter if the kernels are aborted.
   void synchronize() noexcept;
 
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
-  // Allocates memory for later work in `stream`. Throws Error(kLibrary) with the number of bytes.
+  // Allocates memory for later work in `stream`. On failure, throws Error(kLibrary) with the number of bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
-  // Frees memory after the work now in `stream`. False: not freed, because the stream is being captured.
+  // Frees memory after the work that is now in `stream`. Returns false, without freeing the memory, if the stream is
+  // being captured.
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
-  // Keeps the module until the device is destroyed: unloading waits for the module's work, which may never end.
+  // Keeps the module until the device is destroyed. Unloading it earlier would wait for the module's work, which may
+  // never end.
   void unload_at_end(cuda::Module module);
-  // Also true for the default stream while CUDA forbids its use: a stream that synchronises with it is captured.
+  // Also returns true for the default stream while CUDA forbids its use because a stream that synchronises with it is
+  // captured.
   bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:
@@ -110,7 +115,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::mutex mutex_;
   std::vector<cuda::Event> events_;
   std::vector<cuda::Module> modules_;
-  std::multimap<size_t, std::byte*> pinned_;  // by size
+  std::multimap<size_t, std::byte*> pinned_;  // by number of bytes
 };
 
 }  // namespace farandole

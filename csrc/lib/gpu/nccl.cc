@@ -29,8 +29,8 @@ void fill_all(const DynamicLibrary& library, Api& api) {
 
 }  // namespace
 
-// If NCCL's last error text mentions a CUDA stream capture, adds the remedy for captures. NCCL's result code does not
-// show that a capture is the cause. NCCL's own threads connect peers, and CUDA forbids these threads to wait for a
+// If NCCL's last error text mentions a CUDA stream capture, appends advice about captures. NCCL's result code does not
+// show that a capture was the cause. NCCL's own threads connect peers, and CUDA forbids these threads to wait for a
 // stream while another thread captures in global mode.
 std::string Api::text_of(Result result, Comm comm) const {
   const char* found = last_error(comm);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, found at run time: the copy that the process has loaded, else one from site-packages.
+// NCCL, found at run time: the copy that the process has already loaded, otherwise a copy from site-packages.
 // tests/single/test_gpu_declarations.py compares these declarations with NVIDIA's header.
 #pragma once
 
@@ -21,9 +21,9 @@ using DataType = int;
 using RedOp = int;
 
 constexpr Result kSuccess = 0;
-constexpr Result kInProgress = 7;  // non-blocking communicators only
+constexpr Result kInProgress = 7;  // only for non-blocking communicators
 
-// NCCL's type and operator codes are in the tables of base/dtype.h and base/reduce_op.h.
+// NCCL's codes for types and operators are in the tables of base/dtype.h and base/reduce_op.h.
 constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
 constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
 
@@ -31,7 +31,7 @@ struct UniqueId {
   char bytes[128];
 };
 
-// The first members of ncclConfig_t. `size` and `version` tell NCCL which members there are.
+// The first members of ncclConfig_t. NCCL learns from `size` and `version` which members are present.
 struct ConfigV21400 {
   size_t size = sizeof(ConfigV21400);
   unsigned magic = 0xcafebeef;
@@ -40,12 +40,13 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
-// In older versions, ncclCommAbort inside a group frees the communicator at once, not at the group's end (src/init.cc).
+// Before this version, ncclCommAbort inside a group frees the communicator at once instead of at the end of the group
+// (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {
   std::string path;
-  int version = 0;  // 22707 is 2.27.7
+  int version = 0;  // for example, 22707 for 2.27.7
 
   Result (*get_version)(int* version);
   Result (*unique_id)(UniqueId* id);
@@ -73,15 +74,15 @@ struct Api {
   Result (*group_start)();
   Result (*group_end)();
 
-  // "text (NCCL's last error)". Adds a remedy if CUDA rejected the call during graph capture, or a user's setting
-  // caused the error.
+  // Returns "text (NCCL's last error)". Adds a remedy if CUDA rejected the call during a graph capture, or if a setting
+  // of the user caused the error.
   std::string text_of(Result result, Comm comm) const;
-  // Throws Error(kLibrary) on failure: "what: " and text_of().
+  // If the result is a failure, throws Error(kLibrary) with "what: " and text_of().
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 
-// Opens the first library in `paths` that is loaded already, else the first that can be loaded. Throws Error(kLibrary),
-// with a remedy, if there is none or its version is too old.
+// Opens the first library in `paths` that is already loaded, otherwise the first that can be loaded. Throws
+// Error(kLibrary) with a remedy if there is none, or if its version is too old.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
 }  // namespace farandole::nccl

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kOldestCapability = 80;
 
-// One compilation. The destructor frees NVRTC's memory.
+// One compilation. The destructor frees the memory that NVRTC allocated.
 class Compilation {
  public:
   Compilation(const Api& api, const std::string& source) : api_(api) {
@@ -51,8 +51,8 @@ class Compilation {
   Result result_ = 0;
 };
 
-// Loads NVRTC's builtins, a library that NVRTC opens by name. The NVRTC of CUDA 13.0's wheel does not search its own
-// folder, so the builtins must be loaded before. If loading fails here, NVRTC later reports what is missing.
+// Loads NVRTC's builtins, a library that NVRTC opens by its name. The NVRTC in CUDA 13.0's wheel does not search its
+// own folder, so the builtins must be loaded first. If this fails, NVRTC later reports what is missing.
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);

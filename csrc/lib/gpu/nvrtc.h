@@ -31,11 +31,11 @@ struct Api {
   Result (*log)(Program program, char* out);
 };
 
-// Loads the library. Throws Error(kLibrary) with a remedy.
+// Loads the library. On failure, throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// Compiles to a cubin for this compute capability (90: sm_90). If this NVRTC does not know the capability, returns PTX,
-// which the driver compiles. Throws Error(kLibrary) with the compiler's text.
+// Compiles the source to a cubin for this compute capability (90 means sm_90). If this NVRTC does not know the
+// capability, returns PTX, which the driver then compiles. On failure, throws Error(kLibrary) with the compiler's text.
 std::string compile(const Api& api, const std::string& source, int capability);
 
 }  // namespace farandole::nvrtc

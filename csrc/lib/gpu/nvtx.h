@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks named ranges of time on Nsight Systems' timeline, through NVIDIA's NVTX library. Without a profiler, ranges
-// have no effect.
+// Marks named ranges of time on the timeline of Nsight Systems, through NVIDIA's NVTX library. The ranges have no
+// effect unless a profiler is running.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@ namespace farandole::nvtx {
 struct Api {
   std::string path;
 
-  int (*push)(const char* name);  // starts a range of the calling thread
-  int (*pop)();                   // ends the range
+  int (*push)(const char* name);  // starts a range in the calling thread
+  int (*pop)();                   // ends the innermost range
 };
 
-// Loads the library. Throws Error(kLibrary) with a remedy.
+// Loads the library. On failure, throws Error(kLibrary) with a remedy.
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
 
-// A range for the work that is launched while this object exists.
+// A range that covers the work launched while this object exists.
 class Range {
  public:
-  // `api`: may be null; then there is no range.
+  // If `api` is null, there is no range.
   Range(const Api* api, const std::string& name) : api_(api) {
     if (api_) api_->push(name.c_str());
   }

@@ -19,7 +19,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kMostBytes = size_t{256} << 30;
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which exists since Linux 5.14
 constexpr const char* kAddressRemedy = "raise the limit of address space (ulimit -v)";
 
 Fd sparse_memfd(size_t bytes) {
@@ -41,7 +41,7 @@ void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
 
 }  // namespace
 
-// Aligns the mapping, so that every process can use the memfd's huge pages.
+// Aligns the mapping, so that every process can use the huge pages of the memfd.
 Mapping map_arena(int fd, bool inherit) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
@@ -60,7 +60,8 @@ Mapping map_arena(int fd, bool inherit) {
   munmap(first + before + bytes, kAlign - before);
   Mapping mapping(first + before, {bytes});
   map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
-  madvise(mapping.get(), bytes, MADV_DONTDUMP);  // else core files contain all ranks' arrays
+  // Otherwise core files would contain the arrays of all ranks.
+  madvise(mapping.get(), bytes, MADV_DONTDUMP);
   if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
   return mapping;
 }
@@ -79,7 +80,8 @@ std::byte* Arena::allocate(size_t bytes) {
   if (!mapping_) mapping_ = map_arena(fd_.get(), /*inherit=*/true);
   const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   const size_t room = round_up(std::max<size_t>(bytes, 1), page);
-  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // the check takes 0.1 ms
+  // Checks only large arrays, because the check takes 0.1 ms.
+  if (room >= kHugePageBytes) refuse_too_much("an array", room);
   const uint64_t offset = take(room, page);
   try {
     fill(offset, room);
@@ -125,8 +127,8 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
   free_.emplace(offset, bytes);
 }
 
-// Huge pages come only from page faults, not from fallocate(). If memory is short, a page fault raises SIGBUS, but
-// MADV_POPULATE_WRITE returns an error. On kernels without MADV_POPULATE_WRITE the allocation gets small pages.
+// Only page faults allocate huge pages; fallocate() does not. If memory is short, a page fault raises SIGBUS, whereas
+// MADV_POPULATE_WRITE returns an error. On kernels that lack MADV_POPULATE_WRITE, the allocation gets small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {
@@ -177,7 +179,7 @@ void Arena::retire(const std::byte* memory) {
   if (found == allocations_.end() || found->second.retired) return;
   const uint64_t offset = found->first;
   make_private(offset, found->second.bytes);
-  // A write makes a page private. An atomic OR with 0 cannot lose another thread's store.
+  // A write makes a page private. An atomic OR with 0 cannot overwrite a store of another thread.
   for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
     std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.get() + offset + at)).fetch_or(0);
   }
@@ -220,7 +222,7 @@ void Arena::forget_peers() {
 
 void Arena::after_fork_in_child() {
   for (auto& [offset, allocation] : allocations_) {
-    // In a child of a forked child these pages are private already.
+    // If this process is the child of a forked child, these pages are already private.
     if (!std::exchange(allocation.retired, true)) make_private(offset, allocation.bytes);
   }
   mutex_.unlock();

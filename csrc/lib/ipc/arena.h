@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for arrays that the host's other ranks can map: a sparse memfd that holds pages only where something is
-// allocated. A peer maps it once, and then sees later allocations, too.
+// Memory for arrays that the host's other ranks can map. An arena is a sparse memfd: only its allocations take pages. A
+// peer maps the arena once, and then also sees later allocations.
 #pragma once
 
 #include <atomic>
@@ -17,38 +17,42 @@
 
 namespace farandole {
 
-// Maps a whole arena; only allocated pages take memory. `inherit`: children keep the mapping. Throws Error(kLibrary).
+// Maps a whole arena. Only allocated pages take memory. If `inherit` is true, forked children keep the mapping. Throws
+// Error(kLibrary).
 Mapping map_arena(int fd, bool inherit);
 
 class Arena {
  public:
-  // The size of the machine's memory, but at most 256 GiB, so that a process can map hundreds of arenas.
+  // Returns the size of the machine's memory, but at most 256 GiB, so that a process can map hundreds of arenas.
   static size_t default_bytes();
 
-  // Takes no memory or address space before the first allocation.
+  // An arena takes no memory or address space before the first allocation.
   explicit Arena(size_t bytes = default_bytes());
 
-  // Returns whole zeroed, resident pages. Throws Error(kLibrary) if memory is short; later accesses raise no SIGBUS.
+  // Returns zeroed, resident memory that consists of whole pages. Throws Error(kLibrary) if memory is short, so later
+  // accesses cannot raise SIGBUS.
   std::byte* allocate(size_t bytes);
-  // Frees the pages immediately, for all processes. False: no allocation of this arena starts at `memory`.
+  // Frees the pages immediately, in all processes. Returns false if no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Returns the offset in the memfd of `memory`, which may lie inside an allocation. nullopt: peers do not share it.
+  // Returns the offset of `memory` in the memfd, or nullopt if peers do not share this memory. `memory` may lie inside
+  // an allocation.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
   // Stops sharing the allocation that contains `memory`: copies its content to private pages. Peers keep the old pages.
-  // Other threads may use the memory meanwhile.
+  // Other threads may continue to use the memory during the call.
   void retire(const std::byte* memory);
-  // After retire(): reads from the old pages, to which peers may have written. Throws Error(kLibrary).
+  // Reads from the old pages of a retired allocation, to which peers may have written since retire(). Throws
+  // Error(kLibrary).
   void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;
   bool in_use() const { return in_use_; }  // true after the first allocation
-  // Frees the old pages that retire() left to peers. Call when all peers have ended or left.
+  // Frees the old pages that retire() left to peers. Call this when all peers have ended or left.
   void forget_peers();
 
-  int fd() const { return fd_.get(); }  // to send to peers; the arena owns it
+  int fd() const { return fd_.get(); }  // to send to peers; the arena still owns it
   size_t bytes() const { return bytes_; }
 
-  // Call around fork(), so the child has consistent tables. See farandole_allocate().
+  // Call these around fork(), so that the child has consistent tables. See farandole_allocate().
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
   void after_fork_in_child();
@@ -57,7 +61,7 @@ class Arena {
   struct Allocation {
     size_t bytes;
     bool retired = false;
-    bool released = false;  // released while retired; its offsets are not reused
+    bool released = false;  // released after it was retired, so its offsets must not be reused
   };
   using Allocations = std::map<uint64_t, Allocation>;
 
@@ -76,14 +80,15 @@ class Arena {
   Allocations allocations_;
 };
 
-// A process's arenas. They outlive jobs, because arrays do. Any thread.
+// A process's arenas. They outlive jobs, because arrays do. All functions may be called from any thread.
 class ArenaPool {
  public:
   explicit ArenaPool(size_t arena_bytes = Arena::default_bytes());
 
   std::byte* allocate(size_t bytes);
   void release(std::byte* memory);
-  // Returns the arena for a new job: a new one if peers of an earlier job may still write to the last arena.
+  // Returns the arena that a new job shares. This is a new arena if peers of an earlier job may still write to the last
+  // arena.
   std::shared_ptr<Arena> share();
 
   void before_fork();
@@ -93,7 +98,7 @@ class ArenaPool {
  private:
   std::mutex mutex_;
   const size_t arena_bytes_;
-  std::vector<std::shared_ptr<Arena>> arenas_;  // the last one takes new allocations
+  std::vector<std::shared_ptr<Arena>> arenas_;  // the last arena takes new allocations
 };
 
 }  // namespace farandole

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The EventCount on which a rank's threads sleep: one per rank, in shared memory. Zeroed memory is a valid EventCount.
+// The EventCount on which a rank's threads sleep. Each rank has one in shared memory. Zeroed memory is a valid
+// EventCount.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +16,19 @@
 
 namespace farandole {
 
-// A thread that may sleep here: the user's thread that drives the engine, or the background thread. At most one thread
-// of each kind sleeps here.
+// A thread that may sleep here: either the user's thread that drives the engine, or the background thread. At most one
+// thread of each kind sleeps here.
 enum class Sleeper : uint32_t {
   kCaller = event_protocol::kCallerAsleep,
   kBackground = event_protocol::kBackgroundAsleep,
 };
 
 inline std::atomic<uint64_t> g_rescued_wakeups{0};
-// Number of wake-ups that this process missed and noticed only when a sleep timed out. It should be 0; otherwise there
-// is a bug, or a peer died inside notify().
+// Number of wake-ups that this process missed and noticed only when a sleep timed out. If it is not 0, there is a bug,
+// or a peer died inside notify().
 inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 
-// The two words in shared memory. Wakeup uses them.
+// The two words in shared memory. They are accessed through Wakeup.
 class alignas(64) EventCount {
  public:
   EventCount() = default;
@@ -40,14 +41,14 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors by which this process wakes a rank's threads, if other hosts can send to that rank. Its threads then
-// sleep in a Poller. The threads of other ranks sleep on the word itself.
+// File descriptors through which this process wakes the threads of a rank to which other hosts can send. Such threads
+// sleep in a Poller. The threads of any other rank sleep on the word itself.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
-  Poller* poller = nullptr;  // null: the sleepers belong to another process
+  Poller* poller = nullptr;  // null if the sleepers belong to another process
 };
 
-// This process's access to one rank's EventCount. The rank's own threads use it as follows.
+// This process's access to one rank's EventCount. The threads of that rank use it as follows.
 //
 // Background thread:
 //   for (;;) {
@@ -66,30 +67,32 @@ struct Bells {
 //     sleep elsewhere until the driver has finished this caller's call;
 //   }
 //
-// A driving caller sleeps only in wait(). tests/csrc/lib/ipc/event_protocol_test.cc proves both loops.
+// A caller that drives sleeps only in wait(). tests/csrc/lib/ipc/event_protocol_test.cc proves that both loops lose no
+// wake-up.
 class Wakeup {
  public:
   Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
-  // Call after publishing work with seq_cst, from any thread of any process. Wakes a sleeping caller. If no caller
-  // sleeps and no thread drives, wakes the background thread. Makes no system call if it wakes no thread.
+  // Call this after publishing work with seq_cst. May be called from any thread of any process. Wakes a sleeping
+  // caller. If no caller sleeps and no thread drives, wakes the background thread. Makes no system call if there is no
+  // thread to wake.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
-  // Wakes the background thread for work that no caller will do. Own process only.
+  // Wakes the background thread for work that no caller will do. Call this only in the rank's own process.
   void notify_background() { event_protocol::notify(state_, event_protocol::kBackgroundAsleep); }
 
-  // Tries to become the driver; never blocks. Own process only. While a thread drives, notify() does not wake the
-  // background thread, because the driver checks for work before it sleeps or stops driving.
+  // Tries to become the driver, without blocking. Call this only in the rank's own process. While a thread drives,
+  // notify() does not wake the background thread, because the driver checks for work before it sleeps or stops driving.
   bool try_drive() { return event_protocol::try_drive(state_); }
   bool driven() const { return (state_.load_flags() & event_protocol::kDriven) != 0; }
 
-  // Stops driving, then checks for work and wakes the thread that should drive now.
+  // Stops driving, then checks for work and wakes the thread that should drive next.
   template <class Predicate>
   void stop_driving(Predicate&& has_work) {
     event_protocol::stop_driving(state_, has_work);
   }
 
-  // While this object exists, data from other hosts wakes only the caller that drives.
+  // While this object exists, data from other hosts wakes only the caller that is driving.
   class Muted {
    public:
     explicit Muted(Wakeup wakeup) : poller_(wakeup.state_.bells.poller) { set(true); }
@@ -106,10 +109,10 @@ class Wakeup {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most a second, so that a caller can handle signals. Check for work afterwards. False: a signal
-  // handler has run. `ticket`: from prepare(). `has_work` must load with seq_cst. It must be true exactly if work was
-  // published since prepare(), or a socket of the Poller changed, because notify() leaves no trace if it finds no
-  // sleeper.
+  // Sleeps once, for at most a second, so that a caller can handle signals. Check for work afterwards. Returns false if
+  // a signal handler has run. `ticket` is a result of prepare(). `has_work` must load with seq_cst. It must return true
+  // if and only if work was published since prepare() or a socket of the Poller has changed, because notify() leaves no
+  // trace if it finds no sleeper.
   template <class Predicate>
   bool wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline) {
     const Deadline until = std::min(deadline, Deadline::in(kLongestSleep));
@@ -119,7 +122,8 @@ class Wakeup {
 
  private:
   static constexpr std::chrono::seconds kLongestSleep{1};
-  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before waking us
+  // A notifier may be preempted before it wakes this thread.
+  static constexpr std::chrono::seconds kGrace{1};
 
   struct State {
     std::atomic<uint32_t>* word;
@@ -147,7 +151,7 @@ class Wakeup {
     }
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
       if (!bells.poller) return futex_wait(*word, ticket, bits, deadline);
-      // Need not check the word: if the bell has rung already, sleep() returns immediately.
+      // There is no need to check the word: if the bell has already rung, sleep() returns immediately.
       return bells.poller->sleep(bell_of(bits), deadline);
     }
     static Deadline grace() { return Deadline::in(kGrace); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The atomic operations of an EventCount, in an order that loses no wake-up. They are templates: Wakeup runs them on
-// shared memory and futexes, the model checker in tests/csrc on a model of both.
+// shared memory and futexes, and the model checker in tests/csrc runs them on a model of both.
 //
-// `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&, desired),
+// `State` offers atomic, sequentially consistent operations: load_word, load_flags, replace_flags(expected&, desired),
 // set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace farandole::event_protocol {
 
-// Bits of the flags. The first two are also futex wait bits.
+// Bits of the flags. The first two bits are also used as futex wait bits.
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
 constexpr uint32_t kDriven = 4;  // a thread drives; see Wakeup::try_drive()
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
-// Chooses the sleeper to wake among `kinds`: a caller or, if no caller sleeps and no thread drives, the background
-// thread. Clears and returns the flag of this sleeper. Returns 0 if there is none.
+// Chooses which sleeper among `kinds` to wake: a caller or, if no caller sleeps and no thread drives, the background
+// thread. Clears and returns the flag of this sleeper, or returns 0 if there is none.
 template <class State>
 uint32_t take_sleeper(State& state, uint32_t kinds) {
   uint32_t flags = state.load_flags();
@@ -32,8 +32,9 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// Call after publishing work. notify() takes the sleeper's flag before it bumps the word. In the opposite order, it
-// could take the flag of a sleeper that has already read the new word, and no wake-up would reach that sleeper.
+// Call this after publishing work. notify() takes the sleeper's flag before it bumps the word. In the opposite order,
+// it could take the flag of a sleeper that has already read the new word. Later wake-ups would then not reach that
+// sleeper.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -42,7 +43,8 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, a value loaded before.
+// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, a value that was loaded
+// earlier.
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -50,7 +52,7 @@ FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& h
   state.set_flags(sleeper);
   if (!has_work()) {
     result = state.sleep(ticket, sleeper, deadline);
-    // Work after a time-out means that a notifier is about to wake this thread, or that a wake-up was lost.
+    // If there is work after a timeout, either a notifier is about to wake this thread, or a wake-up was lost.
     if (result == FutexResult::kTimedOut && has_work()) {
       result = state.sleep(ticket, sleeper, state.grace());
       if (result == FutexResult::kTimedOut) state.rescued();
@@ -65,7 +67,7 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before it checks for work, because a notifier that saw kDriven woke no thread, except perhaps this
+// Clears kDriven before checking for work. A notifier that saw kDriven set has woken no thread, except perhaps this
 // driver.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {

@@ -12,7 +12,7 @@
 namespace farandole {
 namespace {
 
-// Precedes each record. The complement shows if a faulty peer has overwritten the prefix.
+// Precedes each record. The complement reveals that a faulty peer has overwritten the prefix.
 struct Prefix {
   uint32_t length;
   uint32_t complement;
@@ -20,7 +20,8 @@ struct Prefix {
 
 constexpr size_t kAlignment = 8;
 constexpr size_t kSmallestCapacity = 64;
-constexpr uint32_t kWrap = ~uint32_t{0};  // as a length: the next record is at the ring's start
+// As the length in a prefix, this value means that the next record is at the start of the ring.
+constexpr uint32_t kWrap = ~uint32_t{0};
 static_assert(sizeof(Prefix) == kAlignment);
 
 constexpr size_t with_prefix(size_t record) {
@@ -122,7 +123,7 @@ bool RingReader::pop() {
   if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() was called without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
-  // Reports room only when half of the ring is free, so that the writer does not wake for every record.
+  // Reports room only when half of the ring is free, so that the writer does not wake up for every record.
   const uint64_t used = header_->head.load() - tail_;
   if (used > capacity_ / 2) return false;
   return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;

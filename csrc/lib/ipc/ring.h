@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of records in shared memory, for one writer and one reader in two processes. Neither blocks. If one of them
-// dies, the other still sees whole records only.
+// A ring of records in shared memory, for one writer and one reader in two different processes. Neither of them blocks.
+// If one of them dies, the other still sees only whole records.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@ namespace farandole {
 
 using Bytes = std::span<const std::byte>;
 
-// Zeroed memory is an empty ring. Positions are numbers of bytes since the ring was made; they never wrap.
+// Zeroed memory is an empty ring. A position is the total number of bytes written since the ring was created. It never
+// wraps.
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head;         // end of the records; the writer stores it
   alignas(64) std::atomic<uint64_t> tail;         // first unread record; the reader stores it
@@ -21,10 +22,10 @@ struct RingHeader {
 };
 static_assert(std::is_standard_layout_v<RingHeader> && sizeof(RingHeader) == 192);
 
-// A ring's memory. The capacity is not stored there, because a faulty peer could overwrite it.
+// The memory of a ring. The capacity is not stored in it, because a faulty peer could overwrite it.
 class RingMemory {
  public:
-  // `capacity`: a power of two, at least 64. `memory`: 64-byte aligned, bytes(capacity) long.
+  // `capacity` must be a power of two and at least 64. `memory` must be aligned to 64 bytes and bytes(capacity) long.
   RingMemory(std::byte* memory, size_t capacity);
   static constexpr size_t bytes(size_t capacity) { return sizeof(RingHeader) + capacity; }
 
@@ -43,13 +44,14 @@ class RingWriter : public RingMemory {
  public:
   RingWriter(std::byte* memory, size_t capacity);
 
-  // Appends `first` and `second` as one record of 1 to max_record() bytes, by a seq_cst store. The caller must then
+  // Appends `first` and `second` as one record of 1 to max_record() bytes, with a seq_cst store. The caller must then
   // notify the reader. Returns false if there is no room.
   bool try_push(Bytes first, Bytes second = {});
 
-  // After try_push() failed: asks the reader to report when half of the ring is free. Then call try_push() once more.
+  // Call this after try_push() has failed, then call try_push() once more. Asks the reader to report when half of the
+  // ring is free.
   void want_room() { header_->room_wanted.store(1); }
-  // True if the reader has reported since want_room(). Any thread of the writer's process.
+  // True if the reader has reported room since want_room(). May be called from any thread of the writer's process.
   bool room_granted() const { return header_->room_wanted.load() == 0; }
 
  private:
@@ -65,15 +67,18 @@ class RingReader : public RingMemory {
 
   bool empty() const { return header_->head.load() == tail_; }
 
-  // Returns the oldest record in place, 8-byte aligned, valid until pop(); empty: none. Throws if the ring is corrupt.
+  // Returns the oldest record in place, or an empty span if there is none. The record is 8-byte aligned and stays valid
+  // until pop(). Throws if the ring is corrupt.
   Bytes front();
 
-  // Drops the record that front() returned. Returns true if the writer waits for room; then notify the writer.
+  // Drops the record that front() returned. Returns true if the writer waits for room; the caller must then notify the
+  // writer.
   bool pop();
 
  private:
   uint64_t tail_;
-  size_t front_bytes_ = 0;  // size of front()'s record with its prefix; 0: none
+  // Size of the record at front(), including its prefix; 0 if there is none.
+  size_t front_bytes_ = 0;
 };
 
 }  // namespace farandole

@@ -26,23 +26,23 @@ namespace {
 
 constexpr mode_t kOwnOnly = 0700;
 constexpr size_t kLongestName = 64;
-constexpr time_t kNewSeconds = 2;  // age below which sweep() keeps a socket
+constexpr time_t kNewSeconds = 2;  // sweep() keeps sockets that are younger than this
 
-// Candidate folders. All of a user's processes on a host try them in this order. $XDG_RUNTIME_DIR is not first, because
-// it vanishes at logout, and a job may continue.
+// Returns the candidate folders. All processes of a user on a host try them in this order. $XDG_RUNTIME_DIR is not the
+// first, because it is removed at logout, after which a job may still run.
 std::vector<std::string> candidates() {
   const std::string name = "/farandole-" + std::to_string(geteuid());
   std::vector<std::string> all{"/tmp" + name};
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
   if (runtime != nullptr && *runtime == '/') all.push_back(std::string(runtime) + "/farandole");
   all.push_back("/dev/shm" + name);
-  // Another user could create a folder with the other names, but not with this one.
+  // Another user could create a folder with one of the other names, but not with this name.
   const char* const home = std::getenv("HOME");
   if (home != nullptr && *home == '/') all.push_back(std::string(home) + "/.farandole");
   return all;
 }
 
-// Creates the folder if it is missing. Returns why it cannot be used, or "".
+// Creates the folder if it is missing. Returns the reason why it cannot be used, or "" if it can.
 std::string trouble_with(const std::string& folder, std::optional<struct stat>& found) {
   if (folder.size() + 1 + kLongestName >= sizeof(sockaddr_un::sun_path)) return "is too long";
   if (folder.find_first_of(",: \t\n") != std::string::npos) return "has a comma, colon or blank";
@@ -55,8 +55,8 @@ std::string trouble_with(const std::string& folder, std::optional<struct stat>& 
   return {};
 }
 
-// True if a process has this socket open. A datagram socket cannot connect to farandole's sockets, but the error shows
-// whether a process has them open.
+// True if a process has this socket open. A datagram socket cannot connect to one of farandole's sockets, but the error
+// of connect() shows if a process has that socket open.
 bool has_process(const std::string& path) {
   const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -66,8 +66,8 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes sockets of killed processes. Keeps new sockets: for a moment after bind(), they look like those of killed
-// processes.
+// Removes the sockets of killed processes. Keeps new sockets, because right after bind() a socket looks like that of a
+// killed process.
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -83,7 +83,8 @@ void sweep(const std::string& folder, const std::string& beginning) {
 }  // namespace
 
 SocketFolder socket_folder() {
-  // Socket names contain the boot id, so that hosts that share the folder see only their own processes.
+  // The names of sockets contain the boot id. Hosts that share the folder therefore see only the sockets of their own
+  // processes.
   const std::string boot = boot_id();
   std::string why;
   for (const std::string& folder : candidates()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the folder of this user's Unix sockets, for the core and the Python package. No other user can enter the
-// folder, so none can connect to these sockets or take their names. Any thread.
+// Finds the folder for this user's Unix sockets, for both the core and the Python package. No other user can enter the
+// folder, so no other user can connect to these sockets or take their names. May be called from any thread.
 #pragma once
 
 #include <string>
@@ -8,14 +8,15 @@
 namespace farandole {
 
 struct SocketFolder {
-  // Start of socket paths. At most 64 bytes follow, without comma, colon or blank.
+  // Start of the paths of sockets. The rest of a path has at most 64 bytes, without commas, colons and blanks.
   std::string prefix;
-  // Host, device and inode: equal for processes that can reach each other's sockets.
+  // Host, device and inode. The text is the same in all processes that can reach each other's sockets.
   std::string identity;
 };
 
-// Returns the first usable of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID, ~/.farandole.
-// Creates the folder, and removes sockets of ended processes. Throws Error(kLibrary) with a remedy if none is usable.
+// Returns the first usable folder of /tmp/farandole-UID, $XDG_RUNTIME_DIR/farandole, /dev/shm/farandole-UID and
+// ~/.farandole. Creates the folder, and removes the sockets of processes that have ended. Throws Error(kLibrary) with a
+// remedy if no folder is usable.
 SocketFolder socket_folder();
 
 }  // namespace farandole

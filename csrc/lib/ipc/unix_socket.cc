@@ -65,11 +65,12 @@ std::string random_name() {
   return name;
 }
 
-// Limits the time of connect(): on a blocking socket, it waits at most the send time-out for a place in the backlog.
+// Limits the duration of connect(). On a blocking socket, connect() waits for a place in the listener's backlog, but no
+// longer than the send timeout.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
-  const timeval timeout{left_us / 1'000'000, left_us % 1'000'000};  // zero: no time-out
+  const timeval timeout{left_us / 1'000'000, left_us % 1'000'000};  // zero would mean no timeout
   if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0) {
     throw_system_error("cannot set a time-out", errno);
   }
@@ -94,7 +95,8 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
     if (errno == EAGAIN) {
       wait_ready(fd, events, deadline, what);
     } else if (errno == ETOOMANYREFS && !deadline.expired()) {
-      // More descriptors than `ulimit -n` are in flight to this user's processes, which soon receive them.
+      // More descriptors are in flight to this user's processes than `ulimit -n` allows. Those processes will receive
+      // them soon.
       poll(nullptr, 0, kRefsPauseMs);
     } else if (errno != EINTR) {
       throw_failed(what, errno);
@@ -210,7 +212,7 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
     throw Error(ErrorCode::kLibrary,
                 "a message was truncated; perhaps raise the limit of open files (ulimit -n)");
   }
-  // No message is empty, so the peer has closed the connection.
+  // An empty message means that the peer has closed the connection, because no real message is empty.
   if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);
   return message;
 }
@@ -257,7 +259,8 @@ UnixSocket UnixListener::accept(const JobKey& key, Deadline deadline) {
     try {
       if (equal_keys(peer.receive(deadline).bytes, key)) return peer;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kPeer) throw;  // kPeer: that peer has closed; accept the next
+      // kPeer means that this peer has closed its connection, so the next peer is accepted.
+      if (error.code() != ErrorCode::kPeer) throw;
     }
   }
 }

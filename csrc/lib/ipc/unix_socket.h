@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges messages and file descriptors between the ranks of one host, over Unix sockets in this user's folder.
-// Accepts only processes of this user that know the job's key.
+// Accepts only processes that belong to this user and know the job's key.
 #pragma once
 
 #include <sys/types.h>
@@ -19,10 +19,10 @@ namespace farandole {
 
 using JobKey = std::array<std::byte, 16>;
 
-// Random bytes, for names and nonces.
+// Returns random bytes, for names and nonces.
 JobKey random_key();
 
-// Takes the same time for every `shown`, so that timing does not reveal the expected key.
+// Compares keys. Takes the same time for every value of `shown`, so that the timing does not reveal the expected key.
 bool equal_keys(std::span<const std::byte> shown, std::span<const std::byte> expected);
 
 struct UnixMessage {
@@ -30,27 +30,29 @@ struct UnixMessage {
   std::vector<Fd> fds;
 };
 
-// One connection. Calls throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed the connection.
+// One connection. Its functions throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed the
+// connection.
 class UnixSocket {
  public:
   static constexpr size_t kMaxBytes = 64 * 1024;  // per message
   static constexpr size_t kMaxFds = 64;
 
-  // Sends the key without waiting for accept(). If the listener refuses, the next receive() throws.
+  // Sends the key without waiting for accept(). If the listener refuses the key, the next receive() throws.
   static UnixSocket connect(const std::string& name, const JobKey& key, Deadline deadline);
   explicit UnixSocket(Fd fd) : fd_(std::move(fd)) {}
 
-  // Sends one message; `bytes` must not be empty. The caller still owns the descriptors.
+  // Sends one message. `bytes` must not be empty. The caller still owns the descriptors.
   void send(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
   UnixMessage receive(Deadline deadline);
 
-  int fd() const { return fd_.get(); }  // for poll(): POLLHUP when the peer has closed
+  // For poll(), which reports POLLHUP when the peer has closed.
+  int fd() const { return fd_.get(); }
 
  private:
   Fd fd_;
 };
 
-// Name of a listening socket. The destructor removes the socket's file, except in a forked child.
+// The name of a listening socket. The destructor removes the socket's file, except in a forked child.
 class SocketName {
  public:
   SocketName() = default;
@@ -67,14 +69,15 @@ class SocketName {
 
 class UnixListener {
  public:
-  // If no folder is usable, name() is empty and trouble() says why. A rank that is alone needs no listener.
+  // If no folder is usable, name() is empty and trouble() tells why. That is no error yet, because a rank that is alone
+  // needs no listener.
   UnixListener();
 
   const std::string& name() const { return name_.path(); }  // random; peers need it to connect
   const std::string& folder() const { return folder_; }     // SocketFolder::identity
   const std::string& trouble() const { return trouble_; }
 
-  // Returns the next peer that has sent the right key; closes other connections.
+  // Returns a connection to the next peer that sends the right key. Closes all other connections.
   UnixSocket accept(const JobKey& key, Deadline deadline);
 
  private:

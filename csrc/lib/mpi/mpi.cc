@@ -114,7 +114,8 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// Finds the loaded MPI libraries by a symbol, because file names differ. Profiling libraries do not define this symbol.
+// Finds the loaded MPI libraries by a symbol, because their file names differ. Profiling libraries do not define this
+// symbol.
 std::vector<DynamicLibrary> loaded_mpis() {
   return DynamicLibrary::that_define("PMPI_Initialized");
 }
@@ -128,9 +129,9 @@ std::optional<DynamicLibrary> running_mpi() {
   return std::nullopt;
 }
 
-// First line of MPI_Get_library_version. Empty: there is none.
+// Returns the first line of MPI_Get_library_version, or "" if there is none.
 std::string version_text(const DynamicLibrary& mpi) {
-  constexpr size_t kLongest = 8192;  // the standard ABI's limit; other ABIs have less
+  constexpr size_t kLongest = 8192;  // the limit of the standard ABI; other ABIs have lower limits
   const auto ask = mpi.find<int(char*, int*)>("MPI_Get_library_version");
   std::string text(kLongest, '\0');
   int length = 0;
@@ -143,7 +144,7 @@ enum class Abi { kOpenMpi, kMpich, kStandard, kUnknown };
 Abi abi_of(const DynamicLibrary& mpi, const std::string& version) {
   if (mpi.find<void>("ompi_mpi_comm_world") != nullptr) return Abi::kOpenMpi;
   const auto ask = mpi.find<int(int*, int*)>("MPI_Abi_get_version");
-  int major = -1, minor = -1;  // -1: another ABI
+  int major = -1, minor = -1;  // stays -1 with other ABIs
   if (ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1) {
     return Abi::kStandard;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages for MpiWire. They use the MPI that this process already runs, if mpi_abi.h has the ABI of
-// that MPI. Any thread. Throws Error(kLibrary) with MPI's text.
+// Point-to-point messages for MpiWire. They use the MPI library that this process already runs, provided that mpi_abi.h
+// describes its ABI. All functions may be called from any thread. On failure, they throw Error(kLibrary) with MPI's
+// text.
 #pragma once
 
 #include <cstddef>
@@ -14,23 +15,26 @@ namespace farandole {
 class MpiComm;
 
 struct MpiLibrary {
-  std::string file, version;  // first line of MPI_Get_library_version; may be empty
-  const char* abi;            // name of its binary interface; "": not in mpi_abi.h
+  // `version` is the first line of MPI_Get_library_version, perhaps empty.
+  std::string file, version;
+  const char* abi;  // name of the binary interface, or "" if mpi_abi.h does not describe it
 };
 
-// The MPI that this process has initialised, else the first that it has loaded; nullopt: none.
+// Returns the MPI library that this process has initialised, otherwise the first that it has loaded, or nullopt if
+// there is none.
 std::optional<MpiLibrary> mpi_of_process();
 
-// A message in flight. Its memory must stay valid until test() returns true.
+// A message in flight. The memory of the message must stay valid until test() returns true.
 class MpiRequest {
  public:
   MpiRequest() = default;
 
-  explicit operator bool() const { return comm_ != nullptr; }  // true: in flight
-  // Returns true once the message is complete; this object is then empty. Also throws if a received message has the
-  // wrong length.
+  // True while the message is in flight.
+  explicit operator bool() const { return comm_ != nullptr; }
+  // Returns true once the message is complete, and then empties this object. Throws on failure, and also if a received
+  // message has the wrong length.
   bool test();
-  // Lets a receive complete soon, perhaps without a message. No effect on a send.
+  // Makes a receive complete soon, perhaps without a message. Has no effect on a send.
   void cancel();
 
  private:
@@ -40,19 +44,21 @@ class MpiRequest {
 
   MpiComm* comm_ = nullptr;
   int64_t handle_ = 0;  // int or pointer, depending on the library
-  int receives_ = -1;   // bytes expected; -1: a send, or cancelled
+  int receives_ = -1;   // number of bytes to receive; -1 for a send or a cancelled receive
 };
 
 // A communicator. The caller owns the MPI_Comm, which must outlive this object and its requests.
 class MpiComm {
  public:
-  // `handle`: address of an MPI_Comm. Throws if MPI's ABI is unknown or MPI does not provide MPI_THREAD_MULTIPLE.
+  // `handle` is the address of an MPI_Comm. Throws if the ABI of MPI is unknown or if MPI does not provide
+  // MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 
   virtual int largest_tag() = 0;
 
-  // Synchronous (MPI_Issend): completes when the receiver has the message, so no message stays in MPI's buffers.
+  // The send is synchronous (MPI_Issend). It completes only when the receiver has the message, so that no message stays
+  // in MPI's buffers.
   MpiRequest send(const std::byte* data, int bytes, int to, int tag) {
     return {*this, start_send(data, bytes, to, tag), -1};
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interfaces of MPI libraries, so that one build works with all: Open MPI's, MPICH's (also Cray, Intel,
-// MVAPICH, ParaStation), and MPI 5.0's standard ABI (chapter 20). test_mpi_abi.py compares them with the headers.
+// The binary interfaces of MPI libraries, so that a single build works with all of them: Open MPI's, MPICH's (which
+// Cray, Intel, MVAPICH and ParaStation also use), and the standard ABI of MPI 5.0 (chapter 20). test_mpi_abi.py
+// compares them with the libraries' headers.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +23,11 @@ struct OpenMpi {
     int source, tag, error, cancelled;
     size_t count;
   };
-  static constexpr int kTagUpperBound = 0;     // the attribute's key
-  static constexpr int kErrorTextBytes = 256;  // length of the longest text, with terminator
+  static constexpr int kTagUpperBound = 0;  // the attribute's key
+  // Length of the longest text, including the terminator.
+  static constexpr int kErrorTextBytes = 256;
 
-  // Predefined handles are addresses of objects in the library.
+  // Predefined handles are the addresses of objects in the library.
   static constexpr const char* kByte = "ompi_mpi_byte";
   static constexpr const char* kErrorsReturn = "ompi_mpi_errors_return";
   static constexpr const char* kRequestNull = "ompi_request_null";
@@ -64,7 +66,7 @@ struct Standard {
   static constexpr int kTagUpperBound = 501;
   static constexpr int kErrorTextBytes = 512;
 
-  // Handles are pointers; predefined handles have small numbers as values.
+  // Handles are pointers. Predefined handles have small numbers as their values.
   static constexpr int kByte = 0x247;
   static constexpr int kErrorsReturn = 0x143;
   static constexpr int kRequestNull = 0x180;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket and its unauthenticated connections. The listener judges a connection by the bytes received so
-// far, without blocking, and drops a connection that sends no proof within 5 s. If all places or descriptors are taken,
-// the listener judges all connections again, then drops the oldest without a hello or, if all have sent a hello, the
-// oldest. An honest caller whose connection is dropped tries again.
+// A listening socket and its unauthenticated connections. The listener judges each connection by the bytes that it has
+// received so far, without blocking, and drops any connection that sends no proof within 5 s. If all places or all
+// descriptors are taken, the listener judges all connections again. It then drops the oldest connection that has not
+// sent a hello or, if all have sent a hello, the oldest of all. An honest caller whose connection is dropped tries
+// again.
 #pragma once
 
 #include <poll.h>
@@ -23,21 +24,23 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise the limit of open files (ulimit -n)";
 
-template <class Connection>  // its first member is an Fd `fd`; greeted(): it has sent a hello
+// The first member is an Fd `fd`; greeted() is true once the hello has arrived.
+template <class Connection>
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
 
-  // `most`: unauthenticated connections kept at once.
+  // `most` is the maximum number of unauthenticated connections that are kept at once.
   GuardedListener(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
   int fd() const { return fd_.get(); }
-  // Adds room for this many honest callers; forget() removes it.
+  // Adds room for this many honest callers. forget() removes this room again.
   void expect(size_t callers) { most_ += callers; }
   void forget(size_t callers) { most_ -= callers; }
 
   // Accepts a limited number of pending connections, so that a flood of strangers cannot hold the calling thread. Then
-  // calls undecided(connection) for each connection. On false, drops the connection: it was invalid, or was proved and
-  // moved away. Throws Error(kLibrary) if the process has no descriptor left and no unauthenticated connection to drop.
+  // calls undecided(connection) for each connection. If it returns false, drops the connection: the connection was
+  // invalid, or its proof was accepted and it was moved elsewhere. Throws Error(kLibrary) if the process has no
+  // descriptor left and there is no unauthenticated connection to drop.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {
@@ -65,7 +68,7 @@ class GuardedListener {
     }
     judge();
   }
-  // Waits until a caller connects, a connection sends something, or one times out.
+  // Waits until a caller connects, a connection sends something, or a connection times out.
   void wait(Deadline deadline) const {
     const bool accepts = resumes_.expired();
     std::vector<pollfd> events{{accepts ? fd_.get() : -1, POLLIN, 0}};
@@ -82,7 +85,7 @@ class GuardedListener {
     Connection connection;
     Deadline due;
   };
-  // Each connection is kept for at least this long, so that a flood of strangers does not drive out an honest caller.
+  // Each connection is kept for at least this long, so that a flood of strangers does not push out an honest caller.
   static constexpr std::chrono::milliseconds kLeast{100};
   bool is_young(const Pending& one) {
     const Deadline due =
@@ -92,7 +95,8 @@ class GuardedListener {
     return true;
   }
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
-  // The connection to drop for a new one: the oldest without a hello, because honest callers soon send one.
+  // Returns the connection to drop for a new one: the oldest connection without a hello, because honest callers soon
+  // send theirs.
   auto superfluous() {
     const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);
@@ -102,7 +106,7 @@ class GuardedListener {
   Fd fd_;
   size_t most_;
   std::vector<Pending> waiting_;
-  Deadline resumes_ = Deadline::at(0);  // when accepting resumes
+  Deadline resumes_ = Deadline::at(0);  // when the listener accepts connections again
 };
 
 }  // namespace farandole

@@ -18,7 +18,7 @@
 namespace farandole {
 namespace {
 
-using Ip = std::vector<uint8_t>;  // 4 bytes or 16
+using Ip = std::vector<uint8_t>;  // 4 or 16 bytes
 
 std::optional<Ip> parse_ip(const std::string& text) {
   std::array<uint8_t, 16> bytes;
@@ -40,7 +40,7 @@ struct Network {
   }
 };
 
-// Returns nullopt if the entry is an interface's name.
+// Returns nullopt if the entry is the name of an interface.
 std::optional<Network> parse_network(const std::string& entry) {
   const size_t slash = entry.find('/');
   const std::optional<Ip> ip = parse_ip(entry.substr(0, slash));
@@ -111,7 +111,7 @@ std::vector<std::string> addresses_of(const std::vector<Interface>& all,
   const bool but = wanted.starts_with('^');
   const std::vector<std::string> entries = split(wanted.substr(but ? 1 : 0));
   std::vector<std::string> addresses, loopback;
-  bool found = false;  // an interface (perhaps loopback) is selected
+  bool found = false;  // an interface (perhaps the loopback) is selected
   for (const Interface& one : all) {
     const bool named =
         std::ranges::any_of(entries, [&](const std::string& entry) { return matches(one, entry); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SipHash-2-4 with 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012), the MAC of handshakes
-// (tcp_socket.h) and of messages between hosts. Without the key nobody can compute a hash.
+// SipHash-2-4 with 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). It is the MAC of
+// handshakes (tcp_socket.h) and of messages between hosts. Nobody can compute a hash without the key.
 #pragma once
 
 #include <array>

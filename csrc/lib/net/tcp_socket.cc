@@ -24,8 +24,9 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::seconds kConnectPatience{2};  // per address
-constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with other connections
-constexpr std::chrono::milliseconds kPause{50};      // before trying all addresses again
+// The listener may be busy with other connections.
+constexpr std::chrono::seconds kProofPatience{10};
+constexpr std::chrono::milliseconds kPause{50};  // before the caller tries all addresses again
 constexpr int kTcpBacklog = 1024;
 
 // hello:   magic, the caller's rank, the line, the caller's nonce    caller -> listener
@@ -44,7 +45,7 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
 }
 
 // A proof is a hash of its purpose, both ranks, the line and both nonces, so nobody can replay or reflect a proof. The
-// session's keys are hashes of the same data with other purposes.
+// keys of the session are hashes of the same data, but with other purposes.
 struct Handshake {
   int32_t caller, listener;
   TcpLine line;
@@ -76,7 +77,8 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// Receives available bytes into `got`, until `got` holds `size` bytes. Returns false if the other end has closed.
+// Receives the bytes that are available, until `got` holds `size` bytes. Returns false if the other end has closed the
+// connection.
 bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   while (got.size() < size) {
     std::byte buffer[kHello];
@@ -88,7 +90,7 @@ bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   return true;
 }
 
-// Sends without retrying: a handshake message always fits the empty send buffer.
+// Sends without retrying, because a handshake message always fits into the empty send buffer.
 bool send_whole(int fd, std::span<const std::byte> bytes) {
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
@@ -114,7 +116,7 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// Returns an invalid Fd on failure; see errno.
+// On failure, returns an invalid Fd and sets errno.
 Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -153,7 +155,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<int32_t> missing = ranks;
   expect(ranks.size());
   for (;;) {
-    look(own, key);  // before taking peers: wait() does not wake for proved peers
+    look(own, key);  // comes before taking peers, because wait() does not wake up for proved peers
     std::erase_if(missing, [&](int32_t rank) {
       TcpPeer peer = take_proved(rank, kControlLine);
       if (!peer.fd) return false;
@@ -208,7 +210,7 @@ bool TcpListener::undecided(Unauthenticated& caller, int32_t own, const Key128& 
   }
 }
 
-// Answers a hello. False: the hello is invalid, or the peer has closed.
+// Answers a hello. Returns false if the hello is invalid or the peer has closed the connection.
 bool TcpListener::answer(Unauthenticated& caller, int32_t own, const Key128& key) {
   const std::byte* const hello = caller.received.data();
   if (std::memcmp(hello, kMagic, sizeof kMagic) != 0) return false;
@@ -271,7 +273,7 @@ void TcpCaller::see_whether_connected() {
   due_ = Deadline::in(kProofPatience);
 }
 
-// Receives the answer, sends the proof, receives the welcome.
+// Receives the answer, sends the proof, and receives the welcome.
 void TcpCaller::hear() {
   const auto wrong = [this] { hang_up("did not prove to be that rank", true); };
   if (received_.size() < kAnswer) {
@@ -286,7 +288,7 @@ void TcpCaller::hear() {
   if (received_.size() > kAnswer) stage_ = Stage::kProved;
 }
 
-// Ends this attempt. The next step() tries the next address; after the last address it pauses first.
+// Ends this attempt. The next step() tries the next address, but after the last address it pauses first.
 void TcpCaller::hang_up(const std::string& why, bool refused) {
   fd_.reset();
   stage_ = Stage::kPause;

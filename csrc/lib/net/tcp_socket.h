@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TCP between ranks of different hosts: a listener and a caller. A connection is used only after both ends have proved
-// which rank they are, and that they know the job's key.
+// which rank they are and that they know the job's key.
 #pragma once
 
 #include <chrono>
@@ -16,18 +16,18 @@
 
 namespace farandole {
 
-// Addresses of a rank, from its peer info.
+// The addresses of a rank, from its peer info.
 struct TcpAddress {
-  std::vector<std::string> hosts;  // numeric, most likely to work first
-  uint16_t port = 0;               // 0: the rank has no usable sockets
+  std::vector<std::string> hosts;  // numeric; the address that most likely works is first
+  uint16_t port = 0;               // 0 if the rank has no usable sockets
 };
 
-// Purpose of a connection. The caller chooses it.
+// The purpose of a connection. The caller chooses it.
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// Keys that authenticate messages after the handshake. They derive from the job's key and both nonces. So each
-// connection has its own keys, which a process that relays the handshake does not know.
+// Keys that authenticate messages after the handshake. They are derived from the job's key and both nonces. Each
+// connection therefore has its own keys, and a process that relays the handshake does not know them.
 struct TcpSession {
   Key128 sends{};
   Key128 receives{};
@@ -43,15 +43,16 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces; addresses_of() (interfaces.h) chooses those in address(). Port 0: listening failed.
+  // Listens on all interfaces. addresses_of() (interfaces.h) chooses the interfaces whose addresses address() contains.
+  // If listening fails, the port in address() is 0.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
-  // Waits for a control connection from each of these ranks. Drops connections that fail the proof or are silent for
-  // kPatience. At the deadline, throws Error(kPeer) that names the missing ranks.
+  // Waits for a control connection from each of these ranks. Drops connections whose proof fails or that are silent for
+  // kPatience. At the deadline, throws Error(kPeer) with a text that names the missing ranks.
   std::vector<TcpPeer> accept(int32_t own, const std::vector<int32_t>& ranks, const Key128& key,
                               Deadline deadline);
-  // Returns the connection that `rank` made for this line; invalid Fd: there is none yet. Never blocks.
+  // Returns the connection that `rank` made for this line, or an invalid Fd if there is none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
   // Adds room for honest callers, beyond kMaxStrangers.
@@ -65,10 +66,10 @@ class TcpListener {
     bool greeted() const { return rank >= 0; }
 
     Fd fd;
-    int32_t rank = -1;                     // as its hello claims; -1: no hello yet
-    TcpLine line = 0;                      // as its hello claims
-    std::vector<std::byte> received = {};  // part of its next message
-    std::vector<std::byte> wanted = {};    // the proof that it must send
+    int32_t rank = -1;                     // as claimed in the hello; -1 before the hello
+    TcpLine line = 0;                      // as claimed in the hello
+    std::vector<std::byte> received = {};  // the part of the next message that has arrived
+    std::vector<std::byte> wanted = {};    // the proof that the caller must send
     TcpSession session = {};               // valid after the proof
   };
   void look(int32_t own, const Key128& key);
@@ -81,23 +82,26 @@ class TcpListener {
   std::vector<TcpPeer> proved_;  // until take() or accept() returns them
 };
 
-// Connects to a rank: tries its addresses in turn until a listener proves to be that rank. Only wait() blocks.
+// Connects to a rank: tries the addresses of the rank in turn, until a listener proves that it is that rank. Only
+// wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
 
-  // Continues as far as possible without blocking. Returns true once fd() is the connection.
+  // Continues as far as possible without blocking. Returns true once fd() is the proved connection.
   bool step();
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }
   void wait(Deadline deadline) const;
-  // True if all addresses have refused for this long. A silent address (the rank may be busy) restarts the time.
+  // True if all addresses have refused for at least this time. If an address is silent, the rank may be busy, so the
+  // time starts again.
   bool refused_for(std::chrono::nanoseconds time) const;
-  // Each address with its error, for messages.
+  // Returns each address with its error, for messages.
   std::string trouble() const;
 
  private:
-  // Stages: pause -> connecting -> listening (answer, welcome) -> proved. A failure leads back to pause.
+  // The stages are: pause -> connecting -> listening (for the answer and the welcome) -> proved. After a failure, the
+  // caller returns to pause.
   enum class Stage { kPause, kConnecting, kListening, kProved };
   void dial();
   void see_whether_connected();
@@ -111,16 +115,18 @@ class TcpCaller {
   const Key128 key_;
   Stage stage_ = Stage::kPause;
   Deadline due_ = Deadline::at(0);        // end of the stage
-  Deadline refused_ = Deadline::never();  // first refusal after the last silent address
-  size_t next_ = 0;                       // index of the address to try
+  Deadline refused_ = Deadline::never();  // first refusal since an address was last silent
+  size_t next_ = 0;                       // index of the address to try next
   Key128 nonce_{};
   std::vector<std::byte> received_;
   TcpSession session_;
-  std::string tried_, tried_before_;  // errors of this round and of the round before
+  // Errors of the current round of addresses and of the previous round.
+  std::string tried_, tried_before_;
   Fd fd_;
 };
 
-// Opens a control connection to a rank. Throws Error(kPeer) with each address and its error.
+// Opens a control connection to a rank. On failure, throws Error(kPeer) with a text that lists each address and its
+// error.
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 

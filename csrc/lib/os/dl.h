@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library found at run time. It is never unloaded, because its threads may still run. farandole does not check
-// who owns the file: the user chose it by a setting, the loader's paths or Python's import folders.
+// A shared library that is found at run time. It is never unloaded, because its threads may still run. farandole does
+// not check who owns the library's file: the user chose it by a setting, the loader's paths or Python's import folders.
 #pragma once
 
 #include <optional>
@@ -11,28 +11,29 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // Returns the first of `names` that is loaded already, else the first that can be loaded. `error`: for the errors.
+  // Returns the first library of `names` that is already loaded, otherwise the first that can be loaded. Stores the
+  // loader's errors in `error`.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
-  // Like try_open(), but throws Error(kLibrary): "cannot load `what`", the reason, and `remedy`.
+  // Like try_open(), but on failure throws Error(kLibrary) with "cannot load `what`", the reason and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
 
   static std::vector<DynamicLibrary> that_define(const char* symbol);
 
   const std::string& name() const { return name_; }
-  // Folder of the library that defines `symbol`. Empty: unknown.
+  // Returns the folder of the library that defines `symbol`, or "" if it is unknown.
   std::string folder_of(const char* symbol) const;
 
   template <class Function>
-  Function* find(const char* symbol) const {  // nullptr if missing
+  Function* find(const char* symbol) const {  // nullptr if the symbol is missing
     return reinterpret_cast<Function*>(find_address(symbol));
   }
   template <class Function>
-  Function* require(const char* symbol) const {  // throws kLibrary
+  Function* require(const char* symbol) const {  // throws Error(kLibrary) if the symbol is missing
     return reinterpret_cast<Function*>(require_address(symbol));
   }
-  // Fills an entry of a function table; throws kLibrary.
+  // Fills an entry of a function table. Throws Error(kLibrary) if the symbol is missing.
   template <class Function>
   void fill(Function*& row, const char* symbol) const {
     row = require<Function>(symbol);

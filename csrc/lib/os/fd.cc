@@ -10,10 +10,10 @@
 namespace farandole {
 namespace {
 
-// Never destroyed, because descriptors may be closed during process exit.
+// The table is never destroyed, because descriptors may be closed during process exit.
 struct Owned {
   std::mutex mutex;
-  std::vector<bool> by_number;  // true: an Fd of this process owns the descriptor
+  std::vector<bool> by_number;  // true if an Fd of this process owns the descriptor
 };
 
 Owned& owned() {
@@ -31,7 +31,7 @@ Fd::Fd(int fd) : fd_(fd) {
   owned().by_number[number] = true;
 }
 
-// In a forked child, an Fd of the parent closes nothing: its number may by then belong to a newer descriptor.
+// In a forked child, an Fd of the parent closes nothing, because its number may meanwhile belong to a newer descriptor.
 void Fd::reset() noexcept {
   if (fd_ < 0) return;
   std::lock_guard lock(owned().mutex);

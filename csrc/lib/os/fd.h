@@ -24,8 +24,8 @@ class Fd {
   explicit operator bool() const { return fd_ >= 0; }
   void reset() noexcept;
 
-  // Call around fork(). The child closes its copies of all descriptors that an Fd owns. Otherwise peers could not see
-  // the end of this process while a child lives.
+  // Call these around fork(). The child closes its copies of all descriptors that an Fd owns. Otherwise, as long as a
+  // child lives, peers could not see that this process has ended.
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();

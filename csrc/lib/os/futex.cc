@@ -18,7 +18,7 @@ FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t 
     const bool woken = g_simulated_kernel->sleep(word, bits, deadline.ns());
     return woken ? FutexResult::kWoken : FutexResult::kTimedOut;
   }
-  // Passes a time-out even for Deadline::never(). Without a time-out, the kernel restarts the call after a signal
+  // Passes a timeout even for Deadline::never(). Without a timeout, the kernel restarts the call after a signal
   // handler, and the caller does not notice the signal.
   const timespec until = deadline.as_timespec();
   if (syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected, &until, nullptr, bits) == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeps on words of shared memory, also across processes (not FUTEX_PRIVATE).
+// Sleeps on words of shared memory. These functions also work across processes (without FUTEX_PRIVATE).
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,12 @@ enum class FutexResult {
 
 constexpr uint32_t kFutexAnyBit = ~uint32_t{0};
 
-// Sleeps, if the word holds `expected`, until a wake-up with overlapping `bits`. May return kWoken without a wake-up.
+// Sleeps, if the word holds `expected`, until a wake-up whose bits overlap `bits`. May return kWoken without such a
+// wake-up.
 FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        Deadline deadline);
 
-// Wakes at most `count` sleepers with overlapping `bits`; returns their number.
+// Wakes at most `count` sleepers whose bits overlap `bits`. Returns the number of sleepers that it has woken.
 int futex_wake(std::atomic<uint32_t>& word, int count, uint32_t bits);
 
 }  // namespace farandole

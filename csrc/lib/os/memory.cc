@@ -25,13 +25,13 @@ constexpr const char* kRemedy =
     "--memory, and --shm-size or /dev/shm), or start fewer ranks on this host";
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// Names of files and keys in control groups v2 and v1.
+// The names of files and keys, which differ between control groups v2 and v1.
 struct Generation {
-  const char* membership;  // middle field of a line of /proc/self/cgroup
+  const char* membership;  // the middle field of a line of /proc/self/cgroup
   const char* root;
   const char* limit;
   const char* usage;
-  const char* cache[2];  // keys of memory.stat
+  const char* cache[2];  // keys in memory.stat
 };
 
 constexpr Generation kGenerations[] = {
@@ -73,7 +73,7 @@ uint64_t left_in(const std::string& folder, const Generation& names) {
   return *limit - std::min(*limit, used);
 }
 
-// The process's control group ("/a/b"); "/" if it has none.
+// Returns the process's control group ("/a/b"), or "/" if it has none.
 std::string own_group(const Generation& names) {
   std::istringstream lines(read_text_file("/proc/self/cgroup"));
   const std::string wanted = std::string(":") + names.membership + ":";
@@ -127,7 +127,8 @@ void prefer_huge_pages(void* begin, size_t bytes) {
           MADV_HUGEPAGE);
 }
 
-// Allocates in steps, because any signal, such as a profiler's, makes fallocate() start from the beginning.
+// Allocates in steps, because any signal, such as that of a profiler, makes fallocate() restart from the beginning of
+// the step.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In jobs of several hosts, lets a rank's threads sleep until a socket changes, or a rank of this host wakes them.
+// In jobs with several hosts, lets the threads of a rank sleep until a socket changes or another rank of this host
+// wakes them.
 #pragma once
 
 #include <array>
@@ -11,8 +12,9 @@
 
 namespace farandole {
 
-// Two threads may sleep here: the driver, and a thread that is woken to drive. An eventfd, its bell, wakes each. epoll
-// reports a change of a socket once (EPOLLET), so the driver must use each socket until EAGAIN before it sleeps.
+// Two threads may sleep here: the driver, and another thread that can be woken to become the driver. Each is woken by
+// an eventfd, its bell. epoll reports a change of a socket only once (EPOLLET), so the driver must use each socket
+// until EAGAIN before it sleeps.
 class Poller {
  public:
   enum Bell { kDriver, kOther };
@@ -24,18 +26,18 @@ class Poller {
   Poller& operator=(const Poller&) = delete;
 
   // Watches a socket until it is closed. If the socket has new bytes or new room, or has ended, collect() sets
-  // `changed`, which must outlive the socket. Without `changed`, collect() makes has_news() true. Call watch() on the
-  // driver, or before the driver starts. Returns false if the kernel refused; see errno.
+  // `changed`, which must outlive the socket. If `changed` is null, collect() makes has_news() true instead. Call
+  // watch() on the driver, or before the driver starts. Returns false and sets errno if the kernel refused.
   [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
-  // Reads the changes since the last call. Driver only, like has_news() and take_news().
+  // Reads the changes since the last call. Only the driver may call it, has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
 
-  // On: a change of a socket wakes only the driver, so that a message does not wake two threads. Off: a change wakes
-  // both threads, even if the change came while muted. Driver only.
+  // If `on` is true, a change of a socket wakes only the driver, so that a message does not wake two threads. If it is
+  // false, a change wakes both threads, even if the change happened while `on` was true. Only the driver may call this.
   void mute(bool on);
-  // True if collect() would find a change. Any thread.
+  // True if collect() would find a change. May be called from any thread.
   bool ready() const;
   int bell(Bell bell) const { return bells_[bell].get(); }
   // Sleeps until the bell rings or a socket changes. Never returns kChanged.
@@ -43,12 +45,13 @@ class Poller {
 
  private:
   Fd sockets_;
-  Fd edges_;  // watches only `sockets_`; reports a change once, even if collect() has not read it
+  // Watches only `sockets_`; reports a change once, even if collect() has not read it yet.
+  Fd edges_;
   std::array<Fd, kBells> bells_;
   bool news_ = false;
 };
 
-// Rings a bell, perhaps of another process.
+// Rings a bell, which may belong to another process.
 void ring_bell(int fd);
 
 }  // namespace farandole

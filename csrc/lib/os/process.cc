@@ -18,10 +18,10 @@
 namespace farandole {
 namespace {
 
-using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, Linux's maximum
+using CoreSet = std::array<cpu_set_t, 8>;  // 8,192 cores, which is Linux's maximum
 
-// Returns the fields after the name in the main thread's stat. The name may contain blanks and brackets. /proc/PID/stat
-// has the same values, but qemu-user invents that file for the calling process.
+// Returns the fields that follow the name in the main thread's stat file. The name may contain blanks and brackets.
+// /proc/PID/stat holds the same values, but qemu-user fabricates that file for the calling process.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string number = std::to_string(pid);
   const std::string text = read_text_file("/proc/" + number + "/task/" + number + "/stat");
@@ -47,7 +47,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Checked after opening, because the number may have passed to another process before.
+  // Checked after opening, because before that the number may have passed to another process.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

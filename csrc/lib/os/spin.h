@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides whether and how long a thread polls before it sleeps. No other code decides this.
+// Decides if, and for how long, a thread polls before it sleeps. No other code decides this.
 #pragma once
 
 #include <sched.h>
@@ -12,16 +12,18 @@
 namespace farandole {
 
 // A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
-// core: this thread then sleeps without polling, now and the next few times. Each polling thread has its own object. If
-// ranks share cores, a caller yields after each look: the peer for which it waits may need this core, and yielding
-// costs less than sleeping. Only a yield much longer than a peer's part in a small call then counts as long.
+// core. This thread then sleeps without polling, this time and the next few times. Each polling thread has its own
+// object. If ranks share cores, a caller yields after each look, because the peer for which it waits may need this
+// core, and yielding costs less than sleeping. In that case, only a yield that takes much longer than a peer's part in
+// a small call counts as long.
 class Spin {
  public:
-  // A caller has nothing else to do. The background thread takes a core that the program may need: it polls only if
-  // there are spare cores, and less often the longer it finds no work.
+  // A caller has nothing else to do. The background thread, however, takes a core that the program may need. The
+  // background thread therefore polls only if there are spare cores, and polls less often the longer it finds no work.
   enum class Who { kCaller, kBackground };
 
-  // `setting_us`: FARANDOLE_SPIN_US. -1: the limits depend on `cores`, the number of cores that the host's ranks share.
+  // `setting_us` is FARANDOLE_SPIN_US. If it is -1, the limits depend on `cores`, the number of cores that the host's
+  // ranks share.
   Spin(Who who, int64_t setting_us, int cores, int local_ranks)
       : backs_off_(who == Who::kBackground) {
     const bool crowded = cores < local_ranks;
@@ -37,7 +39,7 @@ class Spin {
     }
   }
 
-  // Polls; returns true as soon as has_work() does, else false after a while. `moving`: a bucket is in flight.
+  // Polls. Returns true as soon as has_work() does, or false after a while. `moving` is true if a bucket is in flight.
   template <class Predicate>
   bool operator()(bool moving, Predicate&& has_work) {
     const int64_t limit = moving ? moving_ns_ : waiting_ns_;
@@ -68,12 +70,13 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  // Covers the differences between the times at which ranks make a call, after a few milliseconds of computing.
+  // Long enough to cover the differences between the times at which ranks make a call after a few milliseconds of
+  // computing.
   static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;
   static constexpr int kMaxMisses = 6;
-  int looks_ = 16;                  // between two yields
+  int looks_ = 16;                  // number of looks between two yields
   int64_t long_yield_ns_ = 20'000;  // a yield takes 1 us if no other thread wants the core
   bool backs_off_;
   int64_t waiting_ns_;

@@ -28,7 +28,7 @@ struct PathParts {
   std::string name;
 };
 
-// An unpredictable name, so that no other user can have created the file before.
+// Returns an unpredictable name, so that no other user can have created the file in advance.
 std::string unforeseen(const std::string& name) {
   uint64_t random = 0;
   if (getrandom(&random, sizeof random, 0) != sizeof random)
@@ -40,7 +40,7 @@ std::string unforeseen(const std::string& name) {
 
 std::string read_text_file(const std::string& path) {
   std::ostringstream text;
-  text << std::ifstream(path).rdbuf();  // a read error ends the text; nothing throws
+  text << std::ifstream(path).rdbuf();  // does not throw: a read error ends the text
   return text.str();
 }
 
@@ -61,7 +61,7 @@ Fd create_file(const std::string& path) {
     if (fresh || errno != EEXIST) return fresh;
     const auto found = look_at(parts.folder.get(), name);
     if (!found) continue;
-    if (S_ISREG(found->st_mode)) {  // removed, because it may be a hard link to another file
+    if (S_ISREG(found->st_mode)) {  // removed first, because it may be a hard link to another file
       if (unlinkat(parts.folder.get(), name, 0) != 0) return {};
       continue;
     }

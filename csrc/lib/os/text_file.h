@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads files of /proc and /sys and writes reports. Any thread may call these functions. They neither follow nor
-// overwrite other users' files and links, even in folders where all users may write, such as /tmp.
+// Reads files of /proc and /sys, and writes reports. These functions may be called from any thread. They never follow
+// or overwrite other users' files and links, even in folders to which all users may write, such as /tmp.
 #pragma once
 
 #include <string>
@@ -10,19 +10,20 @@
 
 namespace farandole {
 
-// Returns the file's text, up to a read error; empty if the file cannot be opened.
+// Returns the text of the file, up to a read error, or "" if the file cannot be opened.
 std::string read_text_file(const std::string& path);
 
-// Writes the whole text. False: failed; see errno.
+// Writes the whole text. On failure, returns false and sets errno.
 bool write_whole(int fd, std::string_view text);
 
-// Creates a file, replacing an existing file, or opens an existing device or pipe. Invalid Fd: see errno.
+// Creates a file, which replaces an existing file, or opens an existing device or pipe. On failure, returns an invalid
+// Fd and sets errno.
 Fd create_file(const std::string& path);
 
-// Creates or replaces a file atomically. Only this user may read it. Throws Error(kLibrary).
+// Creates or replaces a file atomically. Only this user may read the file. Throws Error(kLibrary).
 void write_text_file(const std::string& path, const std::string& text);
 
-// Creates a folder and its parents if missing. Throws Error(kLibrary).
+// Creates a folder and its parents if they are missing. Throws Error(kLibrary).
 void make_folder(const std::string& path);
 
 }  // namespace farandole

@@ -21,7 +21,7 @@ namespace farandole {
 
 namespace {
 
-// Blocks all signals in the current thread while this object exists; new threads inherit the mask.
+// Blocks all signals in the current thread while this object exists. New threads inherit the signal mask.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -83,7 +83,7 @@ bool is_main_thread() {
 }
 
 void ask_for_short_slice() {
-  struct {  // struct sched_attr, first version; glibc declares it since 2.41
+  struct {  // the first version of struct sched_attr, which glibc declares only since 2.41
     uint32_t size = 48;
     uint32_t policy = 0;
     uint64_t flags = 0;
@@ -94,7 +94,7 @@ void ask_for_short_slice() {
     uint64_t period_ns = 0;
   } attributes;
   static_assert(sizeof(attributes) == 48);
-  // Reads the attributes first, to keep the user's policy and nice value.
+  // Reads the attributes first, to keep the policy and nice value that the user has set.
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;
   attributes.runtime_ns = 100'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the core's threads, which have names. They block all signals, so that the user's threads handle all signals.
+// Starts the core's threads. Each has a name and blocks all signals, so that only the user's threads handle signals.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-// A thread of the core. Call join() or detach() before its destructor.
+// A thread of the core. Call join() or detach() before the thread object is destroyed.
 class Thread {
  public:
   Thread() = default;
@@ -24,17 +24,18 @@ class Thread {
 
  private:
   std::thread thread_;
-  int simulated_ = 0;  // number in the simulation; 0: a real thread
+  int simulated_ = 0;  // number of the thread in the simulation; 0 for a real thread
 };
 
-// Cuts the name to 15 characters, the kernel's limit.
+// Starts a thread. Cuts the name to 15 characters, which is the kernel's limit.
 Thread start_thread(const std::string& name, std::function<void()> run);
 
-// A thread that may hang for ever in a foreign library. Once abandoned, the thread must not use its owner's data.
+// A thread that may hang for ever in a foreign library. Once abandoned, it must not use its owner's data.
 class LeavableThread {
  public:
   LeavableThread(const std::string& name, std::function<void()> run);
-  // Waits for the thread until the deadline, then abandons it; the process may exit while it runs. False: abandoned.
+  // Waits for the thread until the deadline, then abandons it and returns false. The process may exit while an
+  // abandoned thread is still running.
   bool join_or_leave(Deadline deadline);
 
  private:
@@ -44,14 +45,15 @@ class LeavableThread {
 
 bool is_main_thread();
 
-// Asks for scheduler slices of 100 us, so that this thread soon preempts computing threads. Older kernels ignore it.
+// Asks the kernel for scheduler slices of 100 us, so that this thread soon preempts computing threads. Older kernels
+// ignore this request.
 void ask_for_short_slice();
 
-// Lets this thread's sleeps end on time. By default the kernel may add 50 us.
+// Makes this thread's sleeps end on time. By default, the kernel may extend them by 50 us.
 void ask_for_punctual_sleeps();
 
-// Lets this thread preempt all normal threads: sets the lowest SCHED_RR priority, unless the user has chosen a policy.
-// False: not permitted.
+// Makes this thread preempt all normal threads: gives it the lowest SCHED_RR priority, unless the user has chosen a
+// policy. Returns false if that is not permitted.
 bool ask_for_real_time();
 
 }  // namespace farandole

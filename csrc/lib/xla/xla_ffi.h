@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of XLA's FFI C API that a handler needs. tests/with_jax/jobs/test_declarations.py compares it with XLA's
-// header. Every struct starts with its size, because later versions of XLA append members.
+// header. Each struct starts with its size, because later versions of XLA append members.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace farandole::xla {
 
-// The API version for which this code is written. XLA refuses handlers for versions that it does not support.
+// The API version for which this code is written. XLA refuses a handler whose version it does not support.
 constexpr int kMajor = 0;
 constexpr int kMinor = 1;
 
 constexpr int kMetadataExtension = 1;
 constexpr int kExecuteStage = 3;
-constexpr int kBuffer = 1;  // the only kind of argument and result
+constexpr int kBuffer = 1;  // the only kind of argument and of result
 constexpr int kArrayAttribute = 1;
 constexpr int kStringAttribute = 4;
 
@@ -30,7 +30,7 @@ enum class Code : int {
 using DataType = int;
 constexpr DataType kInt32 = 4;
 constexpr DataType kFloat64 = 12;
-constexpr DataType kToken = 17;  // a value without data, which only orders calls
+constexpr DataType kToken = 17;  // a value without data, whose only purpose is to order calls
 
 struct Error;
 
@@ -47,7 +47,7 @@ struct Version {
   int minor;
 };
 
-// If a call carries MetadataExtension, XLA only asks for the version; the handler must do nothing else.
+// If a call carries MetadataExtension, XLA only asks for the handler's version. The handler must then do nothing else.
 struct Metadata {
   size_t size;
   Version version;
@@ -147,7 +147,7 @@ struct CallFrame {
   Attributes attributes;
 };
 
-// True if XLA's struct has all members that are declared here.
+// True if XLA's struct has all the members that are declared here.
 template <class Struct>
 bool has(const Struct& theirs) {
   return theirs.size >= sizeof(Struct);
