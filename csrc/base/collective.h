@@ -46,7 +46,7 @@ enum class Rows : uint8_t {
   kKept,
   // For each member, the number of rows of its input; the log entry contains these numbers.
   kBrought,
-  // The number of rows that each member sends to each other member, at index sender * members + receiver. If there is
+  // The number of rows that each member sends to each member, at index sender * members + receiver. If there is
   // a root, only the root sends, and the index is the receiver. The log entry contains these numbers, too.
   kPairs,
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that waits for other ranks on this host to die. It uses neither Python nor the engine.
+// A thread that waits until other ranks on this host die. It uses neither Python nor the engine.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,9 @@ class DeathWatch {
     Rank rank = 0;
     pid_t pid = 0;
     uint64_t start_time = 0;
-    bool same_namespace = true;  // false: `pid` is a number in another PID namespace
-    int socket = -1;             // closes when the peer dies; for use without pidfds; -1: none
+    bool same_namespace = true;  // false if `pid` is a number in a different PID namespace
+    // A socket that closes when the peer dies, for systems without pidfds; -1 if there is none.
+    int socket = -1;
   };
   // The watch thread calls this function once per death.
   using OnDeath = std::function<void(const Peer&)>;

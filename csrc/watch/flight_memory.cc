@@ -10,7 +10,7 @@ namespace {
 constexpr size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr size_t kFlightPage = whole_pages(sizeof(FlightPage));
 
-// A hash of the build id, because layouts differ between builds.
+// Returns a hash of the build id, because the layout of the memory differs between builds.
 uint64_t magic() {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char* c = build_id(); *c != '\0'; ++c) {
@@ -43,7 +43,8 @@ void add_line(Stamped<FlightText>& lines, const std::string& text) {
   if (line.size() > FlightText::kBytes - whole.length) return;
   std::memcpy(whole.text + whole.length, line.data(), line.size());
   whole.length += line.size();
-  lines.write(whole.length, whole);  // the length is the number, which must grow
+  // The length is also the number of the write, because it grows with each write.
+  lines.write(whole.length, whole);
 }
 
 size_t FlightMemory::pages_begin(int ranks) {
@@ -60,7 +61,7 @@ void FlightMemory::prepare() {
   std::memcpy(memory_, &header, sizeof(header));
 }
 
-// Limits for attach(), because a process of another user may have written any numbers into the header.
+// Limits for attach(), because a process that belongs to another user may have written any numbers into the header.
 constexpr int kMostLocalRanks = 1024;
 constexpr int kMostRanks = 1 << 20;
 

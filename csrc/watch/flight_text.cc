@@ -14,7 +14,7 @@
 namespace farandole {
 namespace {
 
-// Writes the members of an event's JSON object, without braces.
+// Writes the members of an event's JSON object, without the braces.
 void write_members(Json& json, const FlightEvent& event, const LabelMemory& labels) {
   const Op op = event.op < kOpCount ? static_cast<Op>(event.op) : Op{};
   json.member("t", event.time_ns).member("kind", name_of(event.kind));
@@ -116,7 +116,7 @@ FlightMemory attached(const Segment& segment) {
               "installation that the job uses");
 }
 
-// nullopt: the memory holds no plausible identity.
+// Returns nullopt if the memory does not hold a plausible identity.
 std::optional<FlightPage::Identity> identity_of(const FlightMemory& memory, int local) {
   const auto seen = memory.page(local).identity.read();
   if (!seen || seen->value.rank < 0 || seen->value.rank >= memory.ranks()) return std::nullopt;
@@ -158,7 +158,8 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
   json.close('}').line();
   json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
-  if (events > 0) write_open(json, page);  // before the events, which show how these calls ended
+  // The open calls come before the events, which show how these calls ended.
+  if (events > 0) write_open(json, page);
   write_events(json, page, events);
   json.close('}');
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes flight recorders as JSON, for dumps, metrics and `farandole` commands that attach to a job.
+// Writes flight recorders as JSON, for dumps, metrics, and the `farandole` commands that attach to a job.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@
 
 namespace farandole {
 
-// Writes one rank's recorder: identity, state, counters and the last `events` events, oldest first, one per line.
-// `reason`: why the recorder is dumped. Any process that maps the memory may call this function.
+// Writes one rank's recorder: its identity, state and counters, then its last `events` events, oldest first, one per
+// line. `reason` tells why the recorder is dumped. May be called from any process that maps the memory.
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// A dump: the file's name, flight-rank-N.json, and the text.
+// A dump consists of the name of the file, flight-rank-N.json, and its text.
 using FlightDump = std::pair<std::string, std::string>;
 std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
                                  const std::string& reason);
 // Writes the files to `folder`, atomically. Only this user can read them. Throws Error(kLibrary).
 void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder);
 
-// A host's flight recorders, which any process can read through a descriptor of their memory. root may read another
-// user's recorders, so the writer may be hostile: every number is checked before use.
+// The flight recorders of a host, which any process can read through a descriptor of their memory. The writer may be
+// hostile, because root may read the recorders of other users. Every number is therefore checked before it is used.
 class FlightView {
  public:
   // Duplicates `fd`. Throws Error(kInvalidArgument) if it is not flight memory of this build.

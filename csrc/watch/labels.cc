@@ -8,7 +8,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kAlignment = alignof(uint32_t);
-constexpr size_t kFirst = kAlignment;  // 0 is kNoLabel
+constexpr size_t kFirst = kAlignment;  // not 0, because 0 is kNoLabel
 
 }  // namespace
 

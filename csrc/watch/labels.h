@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of names in shared memory, each stored once. Events store the name's number (label).
+// A table of names in shared memory. Each name is stored once, and events store its number (the label).
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,23 @@ namespace farandole {
 
 constexpr uint32_t kNoLabel = 0;  // for unnamed calls
 
-// One rank writes the table. Readers see only complete names.
+// Only one rank writes the table. Readers see only complete names.
 struct LabelMemory {
   static constexpr size_t kBytes = 512 << 10;
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. Returns "" for an unknown label. Truncates long names, so a hostile writer cannot inflate every event.
+  // May be called from any process. Returns "" for an unknown label. Truncates long names, so that a hostile writer
+  // cannot inflate every event.
   static constexpr uint32_t kLongest = 1024;
   std::string_view at(uint32_t label) const;
 };
 
-// The writer of a LabelMemory. Not thread-safe: see Recorder::label_of().
+// Writes a LabelMemory. Not thread-safe: see Recorder::label_of().
 class Labels {
  public:
   explicit Labels(LabelMemory& memory);
-  // When the memory is full, new names get the label of "(name not kept)".
+  // Once the memory is full, every new name gets the label of "(name not kept)".
   uint32_t label_of(std::string_view name);
 
  private:

@@ -25,7 +25,7 @@ uint32_t thread_number() {
   return number;
 }
 
-// This thread's wait. An interrupted and repeated wait counts once.
+// The wait of the current thread. A wait that is interrupted and repeated counts once.
 struct OpenWait {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -68,7 +68,7 @@ void Recorder::record(FlightEvent event) {
   if (timeline_.listens()) timeline_.add(event);
 }
 
-// One thread at a time calls open(); any thread may free a place.
+// open() must not be called from two threads at a time, but any thread may free a place.
 size_t Recorder::open(const FlightEvent& submit) {
   size_t place = 0;
   for (std::atomic<uint64_t>& word : places_) {
@@ -88,7 +88,7 @@ size_t Recorder::open(const FlightEvent& submit) {
 void Recorder::close(const RecordedCall& call) {
   if (call.place >= FlightPage::kOpen) return;
   int64_t open = call.call;
-  if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // closed already
+  if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // it was closed already
   places_[call.place / 64].fetch_and(~(uint64_t{1} << call.place % 64), std::memory_order_release);
 }
 
@@ -170,7 +170,8 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
-// Dumps once per error code: the first failure may explain later ones, and a script may handle many failures.
+// Dumps only once per error code, because the first failure may explain later failures, and a script may handle many
+// failures.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);
@@ -214,7 +215,7 @@ void Recorder::dump(std::span<const int> locals, const std::string& reason) {
         log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
       }
     });
-    // The driver waits here, so a hanging disk delays errors and other calls by kDiskPatience, but not longer.
+    // The driver waits here. A hanging disk therefore delays errors and other calls by kDiskPatience, but not longer.
     if (writer.join_or_leave(Deadline::in(kDiskPatience))) return;
     {
       std::lock_guard lock(abandoned_mutex_);
@@ -231,7 +232,7 @@ void Recorder::dump_host(const std::string& reason) {
   dump(numbers_below(memory_.local_ranks()), reason);
 }
 
-// Dumps this rank's recorder. The first living rank of the host also dumps those of dead ranks.
+// Dumps this rank's recorder. The first living rank of the host also dumps the recorders of dead ranks.
 void Recorder::dump_own(const std::string& reason) {
   std::vector<int> locals;
   bool first = true;
@@ -246,7 +247,8 @@ void Recorder::dump_own(const std::string& reason) {
 
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
-  LifeState running = LifeState::kRunning;  // a rank that has left stays kLeft
+  // Only kRunning is replaced, so a rank that has left stays kLeft.
+  LifeState running = LifeState::kRunning;
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 

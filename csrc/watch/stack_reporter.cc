@@ -23,12 +23,13 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxText = 4000;     // bytes of a report
-constexpr size_t kMaxStacks = 65536;  // bytes read; the default capacity of a pipe
-constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
-// The main thread may be in a system call that delays the signal.
+constexpr size_t kMaxText = 4000;  // maximum size of a report, in bytes
+// Maximum number of bytes to read; the default capacity of a pipe.
+constexpr size_t kMaxStacks = 65536;
+constexpr size_t kMaxThreads = 8;  // number of threads whose states are reported
+// How long to wait for the first line. The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
-// Python does not mark the end of its output, so a pause of this length counts as the end.
+// How long to wait for another line. Python does not mark the end of its output, so a longer pause counts as the end.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
@@ -39,7 +40,7 @@ bool has_handler(int signal, void (*handler)(int)) {
          (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == handler);
 }
 
-// Waits at most `patience` for bytes, and returns a block of them; empty: none came.
+// Waits at most `patience` for bytes. Returns the bytes that have arrived, or "" if there are none.
 std::string read_pipe(int fd, std::chrono::milliseconds patience) {
   const Deadline deadline = Deadline::in(patience);
   pollfd event{fd, POLLIN, 0};
@@ -66,8 +67,8 @@ std::string python_stacks(const StackSource& source) {
   return text;
 }
 
-// Moves the main thread's block to the front. faulthandler writes a block per thread, in any order. The "Current
-// thread" is the main thread, which runs the signal handler.
+// Moves the main thread's stack to the front. faulthandler writes one stack per thread, in no particular order. It
+// marks the main thread, which runs the signal handler, as "Current thread".
 std::string main_thread_first(const std::string& stacks) {
   const size_t at = stacks.find("Current thread");
   if (at == std::string::npos || at == 0) return stacks;
@@ -81,7 +82,7 @@ bool is_in(std::string_view line, std::span<const std::string> folders) {
   });
 }
 
-// Removes farandole's frames on top of each stack, so that the first frame is the user's.
+// Removes farandole's frames from the top of each stack, so that the first frame belongs to the user's code.
 std::string without_own_frames(const std::string& stacks, std::span<const std::string> folders) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -99,13 +100,14 @@ std::string without_own_frames(const std::string& stacks, std::span<const std::s
   return text;
 }
 
-// Files that identify threads that never call farandole: DataLoader feeders and pinners, progress bars, TensorBoard's
-// writer, the elastic agent's listener.
+// Source files that show that a thread never calls farandole. Such threads are DataLoader feeders and pinners, progress
+// bars, TensorBoard's writer, and the listener of the elastic agent.
 constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main thread, or has a frame in kQuietFiles. False if the list is cut.
+// True if every thread with Python frames is the main thread or has a frame in kQuietFiles. False if the list of
+// threads is truncated.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -132,7 +134,7 @@ bool is_of_a_library(std::string_view frame) {
          frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
 }
 
-// Appends the enclosing loops to each user frame (`File "train.py", line 9 in main`).
+// Appends the enclosing loops to each frame of the user's code (`File "train.py", line 9 in main`).
 std::string with_loops(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string text, line;
@@ -171,7 +173,8 @@ std::string state_of(const std::string& tid) {
   return text + "\n";
 }
 
-// The states in /proc of the main thread and of threads that farandole has not started, one line each.
+// Returns the states of the main thread and of threads that farandole did not start. The text has one line per thread,
+// from /proc.
 std::string thread_states() {
   std::string text = state_of(std::to_string(getpid()));
   std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/task"), &closedir);
@@ -222,7 +225,8 @@ std::vector<size_t> loops_around(const std::string& source, size_t number) {
   for (std::string line; lines.size() < number && std::getline(text, line);) lines.push_back(line);
   std::vector<size_t> loops;
   if (lines.size() < number) return loops;
-  // Scans upwards from line `number`: a line opens an enclosing block if it is indented less than all lines below it.
+  // Scans upwards from line `number`. A line opens an enclosing block if it is indented less than all lines below it
+  // that were scanned.
   size_t least = std::string::npos;
   for (size_t at = number; at > 0; --at) {
     const std::string& line = lines[at - 1];
@@ -244,14 +248,15 @@ StackReporter::~StackReporter() {
 void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
   std::lock_guard lock(mutex_);
   if (std::exchange(busy_, true)) return;
-  if (thread_.joinable()) thread_.join();  // the previous thread has reported and is ending
+  if (thread_.joinable()) thread_.join();  // the previous thread has made its report and is ending
   try {
     thread_ = start_thread("farandole-stck", [this, with_loops, tell = std::move(tell)] {
       tell(stack_report(source_, with_loops));
       std::lock_guard done(mutex_);
       busy_ = false;
     });
-  } catch (const std::system_error&) {  // no new thread: peers see that this rank does not answer
+    // No new thread can be started. Peers will see that this rank does not answer.
+  } catch (const std::system_error&) {
     busy_ = false;
   }
 }

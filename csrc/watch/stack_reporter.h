@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports Python's stacks and the states of this process's threads when other ranks wait for it. Works even if the main
-// thread is stuck in native code.
+// Reports Python's stacks and the states of this process's threads when other ranks wait for this rank. This works even
+// if the main thread is stuck in native code.
 #pragma once
 
 #include <functional>
@@ -20,14 +20,15 @@ struct StackSource {
   std::vector<std::string> own_folders;
 };
 
-// Returns the highest real-time signal without a handler; 0: all have one.
+// Returns the highest real-time signal that has no handler, or 0 if all have one.
 int free_signal();
 
-// Gives a signal an empty handler, if it has none. Python restores that handler at exit, so a late signal does not end
-// the process.
+// Gives a signal an empty handler, if it has no handler. Python restores this empty handler at exit, so a late signal
+// does not end the process.
 void make_harmless(int signal);
 
-// Line numbers of the `for` and `while` statements around line `number` (from 1) of a Python source, outermost first.
+// Returns the line numbers of the `for` and `while` statements around line `number` of a Python source, outermost
+// first. Lines are counted from 1.
 std::vector<size_t> loops_around(const std::string& source, size_t number);
 
 class StackReporter {
@@ -39,10 +40,11 @@ class StackReporter {
 
   struct Stacks {
     std::string text;         // at most 4 KB
-    bool main_alone = false;  // no other thread runs Python code that may make calls
+    bool main_alone = false;  // true if no other thread runs Python code that may make calls
   };
-  // Starts a report; returns at once. A new thread calls `tell` after about a second. Does nothing while a report is
-  // under way. `with_loops`: reads the sources of the user's frames, and adds the loops around them. Any thread.
+  // Starts a report and returns at once. After about a second, a new thread calls `tell`. Does nothing while an earlier
+  // report is in progress. If `with_loops` is true, also reads the sources of the user's frames and adds the loops
+  // around each frame. May be called from any thread.
   void ask(bool with_loops, std::function<void(Stacks)> tell);
 
  private:

@@ -16,7 +16,7 @@
 namespace farandole {
 namespace {
 
-constexpr int64_t kFirstLane = 100'000'000;  // track of set 0; above all thread ids
+constexpr int64_t kFirstLane = 100'000'000;  // track of set 0; higher than any thread id
 constexpr int64_t kMessages = kFirstLane - 2;
 constexpr int64_t kSubmitNs = 1000;  // duration that a submission has in the trace
 
@@ -27,8 +27,9 @@ std::string upper(std::string text) {
 
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
 
-constexpr size_t kEnough = 4096;                       // events that wake the writer
-constexpr size_t kMost = 1u << 18;                     // events in memory; others are dropped
+constexpr size_t kEnough = 4096;  // number of events that wake the writer
+// Maximum number of events in memory; further events are dropped.
+constexpr size_t kMost = 1u << 18;
 constexpr auto kRest = std::chrono::milliseconds(50);  // longest wait for kEnough events
 
 }  // namespace
@@ -40,7 +41,7 @@ TraceFile::TraceFile(const std::string& path, const FlightPage& page)
   flush();
 }
 
-// A killed rank leaves the file without its closing bracket. Viewers accept that.
+// If a rank is killed, its file lacks the closing bracket. Viewers accept such a file.
 void TraceFile::head() {
   json_.open('[').line().open('{').member("ph", "M").member("name", "process_name");
   json_.member("pid", who_.rank).key("args").open('{');
@@ -83,7 +84,7 @@ int64_t TraceFile::thread_of(const FlightEvent& event) {
   return thread;
 }
 
-// Writes an event with a duration of `value` nanoseconds.
+// Writes an event that lasts `value` nanoseconds.
 void TraceFile::slice(const char* category, std::string_view name, const FlightEvent& event,
                       int64_t track) {
   const int64_t began =
@@ -107,7 +108,7 @@ void TraceFile::async(const char* phase, const TracedCall& call, std::string_vie
   json_.member("id", call.id).member("tid", kFirstLane - 1).close('}');
 }
 
-// Ends the call's stage and starts the stage `name`; "" starts none.
+// Ends the current stage of the call, then starts the stage `name`, or no stage if `name` is "".
 void TraceFile::stage(TracedCall& call, std::string name, int64_t time_ns) {
   if (!call.stage.empty()) async("e", call, call.stage, time_ns);
   call.stage = std::move(name);
@@ -120,7 +121,8 @@ void TraceFile::submit(const FlightEvent& event) {
   const std::string_view label = page_.labels.at(event.name);
   const std::string name =
       label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
-  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // as in Horovod
+  // Horovod's traces name calls in the same way.
+  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;
   const int64_t track = thread_of(event);
   begin("X", "submit", name, event.time_ns);
   json_.key("dur").microseconds(kSubmitNs).member("tid", track).key("args").open('{');
@@ -263,7 +265,7 @@ void Timeline::write_all() {
     batch.clear();
     {
       std::unique_lock lock(mutex_);
-      // Uses the system clock, because glibc before 2.30 cannot wait on another one.
+      // Uses the system clock, because glibc before 2.30 cannot wait on any other clock.
       enough_.wait_until(lock, std::chrono::system_clock::now() + kRest,
                          [this] { return stopping_ || events_.size() >= kEnough; });
       last = stopping_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory. The timeline's
-// thread writes them to the file, twenty times a second and whenever there are many.
+// Writes the events of this rank as a trace for Chrome or Perfetto. Other threads append events to a list in memory.
+// The timeline's own thread writes them to the file, twenty times a second and whenever there are many.
 #pragma once
 
 #include <atomic>
@@ -21,23 +21,23 @@
 
 namespace farandole {
 
-// One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track (submissions and
-// waits). Each set's lane has a track, too (buckets and blocks). Each tensor in flight has a line, and an arrow to its
-// bucket.
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track for its
+// submissions and waits. Each set's lane has a track for its buckets and blocks. Each tensor in flight has a line, with
+// an arrow to its bucket.
 class TraceFile {
  public:
-  // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this.
+  // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this object.
   TraceFile(const std::string& path, const FlightPage& page);
 
   void write(const FlightEvent& event);
-  void flush();  // writes to the file; logs one failure
+  void flush();  // writes to the file; logs only the first failure
   void close(uint64_t dropped);
 
  private:
   struct TracedCall {
     uint64_t id = 0;  // unique among all ranks
     std::string name;
-    std::string stage;  // the stage that is open in the trace; "": none
+    std::string stage;  // the stage that is open in the trace, or "" if there is none
   };
 
   void head();
@@ -61,7 +61,7 @@ class TraceFile {
   uint64_t calls_ = 0;
   std::set<int64_t> tracks_;
   std::unordered_map<int64_t, TracedCall> open_;
-  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls in each bucket
+  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // the calls in each bucket
 };
 
 class Timeline {
@@ -71,12 +71,13 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is being written.
+  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is already being
+  // written.
   void start(const std::string& path, bool mark_cycles);
-  // Writes the remaining events and closes the file, if one is open.
+  // Writes the remaining events and closes the file, if a file is open.
   void stop();
 
-  // ---- Any thread, at any time
+  // ---- May be called from any thread at any time
   const std::atomic<bool>& listening() const { return listening_; }
   bool listens() const { return listening_.load(std::memory_order_relaxed); }
   bool marks_cycles() const { return mark_cycles_.load(std::memory_order_relaxed); }
@@ -100,7 +101,7 @@ class Timeline {
   Thread writer_;
 };
 
-// Path of a rank's file: `path` for rank 0; for rank 2, NAME.rank2.SUFFIX next to it.
+// Returns the path of a rank's file: `path` for rank 0, NAME.rankN.SUFFIX in the same folder for rank N.
 std::string timeline_path(const std::string& path, Rank rank);
 
 }  // namespace farandole

@@ -75,7 +75,7 @@ std::vector<Fd> SocketLinks::share(int fd, Deadline deadline) {
     }
     return all;
   }
-  all.emplace_back();  // for this rank
+  all.emplace_back();  // an empty entry for this rank
   std::vector<int> numbers = {fd};
   for (size_t i = 1; i < members_.size(); ++i) {
     UnixMessage message = members_[i]->receive(deadline);

@@ -15,7 +15,7 @@
 namespace farandole {
 namespace {
 
-// For each value of a field, the ranks with this value. More than one value is a disagreement.
+// Maps each value of a field to the ranks that have this value. If there is more than one value, the ranks disagree.
 using Opinions = std::map<std::string, std::vector<Rank>>;
 
 std::string text_of(const Opinions& opinions) {

@@ -17,7 +17,7 @@ std::string number(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-// The fields on which ranks may disagree, the most informative first.
+// The fields on which ranks may disagree. The most informative field comes first.
 struct Field {
   const char* name;
   std::string (*text)(const Signature&);
@@ -183,7 +183,8 @@ RanksByValue Terms::opinions(const Text& text, const std::vector<Rank>& ranks) c
     if (found == values.end()) found = values.insert(found, {std::move(value), {}});
     for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
   }
-  for (auto& [value, who] : values) std::ranges::sort(who);  // ranks were in order of arrival
+  // The ranks were in the order in which their reports arrived.
+  for (auto& [value, who] : values) std::ranges::sort(who);
   std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
   return values;
 }
@@ -328,7 +329,7 @@ void Call::put_off(Rank from, const Report& report) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  // In a by_members() call, this rank may be missing from the members that the others list.
+  // In a by_members() call, the lists of other members may not contain this rank.
   if (!by_members(request())) take(member);
   arrived_.insert(member);
   terms_.refuse(member, std::move(failure));

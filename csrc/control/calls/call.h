@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call in flight, as the coordinator knows it: which members have reported, their inputs, and whether they agree.
+// One call in flight, as the coordinator knows it: the members that have reported it, their inputs, and if they agree.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,15 @@
 
 namespace farandole {
 
-// The inputs of one tensor of a call: which members have one, their rows, and payloads that came with reports.
+// The inputs of one tensor of a call: the members that have an input, their numbers of rows, and the payloads that came
+// with reports.
 class Inputs {
  public:
   void begin(int members);
-  void end();  // frees memory, because thousands of definitions may be idle
+  void end();  // frees memory, because thousands of definitions may have no call
 
-  // True if a member's contribution is valid. Repeats the rank's checks, because later code relies on these sizes.
+  // True if a member's contribution is valid. Repeats the checks that the rank made, because later code relies on these
+  // sizes.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
     if (given.has_input) add_plain(member);
@@ -31,7 +33,7 @@ class Inputs {
     ++count_;
   }
   void add_all(const MemberSlice& members);
-  // Adds a joined member.
+  // Adds a member that has joined.
   void add_none(const Signature& signature) { rows_.resize(logged_rows(signature)); }
 
   bool has(int member) const { return with_input_.contains(member); }
@@ -39,11 +41,12 @@ class Inputs {
   bool absent() const { return count_ == 0; }
   std::vector<int32_t> absent_members() const;
   bool rode_along() const { return rode_along_ == count_; }
-  const std::vector<int64_t>& rows() const { return rows_; }  // in the log entry's layout
-  // Payload of a member; empty: none.
+  const std::vector<int64_t>& rows() const { return rows_; }  // in the layout of the log entry
+  // Returns the payload of a member, or an empty view if there is none.
   ByteView payload(int member) const;
   const ByteString& payloads() const { return payloads_; }  // in order of arrival
-  size_t bytes(const Signature& signature) const;           // bytes to move; a bucket limits them
+  // Number of bytes to move; a bucket limits their total.
+  size_t bytes(const Signature& signature) const;
 
  private:
   struct Extent {
@@ -61,59 +64,62 @@ class Inputs {
   MemberMask with_input_;
   int rode_along_ = 0;
   std::vector<int64_t> rows_;
-  ByteString payloads_;          // concatenated
-  std::vector<Extent> extents_;  // place of each member's payload in payloads_; empty: no payloads
+  ByteString payloads_;  // concatenated
+  // The place of each member's payload in payloads_. Empty if there are no payloads.
+  std::vector<Extent> extents_;
 };
 
-// Name of a call, or of one tensor of a group, in error messages: "'grad.w' (allreduce)".
+// The name of a call, or of one tensor of a group, as shown in error messages: "'grad.w' (allreduce)".
 std::string text_of(const CallKey& key, const Request& request, size_t part = 0);
 
-// Values, each with the ranks that gave it, ordered by lowest rank.
+// Values, each with the ranks that gave it. Values are ordered by their lowest rank.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
-// "(3, 4) on rank 0, (4, 3) on ranks 1-2"
+// Returns a text such as "(3, 4) on rank 0, (4, 3) on ranks 1-2".
 std::string text_of(const RanksByValue& opinions);
 
-// The requests of a call's members, and whether they agree.
+// The requests of a call's members, and if these requests agree.
 class Terms {
  public:
-  // Starts with the first report's request. `defined`: the request that the report's id stands for; it must outlive the
-  // call. If null, copies `request`.
+  // Starts with the request of the first report. If the report has an id, `defined` is the request for which the id
+  // stands, and must outlive the call. If `defined` is null, copies `request`.
   void begin(const Request* defined, const Request& request);
 
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   bool redefines() const { return defined_ == nullptr; }
-  // True while all reports agree, also about the site.
+  // True while all reports agree, including on the site.
   bool agreed() const { return versions_.empty(); }
-  // True if the request has this call's terms. `same`: the report has this call's id.
+  // True if the request has this call's terms. `same` is true if the report has this call's id.
   bool match(const Request& request, bool same) const {
     return same || same_terms(request, this->request());
   }
-  // Like match(), but compares sites, too.
+  // Like match(), but also compares the sites.
   bool equal(const Request& request, bool same) const {
     return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
-  // Call if this report or an earlier one differs from the first. `arrived`: the members that had reported before.
+  // Call this if the report or an earlier report differs from the first. `arrived` holds the members that had reported
+  // before.
   void add(int member, const Request& request, const MemberMask& arrived);
-  // Adds a joined member, which has no terms.
+  // Adds a member that has joined. It has no terms.
   void add_joined(int member);
-  // Adds a refusal: the call will fail.
+  // Adds a refusal, which will make the call fail.
   void refuse(int member, Failure failure);
-  const Failure& refused() const { return refused_; }  // the first refusal; kOk: none
+  const Failure& refused() const { return refused_; }  // the first refusal, or kOk if there is none
   bool joined(int member) const { return std::ranges::count(joined_, member) > 0; }
 
-  // Members that have reported terms: those that have neither joined nor refused.
+  // Returns the members that have reported terms, which are those that have neither joined nor refused.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
-  // Call once all have reported. Returns why the call fails, or nullopt. ranks[m]: world rank of member m.
+  // Call this once all members have reported. Returns why the call fails, or nullopt if it does not. ranks[m] is the
+  // world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
-  // Returns the sites of the call, with the ranks of each. Empty if there is only one site.
+  // Returns the sites of the call, with the ranks of each site. Returns an empty list if there is only one site.
   RanksByValue sites(const std::vector<Rank>& ranks) const;
   // Returns the members' requests that differ from request() only in the site.
   std::vector<Request> of_other_sites() const;
 
  private:
-  struct Version {  // a version of the request (including the site), and the members that sent it
+  struct Version {  // a version of the request, including the site, and the members that sent it
     Request request;
     std::vector<int32_t> members;
   };
@@ -121,14 +127,15 @@ class Terms {
   RanksByValue opinions(const Text& text, const std::vector<Rank>& ranks) const;
   const Request* defined_ = nullptr;
   Request proposed_;
-  std::vector<Version> versions_;  // empty while all agree
-  std::vector<int32_t> silent_;    // joined or refused
-  std::vector<int32_t> joined_;    // subset of silent_
+  std::vector<Version> versions_;  // empty while all members agree
+  std::vector<int32_t> silent_;    // members that have joined or refused
+  std::vector<int32_t> joined_;    // the members of silent_ that have joined
   Failure refused_;
 };
 
-// A call's states: closed -> open (first report) -> queued (all have reported and agree) -> closed (published). An open
-// call may also fail, and is then closed. An unnamed call that has failed early stays open until all have reported.
+// A call is first closed. It is open after the first report, queued once all members have reported and agree, and
+// closed again when it is published. An open call may also fail, and is then closed. However, an unnamed call that has
+// failed early stays open until all members have reported.
 class Call {
  public:
   // `defined`: see Terms::begin().
@@ -136,10 +143,10 @@ class Call {
             int64_t now_ns);
   void close();
   bool is_open() const { return open_; }
-  // Call when all have reported and agree: the call then waits to be published.
+  // Call this when all members have reported and agree. The call then waits to be published.
   void queue() { queued_ = true; }
   bool is_queued() const { return queued_; }
-  // Fails an unnamed call before all members have reported. Late reports fail at once.
+  // Makes an unnamed call fail before all members have reported. Later reports of the call fail at once.
   void give_up(Failure failure) {
     given_up_ = std::move(failure);
     takes_plain_ = false;
@@ -153,28 +160,30 @@ class Call {
   const Inputs& inputs(size_t part = 0) const { return part == 0 ? inputs_ : more_[part - 1]; }
   const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
-  size_t bytes() const;     // all tensors' bytes
-  bool absent() const;      // no member has a buffer
-  bool rode_along() const;  // every input came with its report
+  size_t bytes() const;     // total bytes of all tensors
+  bool absent() const;      // true if no member has a buffer
+  bool rode_along() const;  // true if every input came with its report
 
-  // Takes a member's report. `same`: the report has this call's id. Throws Error(kInternal) if the report is invalid,
-  // or the member has reported before.
+  // Takes a member's report. `same` is true if the report has this call's id. Throws Error(kInternal) if the report is
+  // invalid or the member has already reported.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Both take plain contributions with the call's id, or return false if arrive() must take them.
+  // Both functions take plain contributions that have the call's id. They return false if arrive() must take the
+  // contributions instead.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
-  // Records different terms of a member that this by_members() call does not need. The call will fail.
+  // Records that a member that this by_members() call does not need has reported different terms. The call will fail.
   void contradict(int member, const Request& request) {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Counts as arrived a member that has joined, has left or does not take part.
+  // Counts a member as arrived that has joined, has left or does not take part.
   void arrive_joined(int member);
-  // Takes a member's refusal. The call fails once all have reported.
+  // Takes a member's refusal. The call fails once all members have reported.
   void refuse(int member, Failure failure);
-  // True if the member itself has reported. A further report of this member means the next call of that name.
+  // True if the member itself has reported this call. A further report of the same name by this member belongs to the
+  // next call.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
-  // A report of the next call, kept until this call has ended.
+  // A report of the next call, which is kept until this call has ended.
   struct Later {
     Rank from;
     ByteString report;
@@ -191,17 +200,19 @@ class Call {
   void take(int member);
   Inputs& part(size_t i) { return i == 0 ? inputs_ : more_[i - 1]; }
 
-  // A plain contribution uses only the fields from here to inputs_. They are adjacent, to fit in few cache lines.
+  // A plain contribution uses only the fields from here to inputs_. They are adjacent, so that they fit in few cache
+  // lines.
   bool open_ = false;
   bool queued_ = false;
-  // True while all agree with the definition: then a plain contribution with the id only adds an input.
+  // True while all reports agree with the definition. In this case, a plain contribution with the id only adds an
+  // input.
   bool takes_plain_ = false;
   SetId set_ = kWorldSet;
   uint32_t id_ = 0;
   int members_ = 0;
   MemberMask arrived_;
   Inputs inputs_;
-  std::vector<Inputs> more_;  // one per Request::more
+  std::vector<Inputs> more_;  // one for each element of Request::more
   int64_t since_ns_ = 0;
   CallKey key_;
   Terms terms_;

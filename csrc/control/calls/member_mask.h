@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of members (indices in a process set) as bit masks, and groups of ranks as parts of such masks.
+// Sets of members (which are indices in a process set) as bit masks, and groups of ranks as parts of such masks.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class MemberMask {
     if (size() > kFew) many_.resize(size());
   }
 
-  // Returns false if the member is present already.
+  // Returns false if the member is already present.
   bool insert(int member) {
     uint64_t& word = words()[static_cast<size_t>(member) / 64];
     uint64_t bit = uint64_t{1} << (member % 64);
@@ -29,7 +29,8 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members: `words` has their bits from `first_word` on. If one is present, adds none and returns false.
+  // Adds `count` members, whose bits are in `words` from `first_word` on. If one of them is already present, adds none
+  // and returns false.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -59,7 +60,7 @@ class MemberMask {
     for (size_t w = 0; w < size(); ++w) {
       for (uint64_t bits = words()[w] ^ flip; bits != 0; bits &= bits - 1) {
         auto member = static_cast<int32_t>(w * 64) + std::countr_zero(bits);
-        if (member >= members_) break;  // `flip` has set the bits after the last member, too
+        if (member >= members_) break;  // `flip` has also set the bits after the last member
         found.push_back(member);
       }
     }
@@ -72,24 +73,26 @@ class MemberMask {
 
   int members_;
   int count_ = 0;
-  std::array<uint64_t, kFew> few_{};  // large enough for most sets, and needs no pointer
+  std::array<uint64_t, kFew> few_{};  // large enough for most sets, and avoids following a pointer
   std::vector<uint64_t> many_;        // replaces few_ in larger sets
 };
 
-// Some members of a set, as words of its MemberMask.
+// Some of the members of a set, as words of the set's MemberMask.
 struct MemberSlice {
   size_t first_word = 0;
   std::vector<uint64_t> words;
   int count = 0;
 };
 
-// Ranks that report together (those of a host and of the hosts below). A bit mask per set makes their report cheap.
+// Ranks that report together: those of a host and of its descendants in the tree of hosts. With a bit mask for each
+// set, such a report is cheap to process.
 struct RankGroup {
-  std::vector<Rank> ranks;                  // ascending
-  std::map<SetId, MemberSlice> slices;      // made on first use; set ids are never reused
-  std::pair<SetId, int64_t> heard{-1, -1};  // set and time of the last report for all ranks
+  std::vector<Rank> ranks;              // ascending
+  std::map<SetId, MemberSlice> slices;  // created on first use; ids of sets are never reused
+  // The set and the time of the last report on behalf of all ranks.
+  std::pair<SetId, int64_t> heard{-1, -1};
 
-  // `members`: the set's ranks, ascending.
+  // `members` holds the ranks of the set, in ascending order.
   const MemberSlice& slice_of(SetId set, const std::vector<Rank>& members) {
     auto [found, fresh] = slices.try_emplace(set);
     MemberSlice& slice = found->second;

@@ -18,11 +18,11 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // per message
 
-// A frame holds this header, the header's MAC, the message, and the MAC of these three. The reader checks the first MAC
-// before it trusts the header's length and waits for that many bytes.
+// A frame consists of this header, the header's MAC, the message, and the MAC of these three. The reader checks the
+// first MAC before it trusts the length in the header and waits for that many bytes.
 struct FrameHeader {
-  uint64_t bytes;   // message length
-  uint64_t number;  // counts the frames of its direction, from 0
+  uint64_t bytes;   // length of the message
+  uint64_t number;  // counts the frames of each direction, from 0
 };
 constexpr size_t kMacBytes = sizeof(Mac128);
 constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
@@ -33,7 +33,8 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
                                     "messages of that rank");
 }
 
-// Makes the kernel end a connection whose peer acknowledges neither data nor, when idle, keepalive probes.
+// Makes the kernel end a connection if the peer does not acknowledge data or, when the connection is idle, keepalive
+// probes.
 void limit_silence(int fd, std::chrono::milliseconds timeout) {
   const auto set = [&](int option, int value) {
     setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -51,7 +52,7 @@ void limit_silence(int fd, std::chrono::milliseconds timeout) {
 ByteString FrameWriter::frame(ByteView message) {
   const FrameHeader header{message.size(), number_++};
   ByteString framed(kBeforeMessage + message.size() + kMacBytes);
-  const auto seal = [&](size_t bytes) {  // appends the MAC of the first `bytes`
+  const auto seal = [&](size_t bytes) {  // appends the MAC of the first `bytes` bytes
     const Mac128 mac = siphash128(key_, ByteView(framed).first(bytes));
     std::memcpy(framed.data() + bytes, mac.data(), kMacBytes);
   };
@@ -95,7 +96,7 @@ TcpHostChannel::TcpHostChannel(std::vector<TcpPeer> peers, std::chrono::millisec
   }
 }
 
-// Drops arriving messages, because this rank has ended.
+// Drops all messages that arrive, because this rank has ended.
 void TcpHostChannel::finish(Deadline deadline) {
   while (!say_last() && !deadline.expired()) {
     wait(deadline);
@@ -121,7 +122,7 @@ bool TcpHostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   for (auto& [rank, link] : links_) {
     if (!std::exchange(link.changed, false)) continue;
     any = true;
-    read(link, hear, lose);  // first, because read() tells why a connection ended
+    read(link, hear, lose);  // first, because read() reports why a connection ended
     write(link);
   }
   return any;
@@ -132,7 +133,8 @@ void TcpHostChannel::send(Rank peer, ByteView message) {
   if (found == links_.end() || found->second.broken || found->second.ended) return;
   Link& link = found->second;
   link.out.push_back(link.writer.frame(message));
-  if (link.out.size() == 1) write(link);  // else drain() goes on when the socket has room
+  // If other frames are queued, drain() sends this frame later, when the socket has room.
+  if (link.out.size() == 1) write(link);
 }
 
 // Sends as much as possible without blocking.
@@ -144,7 +146,7 @@ void TcpHostChannel::write(Link& link) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
     if (n < 0) {
-      link.broken = true;  // read() will report the end
+      link.broken = true;  // read() will report the end of the connection
       link.out.clear();
       return;
     }
@@ -181,7 +183,8 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
-  // Removes handled messages even if hear() throws, so that the next call continues with the rest.
+  // Removes the messages that were handled, even if hear() throws, so that the next call continues with the remaining
+  // messages.
   struct Rest {
     Link& link;
     size_t& at;
@@ -198,11 +201,12 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
   }
   rest.complete = true;
   if (altered.empty()) return;
-  link.open = false;  // ignores everything after the altered frame
+  link.open = false;  // ignores all bytes after the altered frame
   lose(link.rank, "is lost: " + altered);
 }
 
-// Treats ECONNRESET and EPIPE as the peer's end. They occur when a process with unread messages is killed.
+// Treats ECONNRESET and EPIPE as the end of the peer. These errors occur when a process is killed before it has read
+// all messages.
 std::string TcpHostChannel::end_by(int error_number) const {
   if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
     return "has ended: that rank died; see its own output for the reason (killed, out of memory, "

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::byte kLast{0};
 constexpr std::byte kMore{1};
-constexpr size_t kMaxMessage = size_t{256} << 20;  // a longer message is a protocol error
+constexpr size_t kMaxMessage = size_t{256} << 20;  // a longer message violates the protocol
 
 constexpr size_t ring_area() { return (RingMemory::bytes(ShmLayout::kRingBytes) + 63) / 64 * 64; }
 
@@ -61,7 +61,7 @@ void MessageWriter::flush() {
   waiting_ = left;
 }
 
-// Moves queued pieces into the ring. Returns true if the queue is empty then.
+// Moves queued pieces into the ring. Returns true if the queue is then empty.
 bool MessageWriter::move_queue() {
   while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
   return queue_.empty();
@@ -110,7 +110,7 @@ LeaderChannel::LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& r
   }
 }
 
-// Catches errors of a member's corrupt ring, so that the leader still serves the other members.
+// Catches errors of a member's corrupt ring, so that the leader can still work for the other members.
 template <class Work>
 void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
   if (broken) return;

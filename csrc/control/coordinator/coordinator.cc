@@ -22,7 +22,7 @@ bool is_sound(const Signature& s) {
   return !ragged || (!s.shape.empty() && s.shape[0] == -1);
 }
 
-// Repeats the checks that every rank makes before it reports. A failure is a bug in the reporting rank.
+// Repeats the checks that every rank makes before it reports. A failure means a bug in the rank that reported.
 void check_request(const Request& request) {
   const Signature& first = request.signature;
   const bool one = request.more.empty();
@@ -51,16 +51,16 @@ Ready plain_ready(const Definition* known, uint32_t id, uint64_t sequence) {
   return {id, {}, sequence, plain, std::vector<Contribution>(more, plain)};
 }
 
-// Prefetches a definition. Definitions are rarely in a cache, and this saves a quarter of the time of a report.
+// Prefetches a definition. Definitions are seldom in a cache, so this saves a quarter of the time of a report.
 void fetch(const Definition* definition) {
   constexpr size_t kLine = 64, kRead = 256;  // bytes
   const auto* at = reinterpret_cast<const std::byte*>(definition);
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-// True if a report comes too late: its set was removed (`set` is null), or members of the set have left. A request that
-// succeeds without ranks that have left is never too late. Nor is a request with the name of such an open call: both
-// are compared.
+// True if a report comes too late because its set was removed (`set` is null) or because members of the set have left.
+// A request that succeeds without the ranks that have left is never too late. A request that has the same name as such
+// a request's open call is not too late either, because the two must be compared.
 bool is_too_late(const SetState* set, const Request& request, Registry& registry) {
   if (!set) return true;
   if (set->left.empty() || spares_the_left(request)) return false;
@@ -69,12 +69,13 @@ bool is_too_late(const SetState* set, const Request& request, Registry& registry
   return !call.is_open() || !spares_the_left(call.request());
 }
 
-// True if the rank has left, so that its deferred report no longer matters.
+// True if the rank has left. Its deferred report then no longer matters.
 bool has_left(const SetState* set, Rank from) {
   return set && !set->left.empty() && set->left.contains(set->member_of(from));
 }
 
-// True if the call has counted joined members as arrived that may still report it: the first leave has ended joins.
+// True if the call has counted joined members as arrived although they may still report it, because the first leave has
+// ended the joins.
 bool counts_joined(const SetState& set, const Request& request) {
   const bool first = set.left.count() == 1;
   return first && std::ranges::any_of(set.joined.members(), [&](int member) {
@@ -92,7 +93,8 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Returns the failure of a rank that ended normally and has waited too long for the others. Names the ranks that stay.
+// Returns the failure of a rank that ended normally but has waited too long for the others. The text names the ranks
+// that have not left.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall, "rank " + std::to_string(from) +
                                  " called shutdown() or exited, waited for " + text_of_ranks(stay) +
@@ -108,7 +110,7 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   take_due(now_ns);
 }
 
-// Takes the deferred reports that are due. False: there are none.
+// Takes the deferred reports that are due. Returns false if there are none.
 bool Coordinator::take_due(int64_t now_ns) {
   const std::vector<Call::Later> due = shared_.calls.take_due();
   for (const auto& [from, report] : due) receive(from, decode_report(report), now_ns);
@@ -144,7 +146,7 @@ void Coordinator::take(Rank from, const Report& report, int64_t now_ns) {
                    if (SetState* set = shared_.sets.of(r.set, from))
                      publisher_.backends().connect(*set, from, r);
                  },
-                 [](const Expedite&) {},  // only for leaders that forward reports
+                 [](const Expedite&) {},  // only leaders that forward reports need this report
                  [&](const Post& r) { messages_.post(from, r, now_ns); },
              },
              report);
@@ -155,7 +157,7 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// Takes one report for all ranks of a group. Usually a few operations on words of bit masks suffice.
+// Takes one report on behalf of all ranks of a group. Usually a few operations on the words of bit masks suffice.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
@@ -186,7 +188,8 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
   }
 }
 
-// Notes that the group's members of the set have made a call. Does this once for each set and report.
+// Notes that those ranks of the group that are members of the set have made a call. Does this once for each set and
+// report.
 void Coordinator::hear(RankGroup& group, SetId id, int64_t now_ns) {
   const std::pair now{id, now_ns};
   if (std::exchange(group.heard, now) == now) return;
@@ -209,7 +212,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   return true;
 }
 
-// Takes a plain contribution on a short path if possible, else as a Ready.
+// Takes a plain contribution on a short path if possible, otherwise as a Ready.
 void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   Definition* known = shared_.calls.registry().at(id);
   Call* call = known && !known->forgetting ? &known->call : nullptr;
@@ -233,7 +236,7 @@ void Coordinator::judge(SetState& set, Call& call, Rank from) {
   if (call.complete()) publisher_.judge(set, call);
 }
 
-// Returns the call of this request; opens it at the first report.
+// Returns the call to which this request belongs. Opens the call at its first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
   Call& call = shared_.calls.slot(set, definition, request, sequence);
@@ -309,7 +312,8 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   for (Call* call : shared_.calls.all(*set)) {
-    if (call->puts_off(from)) return call->put_off(from, join);  // joins after its deferred call
+    // The rank joins after its deferred call.
+    if (call->puts_off(from)) return call->put_off(from, join);
   }
   int member = set->member_of(from);
   if (set->joined.empty()) set->joined_since_ns = now_ns;

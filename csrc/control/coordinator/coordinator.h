@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which calls are carried out, and in which order. RootController calls it on rank 0. A pure state machine:
-// reports and the time go in, log entries come out; it has no threads, sockets or clocks. Like Horovod (Sergeev and Del
-// Balso, 2018), ranks negotiate by name which tensors are ready.
+// Decides which calls are carried out, and in which order. RootController uses the coordinator on rank 0. The
+// coordinator is a pure state machine: it takes reports and the time, and returns log entries. It has no threads,
+// sockets or clocks. As in Horovod (Sergeev and Del Balso, 2018), ranks negotiate by name which tensors are ready.
 #pragma once
 
 #include <string>
@@ -17,8 +17,9 @@
 
 namespace farandole {
 
-// Driver only. Order: receive(), receive_all(), lose() and tick() in any order, then publish() once per batch. After an
-// Abort the coordinator ignores all reports but Leave, Lost and Forgot; after Stop it writes nothing.
+// Only the driver may call these functions. Call receive(), receive_all(), lose() and tick() in any order, then
+// publish() once per batch. After it has written an Abort, the coordinator ignores all reports except Leave, Lost and
+// Forgot. After it has written Stop, it writes no more entries.
 class Coordinator {
  public:
   using Settings = CoordinatorSettings;
@@ -29,29 +30,32 @@ class Coordinator {
         publisher_(shared_),
         messages_(shared_, publisher_, stalls_) {}
 
-  // Takes a report of one rank. Throws Error(kInternal) if a correct rank would not send it.
+  // Takes a report from one rank. Throws Error(kInternal) if a correct rank would not send such a report.
   void receive(Rank from, const Report& report, int64_t now_ns);
-  // Registers ranks that may report together: those of a host and of the hosts below. Returns the group's number.
+  // Registers ranks that may report together: those of a host and of its descendants in the tree of hosts. Returns the
+  // number of this group.
   int add_group(std::vector<Rank> ranks);
-  // Takes a ReadyMany, or a plain Ready with an id, for all ranks of the group that are members of the call's set.
+  // Takes a ReadyMany, or a plain Ready with an id, on behalf of all ranks of the group that are members of the call's
+  // set.
   void receive_all(int group, const Report& report, int64_t now_ns);
-  // A rank has died or cannot go on: the job fails with this failure.
+  // Call this if a rank has died or cannot continue. The job then fails with this failure.
   void lose(Rank rank, Failure failure);
-  // Call this after replacing a published entry by an Abort. Has the effect of an Abort that the coordinator wrote.
+  // Call this after replacing a published entry by an Abort. The effect is the same as if the coordinator had written
+  // the Abort.
   void stop_deciding() { broken_ = true; }
-  // Checks for stalls. Call it when next_tick() has come.
+  // Checks for stalls. Call this when the time next_tick() has come.
   void tick(int64_t now_ns);
-  int64_t next_tick() const;  // INT64_MAX: nothing waits
+  int64_t next_tick() const;  // INT64_MAX if nothing waits
 
-  // Replaces the content of `log` by the new entries, in order. Call it after a batch of reports, so that calls which
+  // Replaces the content of `log` by the new entries, in order. Call this after a batch of reports, so that calls that
   // became ready in the batch can share a bucket.
   void publish(std::vector<Entry>& log);
-  // Removes a process set that publish() has just opened, because there is no memory for it.
+  // Removes a process set that publish() has just opened, because there is no memory for the set.
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
-  // Returns the messages to users about stalls since the previous call.
+  // Returns the messages to users about stalls since the previous call of this function.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // Replaces the content of `into`: for each call completed since the previous take_late_ranks(), the rank that
-  // reported it last. Calls completed by receive_all() may be missing.
+  // Replaces the content of `into` by the ranks that were the last to report a call. There is one element for each call
+  // that was completed since the previous take_late_ranks(). Calls that were completed by receive_all() may be missing.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
@@ -62,7 +66,8 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions of a rank or a group. ready_at_once() returns false if the ranks must be taken one by one.
+  // Take plain contributions of a rank or a group. ready_at_once() returns false if the ranks must be processed one by
+  // one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   void hear(RankGroup& group, SetId id, int64_t now_ns);

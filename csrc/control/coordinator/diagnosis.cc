@@ -10,11 +10,13 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxNames = 3;  // a larger group is counted instead of named
+// The names of a group's calls are shown only if the group is not larger than this; otherwise the calls are counted.
+constexpr size_t kMaxNames = 3;
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
-// The longest prefix, up to a dot, of all the calls' names: "optimizer.0"; empty: none.
+// Returns the longest common prefix of all the calls' names that ends before a dot, such as "optimizer.0", or "" if
+// there is none.
 std::string scope_of(const CallGroup& group) {
   std::string scope = group.front()->key.name + ".";
   for (const WaitingCall* call : group) {
@@ -27,7 +29,8 @@ std::string scope_of(const CallGroup& group) {
   return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
 }
 
-// The optimizer to which a scope belongs: "optimizer.0" for "optimizer.0.group[0]"; empty: none.
+// Returns the optimizer to which a scope belongs, such as "optimizer.0" for "optimizer.0.group[0]", or "" if there is
+// none.
 std::string optimizer_of(const std::string& scope) {
   const size_t dot = scope.find('.');
   if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};
@@ -51,13 +54,13 @@ std::string text_of(const CallGroup& group) {
   return std::to_string(gradients) + " gradients of " + optimizer;
 }
 
-// The place where ranks wait, from the frames of their main threads.
+// The place at which ranks wait, taken from the frames of their main threads.
 struct WaitingPlace {
   std::vector<Rank> ranks = {};
-  std::string line = {};             // "train.py:9"; empty: unknown
-  std::string call = {};             // the call in which they wait; empty: in backward
-  bool backward = false;             // they are in torch's backward
-  std::set<std::string> loops = {};  // the loops around the line, as "train.py:7"
+  std::string line = {};  // such as "train.py:9"; empty if it is unknown
+  std::string call = {};  // the call in which the ranks wait; empty if they are in backward
+  bool backward = false;  // true if the ranks are in torch's backward
+  std::set<std::string> loops = {};  // the loops around the line, such as "train.py:7"
 
   bool same(const WaitingPlace& other) const {
     return std::tie(line, call, backward) == std::tie(other.line, other.call, other.backward);
@@ -70,7 +73,7 @@ bool is_of_a_library(const std::string& path) {
          path.find("/lib/python3") != std::string::npos || path.starts_with("<frozen");
 }
 
-// Parses the text of StackReporter: `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
+// Parses a text of StackReporter, such as `  File "train.py", line 9 in main, in the loop of line 7 and of line 5`.
 WaitingPlace place_of(const BlockedRank& blocked) {
   WaitingPlace place{.ranks = {blocked.rank}, .call = blocked.call->what};
   std::istringstream lines(blocked.stack);
@@ -104,7 +107,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   return place;
 }
 
-// True if `other` is in all loops of `from`, and in at least one more that `from` has left.
+// True if `other` is in all loops of `from` and also in at least one loop that `from` has left.
 bool has_left_loop(const WaitingPlace& from, const WaitingPlace& other) {
   if (from.line.empty() || std::ranges::includes(from.loops, other.loops)) return false;
   return (other.backward && !from.backward) || std::ranges::includes(other.loops, from.loops);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes texts about which calls wait for which ranks, and about deadlocks between ranks. Pure functions.
+// Composes texts that tell which calls wait for which ranks, and texts about deadlocks between ranks. These are pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +13,32 @@
 
 namespace farandole {
 
-// A call that waits for ranks, as messages to users describe it.
+// A call that waits for ranks, as described in messages to users.
 struct WaitingCall {
   std::string what;           // "'grad.w' (allreduce)"
-  std::vector<Rank> here;     // ranks that have submitted it, except joined ranks
-  std::vector<Rank> missing;  // ranks that have not submitted it
+  std::vector<Rank> here;     // ranks that have submitted the call, except those that have joined
+  std::vector<Rank> missing;  // ranks that have not submitted the call
   int64_t since_ns = 0;
-  bool moving = false;  // a bucket that makes no progress; `missing`: stopped or silent ranks
+  // True for a bucket without progress; `missing` then holds its stopped or silent ranks.
+  bool moving = false;
   CallKey key = {};
 };
 
-// Calls with the same `here` and `missing`. Never empty; the oldest is first.
+// Calls that have the same `here` and `missing`. A group is never empty, and its oldest call comes first.
 using CallGroup = std::vector<const WaitingCall*>;
 std::vector<CallGroup> grouped(std::span<const WaitingCall> calls);
-// "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing"; without the time if `now_ns` < 0.
+// Returns a text such as "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing". Omits the time if
+// `now_ns` is negative.
 std::string line_of(const CallGroup& group, int64_t now_ns);
 
-// A rank whose main thread waits in `call`. `stack`: StackReport::text.
+// A rank whose main thread waits in `call`. `stack` is a StackReport::text.
 struct BlockedRank {
   Rank rank = 0;
   const WaitingCall* call = nullptr;
   std::string stack;
 };
-// One line: where the ranks of a deadlock wait, and the likely cause. Empty if `blocked` is empty.
+// Returns one line that tells where the ranks of a deadlock wait, and the likely cause. Returns "" if `blocked` is
+// empty.
 std::string diagnosis_of(std::span<const BlockedRank> blocked);
 
 }  // namespace farandole

@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-// Repeats the checks that every rank makes before it reports. A failure is a bug in the reporting rank.
+// Repeats the checks that every rank makes before it reports. A failure means a bug in the rank that reported.
 void check(const SetState& set, Rank from, const Post& post) {
   const Request& request = post.request;
   const Signature& s = request.signature;
@@ -33,7 +33,7 @@ std::string size_text(const Signature& signature) {
          (signature.device == kCpuDevice ? "CPU" : "GPU");
 }
 
-// Returns why this send does not fit this receive; kOk: it fits.
+// Returns the reason why this send does not fit this receive, or kOk if it fits.
 Failure mismatch(const Posted& sent, const Posted& received) {
   const Signature &a = sent.request().signature, &b = received.request().signature;
   if (a.dtype == b.dtype && a.shape == b.shape && a.device == b.device) return {};
@@ -44,7 +44,8 @@ Failure mismatch(const Posted& sent, const Posted& received) {
                                     "device, or give different messages different tags"};
 }
 
-// Returns why no rank can match this post any more, or kOk. Joined ranks can, once a leave has ended their joins.
+// Returns the reason why no rank can match this post any more, or kOk if a rank can. Ranks that have joined can still
+// match it later, once another rank's leave has ended their joins.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {

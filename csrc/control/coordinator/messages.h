@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between two ranks. A send and its receive become one call of their pair: a process set of the two ranks,
-// made at their first message.
+// Messages between two ranks. A send and its receive become one call of a pair. The pair is a process set of the two
+// ranks, which is created at their first message.
 #pragma once
 
 #include "control/coordinator/open_calls.h"
@@ -16,9 +16,9 @@ class Messages {
 
   // Throws Error(kInternal) if a correct rank would not send the post.
   void post(Rank from, const Post& post, int64_t now_ns);
-  // A member has joined: fails posts in the set that no rank can match any more.
+  // Call this when a member has joined. Makes those posts in the set fail that no rank can match any more.
   void join(const SetState& set);
-  // A member has left: does the same as join(), and fails the member's own posts in the set.
+  // Call this when a member has left. Does the same as join(), and also makes the member's own posts in the set fail.
   void leave(const SetState& set, Rank from);
 
  private:

@@ -9,11 +9,12 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // lead over the slowest rank, in calls
+// Number of calls by which a rank may be ahead of the slowest rank.
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;
 
-// True if the call does not wait for this member: the member has joined, has left or does not take part.
+// True if the call need not wait for this member, because the member has joined, has left or does not take part.
 bool goes_without(const SetState& set, const Request& request, int member) {
-  if (set.joined.contains(member) && set.left.empty()) return true;  // after a leave, joins end
+  if (set.joined.contains(member) && set.left.empty()) return true;  // a leave ends all joins
   if (set.left.contains(member)) return spares_the_left(request);
   return by_members(request) && std::ranges::count(request.signature.shape, member) == 0;
 }

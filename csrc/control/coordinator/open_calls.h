@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's calls in flight, from the first report until they are published or fail.
+// The coordinator's calls in flight, from their first report until they are published or fail.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace farandole {
 
-// A send or receive that waits for its other end. Ranks are world ranks.
+// A send or a receive that waits for its other end. Ranks are world ranks.
 struct Posted {
   Posted(Rank its_rank, const Post& its_post, int64_t now_ns);
   Posted(Posted&&) = default;
@@ -33,24 +33,24 @@ struct Posted {
 
   Rank rank;
   ByteString payload;
-  Post post;  // its payload points into `payload`
+  Post post;  // the payload of the post points into `payload`
   int64_t since_ns;
-  uint64_t arrival = 0;  // counts posts in the order in which they came
+  uint64_t arrival = 0;  // counts posts in the order of their arrival
 };
-// Name of a post in error messages: "send 'x' of rank 0 to rank 1 with tag 7".
+// The name of a post, as shown in error messages: "send 'x' of rank 0 to rank 1 with tag 7".
 std::string text_of(const Posted& posted);
 
-// Matches sends and receives, first in, first out for each set, sender, receiver and tag.
+// Matches sends with receives, first in, first out for each combination of set, sender, receiver and tag.
 class PostTable {
  public:
   explicit PostTable(Outbox& outbox) : outbox_(outbox) {}
 
-  // Removes and returns the earliest post that matches this one, or nullopt.
+  // Removes and returns the earliest post that matches this post, or returns nullopt if there is none.
   std::optional<Posted> take_match(const Posted& posted);
   void add(Posted posted);
-  // Reports a failure to the post's rank, unless that rank has refused the call.
+  // Reports a failure to the rank that made the post, unless that rank has refused the call.
   void fail(const Posted& posted, const Failure& failure);
-  // Fails and removes the posts for which `fault` returns a failure.
+  // Removes the posts for which `fault` returns a failure, and makes them fail with it.
   void fail_if(const std::function<Failure(const Posted&)>& fault);
 
   template <class Visitor>
@@ -68,21 +68,21 @@ class PostTable {
   }
 
   Outbox& outbox_;
-  Queues queues_;  // without empty queues
+  Queues queues_;  // empty queues are removed
   uint64_t arrivals_ = 0;
 };
 
-// A request that has an id. If there are too many, the coordinator evicts the least recently used; that id is free once
-// all ranks have dropped it.
+// A request that has an id. If there are too many, the coordinator evicts the least recently used definition. The id of
+// an evicted definition is free once all ranks have dropped it.
 struct Definition {
   uint32_t id = 0;
-  int uses = 0;            // calls in flight
-  bool published = false;  // its Define is in the log
+  int uses = 0;            // number of calls in flight
+  bool published = false;  // true once the definition's Define is in the log
   bool forgetting = false;
-  // The call in flight of a named request. Stored here, because most reports need nothing else.
+  // The call in flight of a named request. It is stored here because most reports need no other data.
   Call call;
   Request request;
-  MemberMask forgotten;  // while forgetting: ranks that have dropped the id
+  MemberMask forgotten;  // while the id is being forgotten, the ranks that have dropped it
   std::list<uint32_t>::iterator recency;
 };
 
@@ -90,14 +90,15 @@ class Registry {
  public:
   Registry(int world_size, size_t capacity) : world_size_(world_size), capacity_(capacity) {}
 
-  // nullptr: the id is not in use.
+  // Returns nullptr if the id is not in use.
   Definition* at(uint32_t id);
-  // Finds or creates the definition for (set, name), or for (set, signature) if the request has no name.
+  // Finds or creates the definition for a set and a name or, if the request has no name, for a set and a signature.
   Definition& intern(const Request& request);
   void touch(Definition& definition);
-  // If more than `capacity` ids are in use, returns the oldest without an open call. Checks few ids, so call it often.
+  // If more than `capacity` ids are in use, returns the oldest ids that have no open call. Checks only a few ids at a
+  // time, so call this often.
   std::vector<uint32_t> evict();
-  // Call when `rank` has dropped this id. The id is free once all ranks have dropped it.
+  // Call this when `rank` has dropped this id. The id is free once all ranks have dropped it.
   void forgot(uint32_t id, Rank rank);
 
   // For stall checks.
@@ -114,10 +115,10 @@ class Registry {
 
   int world_size_;
   size_t capacity_;
-  std::vector<std::unique_ptr<Definition>> table_{1};  // by id; 0 means "no id"
+  std::vector<std::unique_ptr<Definition>> table_{1};  // by id; index 0 means "no id"
   std::vector<uint32_t> free_;
   std::unordered_map<std::string, uint32_t> by_key_;
-  std::list<uint32_t> recency_;  // ids, oldest first, except those being forgotten
+  std::list<uint32_t> recency_;  // ids, oldest first, except those that are being forgotten
 };
 
 class OpenCalls {
@@ -128,26 +129,26 @@ class OpenCalls {
   Registry& registry() { return registry_; }
   const Registry& registry() const { return registry_; }
 
-  // Returns the slot of a request's call. The call may not be open yet.
+  // Returns the slot for a request's call. The call may not be open yet.
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report. Counts as arrived the members for which the call does not wait.
+  // Opens a call at its first report. Counts the members as arrived for which the call need not wait.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
   // Ends a call. An unnamed call stays in its slot until drop_finished().
   void retire(Call& call);
   void fail(Call& call, const Failure& failure);
-  // Fails a call before all members have reported. A named call can start again; an unnamed call keeps its place in the
-  // order until all have reported it.
+  // Makes a call fail before all members have reported. A named call can then start again. An unnamed call keeps its
+  // place in the order until all members have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
-  // Returns the reports that were deferred until the end of a call that has now ended.
+  // Returns the reports that were deferred until the end of a call, if that call has now ended.
   std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
-  // Open calls of the set, in any order.
+  // Returns the open calls of the set, in any order.
   std::vector<Call*> all(SetState& set);
-  std::vector<Call*> waiting(SetState& set);  // only those that wait for a report
+  std::vector<Call*> waiting(SetState& set);  // only calls that wait for a report
 
  private:
   static Call& unnamed_slot(SetState& set, uint64_t sequence);

@@ -11,13 +11,14 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostNoticed = 64;  // notices per job; each may write a flight dump
+// Maximum number of notices per job, because each may cause a flight dump.
+constexpr size_t kMostNoticed = 64;
 
-constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane: one moves, one waits
-constexpr size_t kMaxTensors = 1024;          // per bucket; limits its log entry
-constexpr size_t kMaxResultBytes = 16 << 10;  // most bytes of a result in the log
+constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane; one moves and one waits
+constexpr size_t kMaxTensors = 1024;          // per bucket, to limit the length of its log entry
+constexpr size_t kMaxResultBytes = 16 << 10;  // largest result that is written to the log
 
-// Reduces payloads in member order, so that the result has the same bits as from the shared-memory backend.
+// Reduces payloads in the order of the members, so that the result has the same bits as from the shared-memory backend.
 ByteString reduce_payloads(const Signature& s, const Inputs& given, int members) {
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
@@ -63,7 +64,7 @@ void append(std::vector<T>& all, std::vector<T> one) {
   }
 }
 
-// True if the log entry completes the call: there is nothing to move, or the entry has the result.
+// True if the log entry completes the call, because there is nothing to move or because the entry holds the result.
 bool finishes_at_once(const Call& call) {
   if (!call.signature().traits().moves_bytes() || call.absent()) return true;
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
@@ -98,7 +99,7 @@ void add(Run& run, const Call& call) {
 
 }  // namespace
 
-// Returns the first two members on one host that use the same GPU.
+// Returns the first pair of members that are on the same host and use the same GPU.
 std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set) const {
   for (auto a = set.ranks.begin(); a != set.ranks.end(); ++a) {
     for (auto b = set.ranks.begin(); b != a; ++b) {
@@ -197,7 +198,7 @@ Failure Publisher::fault_of_root(const SetState& set, const Call& call, size_t p
               "after join(), which returns the last rank that joined"};
 }
 
-// Finds errors that show only when all ranks have reported the call.
+// Finds errors that can be detected only when all ranks have reported the call.
 Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   for (size_t i = 0; i < call.request().parts(); ++i) {
@@ -248,13 +249,14 @@ void Publisher::flush(SetState& set) {
   end_join(set);
 }
 
-// Limits the buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last entry.
+// Limits the number of buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last
+// entry.
 bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
 // Writes a Define if the request is new to the ranks or has changed. If ranks made an unnamed call at different sites,
-// defines a request for each site, so that every rank gets an id for its own request.
+// defines one request per site, so that every rank gets an id for its own request.
 void Publisher::define(Call& call) {
   Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
@@ -320,7 +322,7 @@ void Publisher::remove_set(const CallKey& key, SetId id) {
   shared_.outbox.write(CloseSet{id, key});
 }
 
-// Opens the set's GPU backend. If this fails, makes the set's next GPU call fail, and returns false.
+// Opens the set's GPU backend. If this fails, makes the next GPU call of the set fail, and returns false.
 bool Publisher::open_gpu(SetState& set) {
   if (backends_.is_open(set.id)) return true;
   try {
@@ -334,7 +336,7 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-// Takes calls from the lane's front until the bucket is full. CPU and GPU calls have separate lanes.
+// Takes calls from the front of the lane until the bucket is full. CPU and GPU calls have separate lanes.
 void Publisher::run_bucket(SetState& set, bool gpu) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
@@ -355,13 +357,13 @@ void Publisher::run_bucket(SetState& set, bool gpu) {
   shared_.outbox.write(std::move(run));
 }
 
-// Ends a join when all ranks have joined, when some have left, or when it was given up. Waits until the last call is
-// published, because ranks that return from join() may reuse the name of that call.
+// Ends a join when all ranks have joined, when some ranks have left, or when the join was given up. Waits until the
+// last call has been published, because ranks that return from join() may reuse the name of that call.
 void Publisher::end_join(SetState& set) {
   const bool early = set.join_given_up || !set.left.empty();
   const bool over = set.joined.full() || (!set.joined.empty() && early);
   if (!over || set.waits_for_lanes()) return;
-  // Joined ranks have made fewer unnamed calls. So all ranks continue from this number.
+  // Ranks that have joined have made fewer unnamed calls than the others, so all ranks continue from this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
   shared_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns calls that all ranks have reported into log entries: failures, results, process sets or buckets.
+// Turns calls that all ranks have reported into log entries, which contain failures, results, process sets or buckets.
 #pragma once
 
 #include <map>
@@ -14,15 +14,16 @@
 
 namespace farandole {
 
-// Chooses a set's GPU backend once, before its first GPU bucket. Then logs the key with which the members connect.
+// Chooses the GPU backend of a set once, before the set's first GPU bucket. Then logs the key that the members need to
+// connect.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
 
-  // Takes a rank's description of its GPU, which comes before the rank's first GPU tensor.
+  // Takes a rank's description of its GPU, which arrives before the rank's first GPU tensor.
   void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
   bool is_open(SetId set) const { return open_.contains(set); }
-  // Throws Error with the reason if the set's members cannot use GPUs together.
+  // If the members of the set cannot use GPUs together, throws Error with the reason.
   void open(const SetState& set);
   void connect(const SetState& set, Rank from, const OpenGpu& key);
   void close(SetId set) { open_.erase(set); }
@@ -36,19 +37,20 @@ class BackendPolicy {
   std::set<SetId> open_;
 };
 
-// Finds unnamed calls that ranks make from different program lines. Unnamed calls match by order. If a rank skips one,
-// its next call may match a call on a different tensor of equal shape; results are then wrong without any error.
+// Finds unnamed calls that ranks make from different lines of the program. Unnamed calls match by their order. If a
+// rank skips one of them, its next call may match a call on a different tensor of equal shape. The results are then
+// wrong, but no error is raised.
 class CallSites {
  public:
   explicit CallSites(Shared& shared) : shared_(shared) {}
 
-  // Call it once per complete call on which ranks agree. If lines differ, returns a failure if check_sites is set;
-  // otherwise sends the set's ranks a notice, once for each combination of lines.
+  // Call this once for each complete call on which the ranks agree. If the lines differ, returns a failure if
+  // check_sites is set. Otherwise sends a notice to the ranks of the set, once for each combination of lines.
   Failure judge(const SetState& set, const Call& call);
 
  private:
   Shared& shared_;
-  std::set<std::string> noticed_;  // lines of calls for which a notice was sent
+  std::set<std::string> noticed_;  // the lines of calls for which a notice was sent
 };
 
 class Publisher {
@@ -56,11 +58,11 @@ class Publisher {
   explicit Publisher(Shared& shared) : shared_(shared), backends_(shared), sites_(shared) {}
 
   BackendPolicy& backends() { return backends_; }
-  // Call it after each report. If the call is complete, fails or queues it.
+  // Call this after each report. If the call is complete, makes it fail or queues it.
   void judge(SetState& set, Call& call);
   // Queues a complete call on which all ranks agree.
   void queue(SetState& set, Call& call);
-  // Writes all entries that can go out now, for all sets.
+  // Writes all entries that can be written now, for all sets.
   void flush();
 
  private:
@@ -80,7 +82,7 @@ class Publisher {
   Shared& shared_;
   BackendPolicy backends_;
   CallSites sites_;
-  std::set<SetId> busy_pairs_;  // pairs with calls to publish
+  std::set<SetId> busy_pairs_;  // pairs that have calls to publish
 };
 
 }  // namespace farandole

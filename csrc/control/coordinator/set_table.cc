@@ -90,7 +90,7 @@ SetState& SetTable::add(SetId id, std::vector<Rank> ranks) {
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
-  for (int m = 0; m < members; ++m) {  // a rank may have left while the set was requested
+  for (int m = 0; m < members; ++m) {  // a rank may have left while the set was being requested
     if (left_.contains(set->rank_of(m))) set->left.insert(m);
   }
   return *(sets_[id] = std::move(set));

@@ -15,8 +15,8 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxCalls = 20;  // in a warning
-constexpr size_t kMaxRanks = 8;   // ranks in a warning whose stacks are shown
+constexpr size_t kMaxCalls = 20;  // number of calls in a warning
+constexpr size_t kMaxRanks = 8;   // number of ranks in a warning whose stacks are shown
 
 std::string tenths(int64_t ns) {
   const int64_t tenth = ns / 100'000'000;
@@ -36,7 +36,8 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// Detects a deadlock: `call` waits for `rank`, which waits for a rank in call.here. Returns the second call, or null.
+// Detects a deadlock: `call` waits for `rank`, and `rank` waits in a second call for a rank in call.here. Returns the
+// second call, or null if there is none.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   for (const WaitingCall& other : all) {
@@ -47,11 +48,13 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
   return nullptr;
 }
 
-constexpr int64_t kLongestLead = 2'000'000'000;  // from asking for stacks to failing the call
-// The job may end when a bucket's member has been silent for this long. A loaded machine answers late.
+constexpr int64_t kLongestLead = 2'000'000'000;  // time from asking for stacks to failing the call
+// The job may end when a member of a bucket has been silent for this long. This is a long time, because a loaded
+// machine answers late.
 constexpr int64_t kGoneNs = 10'000'000'000;
-constexpr int64_t kTickPauseNs = 100'000'000;  // least time between two ticks for reported buckets
-constexpr size_t kMaxReports = 20;             // failures that show stacks
+// Least time between two ticks because of reported buckets.
+constexpr int64_t kTickPauseNs = 100'000'000;
+constexpr size_t kMaxReports = 20;  // number of failures that show stacks
 constexpr uint64_t kNoSequence =
     std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
 
@@ -81,7 +84,8 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// Returns the part of a warning that stays the same until a rank makes progress: facts without digits, stack frames.
+// Returns the part of a warning that stays the same until a rank makes progress: the facts without their digits, and
+// the stack frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -156,7 +160,8 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  if (!heard_since && answered_ns < call.since_ns) return {};  // it may have made calls in cells
+  // The rank may have made calls in cells.
+  if (!heard_since && answered_ns < call.since_ns) return {};
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
@@ -189,7 +194,8 @@ std::vector<StallMonitor::WarningPart> StallMonitor::missing_from(
   return parts;
 }
 
-// Age at which a call's missing ranks are asked for stacks: when the warning is due, or before a sooner failure.
+// Returns the age of a call at which the missing ranks are asked for their stacks. This is the age at which the warning
+// is due or, if the call fails sooner, some time before it fails.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
   if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
@@ -231,7 +237,8 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// The age of a join counts from when the whole job came to rest, because the other ranks may have data for hours.
+// The age of a join counts from the time at which the whole job came to rest, because the other ranks may have data for
+// hours.
 WaitingCall StallMonitor::view_of_join(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
@@ -264,7 +271,8 @@ void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
 std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns) const {
   std::map<std::pair<SetId, bool>, const Bucket*> oldest;
   for (const Bucket& one : stuck_) {
-    // Skips old reports: a rank repeats its report four times within the shorter limit (RankWatch::Patience).
+    // Skips old reports. A rank repeats its report four times within the shorter of the two limits
+    // (RankWatch::Patience).
     if (one.stuck.bucket == 0 || now_ns - one.said_ns >= patience_ns() / 2) continue;
     const Bucket*& first = oldest[{one.stuck.set, one.stuck.gpu}];
     if (!first || one.stuck.age_ns > first->stuck.age_ns) first = &one;
@@ -274,7 +282,7 @@ std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns)
   return buckets;
 }
 
-// Uses the age last reported, because the bucket may have ended since.
+// Uses the age that was reported last, because the bucket may have ended since then.
 WaitingCall StallMonitor::view_of(const Bucket& bucket, int64_t now_ns, int64_t silent_ns) const {
   WaitingCall view;
   view.what = (bucket.stuck.gpu ? "GPU bucket " : "bucket ") + std::to_string(bucket.stuck.bucket) +
@@ -305,7 +313,8 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Waiting calls, and calls that failed recently: if two block each other, the second one's text names the first.
+// Returns the calls that wait, and also calls that failed recently: if two calls block each other, the text of the
+// second names the first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -337,7 +346,8 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Fails an overdue join. give_up_stalled() has failed the set's waiting calls, because the join is no older.
+// Makes an overdue join fail. The set's waiting calls have already failed in give_up_stalled(), because the join is no
+// older than they are.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);
@@ -360,8 +370,8 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   });
 }
 
-// Returns the failure of a stalled bucket. This failure ends the job, because a bucket cannot be withdrawn. Returns kOk
-// if no member is known to be stopped or silent, because the machine may just be slow.
+// Returns the failure of a stalled bucket. It ends the job, because a bucket cannot be withdrawn. Returns kOk if no
+// member is known to be stopped or silent, because the machine may just be slow.
 Failure StallMonitor::standing(int64_t now_ns) const {
   const int64_t abort_ns = shared_.settings.stall_abort_ns;
   const int64_t silent_ns = std::max(kAnswerNs, std::min(kGoneNs, abort_ns / 4));
@@ -376,7 +386,8 @@ Failure StallMonitor::standing(int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Also asks the ranks for which these wait, in calls of any age, because all may wait for each other.
+  // Also asks the ranks for which these ranks wait, in calls of any age, because all of them may be waiting for each
+  // other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -428,7 +439,8 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
     });
     if (call != all.end()) waits[rank] = &*call;
   }
-  // Drops ranks that wait for no other blocked rank: they may go on, and then so may the ranks that wait for them.
+  // Drops ranks that wait for no other blocked rank. Such a rank may continue, and then the ranks that wait for it may
+  // continue, too.
   while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
          0) {
   }
@@ -438,7 +450,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
   return blocked;
 }
 
-// Fails the calls of a deadlock on all ranks that have submitted them.
+// Makes the deadlocked calls fail on every rank that has submitted them.
 void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
                                     const std::string& diagnosis, int64_t now_ns) {
   std::string text = "no progress: " + diagnosis;
@@ -458,7 +470,7 @@ void StallMonitor::end_disagreement(std::span<const WaitingCall> calls,
       [&](const Posted& posted) { return concerned(posted.key()) ? failure : Failure{}; });
 }
 
-// Warns users. Omits parts that have not changed since the last warning.
+// Warns users. Omits the parts that have not changed since the last warning.
 void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<WaitingCall>& all,
                         const std::string& diagnosis, int64_t now_ns) {
   std::vector<WarningPart> parts;
@@ -485,7 +497,7 @@ void StallMonitor::warn(std::span<const WaitingCall> calls, const std::vector<Wa
       (text.empty() ? "; nothing else has changed" : "; this has changed:" + text));
 }
 
-// Call when all have answered, or after kAnswerNs. Warns if calls still wait.
+// Call this when all ranks have answered, or after kAnswerNs. Warns if calls are still waiting.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
   const int64_t patience = shared_.settings.stall_warn_ns;

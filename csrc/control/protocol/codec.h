@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes control messages as little-endian bytes. The decoder throws Error(kInternal) if a message is malformed.
+// Encodes control messages as little-endian bytes. When decoding, throws Error(kInternal) if a message is malformed.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace farandole {
 
-// A list of request ids, in order. Stores runs of consecutive ids: the log gives out ids in the order of calls' first
-// reports, so most batches have consecutive ids.
+// A list of request ids, in order, which stores runs of consecutive ids. The log assigns ids in the order in which
+// calls are first reported, so most batches have consecutive ids.
 class IdRuns {
  public:
   static constexpr size_t kMost = size_t{1} << 16;  // number of ids in one message
@@ -64,7 +64,7 @@ class IdRuns {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
-// Appends to `out`, which is complete only after the Encoder's destructor has run.
+// Appends bytes to `out`, which is complete only after the Encoder's destructor has run.
 class Encoder {
  public:
   explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
@@ -100,7 +100,8 @@ class Encoder {
     if (size > 0) std::memcpy(out_.data() + used_, data, size);
     used_ += size;
   }
-  static constexpr size_t kAhead = 128;  // bytes allocated first; most messages fit
+  // Number of bytes that are allocated first; most messages fit.
+  static constexpr size_t kAhead = 128;
   ByteString& out_;
   size_t used_;
 };
@@ -140,7 +141,8 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // Reads a number of items of at least `least` bytes each. Fails if `in_` is too short for them, to bound allocations.
+  // Reads a number of items, each of which takes at least `least` bytes. Fails if `in_` is too short for that many
+  // items, so that allocations are bounded.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

@@ -8,7 +8,7 @@ namespace farandole {
 namespace {
 
 constexpr int32_t kErrorCodeCount = 9;
-// Least number of bytes of an encoded T.
+// The smallest number of bytes of an encoded T.
 template <class T>
 constexpr size_t kLeast = 0;
 template <>
@@ -20,7 +20,7 @@ constexpr size_t kLeast<Signature> = 40;
 template <>
 constexpr size_t kLeast<Contribution> = 18;
 
-// visit() lists each type's fields once, for encoding and decoding, so that their order is the same.
+// visit() lists the fields of each type once, for both encoding and decoding, so that their order is the same.
 struct Writing {
   Encoder out;
   template <class T>
