@@ -61,7 +61,7 @@ void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now
     const std::vector<Rank>& who = members_of(sender, call);
     stop_expediting(who);
     const Key key{call ? call->set : kWorldSet, id, 0};
-    if (!call || passes(call, key, who, now_ns)) return record_ready(who, id);
+    if (!call || passes(call, key)) return record_ready(who, id);
     Held& held = hear(key, who, now_ns);
     held.plain.insert(held.plain.end(), who.begin(), who.end());
     release_if_whole(key, held);
@@ -81,7 +81,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
     urgent_ = true;
   }
   const std::optional<Key> key = key_of(report, call);
-  if (key && !passes(call, *key, who, now_ns)) {
+  if (key && !passes(call, *key)) {
     Held& held = hear(*key, who, now_ns);
     const bool first = held.report.empty();
     if (ready->plain() && (first || std::ranges::equal(held.report, bytes))) {
@@ -147,74 +147,51 @@ void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   for (Rank rank : ranks) expediting_.erase(rank);
 }
 
-// True if reports of the call wait here for those of the other members below.
-bool Aggregator::holds(const KnownCall* call) const {
-  if (!call || call->gone || leaving_) return false;
-  const SetBelow& set = sets_.at(call->set);
-  return !set.straight && !set.failed;
-}
-
 // True if the report goes up at once. No report of the same call may then wait for it, even if it could wait by itself:
 // ranks may report one call before and after its Define, or before and after a failure.
-bool Aggregator::passes(const KnownCall* call, const Key& key, const std::vector<Rank>& ranks,
-                        int64_t now_ns) {
-  if (is_late(key, ranks)) return true;
-  if (holds(call)) return false;
-  release_early(key, hear(key, ranks, now_ns));
-  held_.erase(key);
+bool Aggregator::passes(const KnownCall* call, const Key& key) {
+  if (early_.contains(key)) return true;
+  if (call && !leaving_ && !sets_.at(call->set).straight) return false;
+  release_early(key);
   return true;
 }
 
-// True if reports of this call no longer wait for each other. Counts this one.
-bool Aggregator::is_late(const Key& key, const std::vector<Rank>& ranks) {
-  const auto call = late_.find(key);
-  if (call == late_.end()) return false;
-  call->second -= static_cast<int>(ranks.size());
-  if (call->second <= 0) late_.erase(call);
-  return true;
-}
-
-// Reads the end of a call. Reports after it are about the next call of that name.
 void Aggregator::read_end(const Entry& entry) {
   if (auto* fail = std::get_if<Fail>(&entry)) {
-    if (auto set = sets_.find(fail->key.set); set != sets_.end()) set->second.failed = true;
     const auto key = fail->key.posted() ? std::nullopt : find_key(fail->key);
-    if (key) late_.erase(*key);
-  } else if (auto* run = std::get_if<Run>(&entry)) {
-    if (auto set = sets_.find(run->set); set != sets_.end()) set->second.failed = false;
-    for (const Item& item : run->items) end_late(run->set, item.id, item.sequence);
-    if (!late_.empty()) run->plain.for_each([&](uint32_t id) { end_late(run->set, id, 0); });
+    if (key) release_early(*key);
   } else if (auto* result = std::get_if<Result>(&entry)) {
-    if (auto set = sets_.find(result->set); set != sets_.end()) set->second.failed = false;
-    end_late(result->set, result->id, result->sequence);
+    end(result->set, result->id, result->sequence);
+  } else if (auto* run = std::get_if<Run>(&entry); run && !early_.empty()) {
+    for (const Item& item : run->items) end(run->set, item.id, item.sequence);
+    run->plain.for_each([&](uint32_t id) { early_.erase({run->set, id, 0}); });
+  }
+}
+
+// Call when all ranks have made this call, and thus all unnamed calls before it. Later reports are about later calls.
+void Aggregator::end(SetId set, uint32_t id, uint64_t sequence) {
+  if (ids_.at(id).named()) {
+    early_.erase({set, id, 0});
+  } else {
+    early_.erase(early_.lower_bound({set, 0, 0}), early_.upper_bound({set, 0, sequence}));
   }
 }
 
 void Aggregator::read_define(const Define& define) {
   const Request& request = define.request;
-  ids_[define.id] = {request.set, request.name};
-  if (!request.name.empty()) names_[{request.set, request.name}] = define.id;
-  late_.erase(Key{request.set, define.id, 0});
+  KnownCall& call = ids_[define.id];
+  early_.erase(Key{call.set, define.id, 0});
+  call = {request.set, request.name};
+  if (call.named()) names_[{call.set, call.name}] = define.id;
 }
 
 // Ranks that have read the Forget report the call without its id, so no report by the id may wait for theirs.
 void Aggregator::read_forget(uint32_t id) {
-  KnownCall& call = ids_.at(id);
-  call.gone = true;
+  const KnownCall& call = ids_.at(id);
   if (const auto name = names_.find({call.set, call.name}); name != names_.end()) {
     if (name->second == id) names_.erase(name);
   }
-  const Key key{call.set, id, 0};
-  if (const auto held = held_.find(key); held != held_.end()) {
-    release(key, held->second, nullptr);
-    held_.erase(held);
-  }
-}
-
-void Aggregator::end_late(SetId set, uint32_t id, uint64_t sequence) {
-  if (late_.empty()) return;
-  const bool named = ids_.at(id).named();
-  late_.erase(Key{set, named ? id : 0, named ? 0 : sequence});
+  release_early(Key{call.set, id, 0});
 }
 
 Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns) {
@@ -243,15 +220,14 @@ void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole
   record_ready(ranks, key.id);
 }
 
-// Releases the reports of a call that other members below have not reported yet.
-void Aggregator::release_early(const Key& key, const Held& held) {
-  release(key, held, nullptr);
-  const int missing = static_cast<int>(sets_.at(key.set).ranks.size()) - held.heard;
-  if (missing > 0) late_[key] = missing;
+// Sends the reports of a call up although other members below may not have reported it, and later reports at once.
+void Aggregator::release_early(Key key) {
+  if (const auto held = held_.extract(key)) release(key, held.mapped(), nullptr);
+  early_.insert(key);
 }
 
 void Aggregator::release_all() {
-  for (auto& [key, held] : std::exchange(held_, {})) release_early(key, held);
+  while (!held_.empty()) release_early(held_.begin()->first);
 }
 
 // Records that a call is ready. Such records may be reordered, but other records stay behind them.
@@ -322,11 +298,10 @@ void Aggregator::read(const Entry& entry) {
 }
 
 void Aggregator::tick(int64_t now_ns) {
-  std::erase_if(held_, [&](const auto& entry) {
-    if (now_ns < entry.second.since_ns + kPatienceNs) return false;
-    release_early(entry.first, entry.second);
-    return true;
-  });
+  for (auto next = held_.begin(); next != held_.end();) {
+    const auto& [key, held] = *next++;
+    if (now_ns >= held.since_ns + kPatienceNs) release_early(key);
+  }
 }
 
 int64_t Aggregator::next_tick() const {

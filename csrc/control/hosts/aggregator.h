@@ -27,7 +27,7 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 class Aggregator {
  public:
   // Longest time for which reports of a call wait here for other ranks' reports. Separate reports cost the root more,
-  // and their only use is to name missing ranks. Later reports of such a call go up at once.
+  // and their only use is to name missing ranks. Later reports of such a call go up at once: see early_.
   static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
@@ -67,14 +67,11 @@ class Aggregator {
   struct SetBelow {
     std::vector<Rank> ranks;  // members below, ascending
     bool straight = false;    // forward reports at once: a member has joined, or the set is closed
-    // The same: a call has failed since the set's last result, so ranks are at different calls.
-    bool failed = false;
   };
-  // `gone` ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
+  // Forgotten ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
   struct KnownCall {
-    SetId set;
+    SetId set = kWorldSet;
     std::string name;  // empty: unnamed
-    bool gone = false;
     bool named() const { return !name.empty(); }
   };
   using KnownById = std::map<uint32_t, KnownCall>;
@@ -92,21 +89,18 @@ class Aggregator {
   void receive_one(const Report& report, ByteView bytes, Sender& sender, int64_t now_ns);
   const KnownCall* known(uint32_t id) const;
   const std::vector<Rank>& members_of(Sender& sender, const KnownCall* known);
-  bool holds(const KnownCall* known) const;
   std::optional<Key> key_of(const Report& report, const KnownCall* call) const;
   std::optional<Key> find_key(const CallKey& key) const;
-  bool passes(const KnownCall* call, const Key& key, const std::vector<Rank>& ranks,
-              int64_t now_ns);
-  bool is_late(const Key& key, const std::vector<Rank>& ranks);
+  bool passes(const KnownCall* call, const Key& key);
   void read_end(const Entry& entry);
   void read_define(const Define& define);
   void read_forget(uint32_t id);
-  void end_late(SetId set, uint32_t id, uint64_t sequence);
+  void end(SetId set, uint32_t id, uint64_t sequence);
   void stop_expediting(const std::vector<Rank>& ranks);
   Held& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
   void release_if_whole(const Key& key, const Held& held);
   void release(const Key& key, const Held& held, const SetBelow* whole);
-  void release_early(const Key& key, const Held& held);
+  void release_early(Key key);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
   void record_ready(const std::vector<Rank>& ranks, uint32_t id);
@@ -119,11 +113,13 @@ class Aggregator {
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
-  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids by name, without gone ones
+  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids by name, without forgotten ones
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Held> held_;
-  // Calls whose first reports have gone up without the others: number of ranks below that have not reported yet.
-  std::map<Key, int> late_;
+  // Calls whose reports go up at once, until all ranks have made such a call (Run or Result): a report has gone up
+  // without the others, or the call has failed. A report that crosses a Fail may mean the call before it or the next
+  // one, so a Fail never puts an end to this. Forgotten ids are here until they are defined again.
+  std::set<Key> early_;
   ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
 

@@ -238,7 +238,8 @@ TEST(a_late_report_goes_up_at_once) {
       now += late;
     }
   }
-  leader.read(Fail{{kWorldSet, "2"}, {}});  // ranks may be at different calls now
+  leader.read(
+      Fail{{kWorldSet, "1"}, {}});  // the other rank may have reported its next call already
   leader.report(3, ReadyMany{{1}}, now);
   CHECK_EQ(leader.take(now), 1);
   leader.read(Run{kWorldSet, 0, {}, {1}});
@@ -286,17 +287,51 @@ TEST(no_report_waits_for_one_that_went_up_another_way) {
   CHECK_EQ(leader.next_tick(), INT64_MAX);
 }
 
-// After a failure reports go up at once. The end of another call does not change that for a call that has begun.
-TEST(a_call_that_began_after_a_failure_goes_on_at_once) {
+// Ranks that had not reported a call when it failed report the next one, perhaps before they read the failure.
+TEST(a_report_may_cross_the_failure_of_the_call_before) {
   Leader leader;
-  leader.read(Fail{{kWorldSet, "9"}, {}});
-  leader.report(2, ReadyMany{{1, 2}}, 0);
-  leader.report(3, ReadyMany{{2}}, 0);
-  CHECK_EQ(leader.take(0), 3);
-  leader.read(Run{kWorldSet, 0, {}, {2}});
-  leader.report(3, ReadyMany{{1}}, 100 * kMs);
-  CHECK_EQ(leader.take(100 * kMs), 1);
+  leader.report(2, ReadyMany{{1}}, 0);
+  int64_t now = Aggregator::kPatienceNs;
+  CHECK_EQ(leader.take(now), 1);
+  leader.read(Fail{{kWorldSet, "1"}, {}, {2, 3}});
+  leader.read(Run{kWorldSet, 0, {}, {2}});  // of another call
+  leader.report(3, ReadyMany{{1}}, now += 20 * kMs);
+  CHECK_EQ(leader.take(now), 1);
+  leader.read(Run{kWorldSet, 0, {}, {1}});  // now both are at the same call
+  leader.report(2, ReadyMany{{1}}, now += 20 * kMs);
+  CHECK_EQ(leader.take(now), 0);
+  leader.report(3, ReadyMany{{1}}, now += 20 * kMs);
+  CHECK_EQ(leader.take(now), 1);
   CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
+// If a call fails while a report of it waits, the rank that it waits for may have reported the next one.
+TEST(a_failure_sends_what_waits_for_the_call) {
+  Leader leader;
+  leader.report(2, ReadyMany{{1, 2}}, 0);
+  CHECK_EQ(leader.take(0), 0);
+  leader.read(Fail{{kWorldSet, "1"}, {}});
+  CHECK_EQ(leader.take(0), 1);
+  leader.report(3, ReadyMany{{1}}, 20 * kMs);
+  CHECK_EQ(leader.take(20 * kMs), 1);
+  leader.report(3, ReadyMany{{2}}, 40 * kMs);
+  CHECK_EQ(leader.take(40 * kMs), 1);
+  CHECK(leader.speakers().back().empty());  // all: one report for both ranks
+  CHECK_EQ(leader.next_tick(), INT64_MAX);
+}
+
+// An unnamed call has a number of its own. Once it has failed, late reports of it wait for nobody.
+TEST(a_late_report_of_a_failed_unnamed_call_goes_up_at_once) {
+  Leader leader;
+  const uint32_t id = 2001;
+  leader.read(Define{id, Request{}});
+  leader.read(Fail{{kWorldSet, "", 3}, {}, {3}});
+  leader.report(3, Ready{id, {}, 3, kPlain}, 0);
+  CHECK_EQ(leader.take(0), 1);
+  leader.report(2, Ready{id, {}, 4, kPlain}, 20 * kMs);
+  CHECK_EQ(leader.take(20 * kMs), 0);
+  leader.report(3, Ready{id, {}, 4, kPlain}, 20 * kMs);
+  CHECK_EQ(leader.take(20 * kMs), 1);
 }
 
 // A call that fails ends only itself, even if its set has calls of which some reports have gone up.
@@ -309,7 +344,7 @@ TEST(a_failure_ends_no_other_call) {
   leader.read(Run{kWorldSet, 0, {}, {3}});
   leader.report(3, ReadyMany{{1}}, 2 * now);
   CHECK_EQ(leader.take(2 * now), 1);
-  leader.report(3, ReadyMany{{2}}, 3 * now);  // the next call of that name
+  leader.report(3, ReadyMany{{4}}, 3 * now);
   CHECK_EQ(leader.take(3 * now), 0);
 }
 
